@@ -146,6 +146,7 @@ check_fuzz() {
 
 run_seeds() {
     SNAPSHOT_SEEDS=0..100000 tests cargo test --release -p rdma-snapshot --lib seeds_break_no_rule
+    SNAPSHOT_STOPS=100 tests cargo test --release -p rdma-snapshot --test snapshot -- compression publisher_that_ends
     RELAY_SEEDS=0..100000 tests cargo test -p rdma-bridge --lib who_saw
 }
 

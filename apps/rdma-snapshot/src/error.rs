@@ -42,15 +42,15 @@ pub enum Error {
         status: CompletionStatus,
     },
     /// A chunk's bytes are not those that were announced.
-    #[error("chunk {chunk} has another CRC than the publisher announced: its bytes were damaged or changed")]
+    #[error(
+        "chunk {chunk} has another digest than the publisher announced: its bytes were damaged or changed"
+    )]
     Corrupt {
         /// Which chunk.
         chunk: u64,
     },
     /// The snapshot's digest is not the announced one.
-    #[error(
-        "the snapshot has another digest than the publisher announced, though every chunk's CRC was right"
-    )]
+    #[error("the snapshot has another digest than the publisher announced")]
     Digest,
     /// The peer sent no frames of this protocol.
     #[error("the other side is no valkey-rdma-sync: {0}")]

@@ -3,6 +3,7 @@
 
 pub mod auth;
 mod channel;
+pub mod digest;
 mod error;
 pub mod publisher;
 pub mod reader;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdma_snapshot::run::{Publish, Pull, Republish, Stop, publish, pull};
-use rdma_snapshot::valkey::{LiveSink, LiveSource, Server, Target};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Server, Target};
 use rdma_snapshot::wire::{Content, Layout};
 use rdma_snapshot::{Error, FileSink, FileSource, Secret, publisher, reader};
 use rdma_verbs::Verbs;
@@ -25,7 +25,7 @@ const EXAMPLES: &str = "\
 Examples:
   valkey-rdma-sync publish --bind 192.0.2.1:7400 --from valkey://127.0.0.1
   valkey-rdma-sync pull 192.0.2.1:7400 --into valkey://127.0.0.1:6380
-  valkey-rdma-sync pull 192.0.2.1:7400 --rdb dump.rdb --verify
+  valkey-rdma-sync pull 192.0.2.1:7400 --rdb dump.rdb
   valkey-rdma-sync publish --bind 192.0.2.1:7400 \\
       --from valkey://USER:PASSWORD@127.0.0.1:6379 --follow";
 
@@ -76,6 +76,9 @@ struct PublishArguments {
     /// Publishes the writes after the snapshot too, until SIGINT; then readers end where the Valkey is at that moment.
     #[arg(long, requires = "from")]
     follow: bool,
+    /// Leaves the Valkey's rdbcompression as it is. Without this it is off while the Valkey forks, and then as it was.
+    #[arg(long, requires = "from")]
+    keep_compression: bool,
     /// How the table is laid out.
     #[arg(long, value_enum, default_value = "chunks")]
     layout: LayoutName,
@@ -119,9 +122,6 @@ struct PullArguments {
     /// The address of this machine that the Valkey connects to.
     #[arg(long, requires = "into")]
     serve_on: Option<IpAddr>,
-    /// Compares the snapshot's digest, and not only the CRC of every chunk.
-    #[arg(long)]
-    verify: bool,
     /// Attempts without progress, after which it gives up.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
@@ -140,9 +140,9 @@ struct PullArguments {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum LayoutName {
-    /// Chunks with CRCs, which can be read while the next are made, and handed on.
+    /// Chunks with digests, which can be read while the next are made, and handed on.
     Chunks,
-    /// The table of the paper: addresses in front, areas of 4 MiB behind. Files only, no CRCs.
+    /// The table of the paper: addresses in front, areas of 4 MiB behind. Files only, one digest for all of it.
     Rcp,
 }
 
@@ -224,8 +224,10 @@ fn on_signals(mut log: Option<Stop>, run: Stop) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
-            match log.take_if(|_| signal == SIGINT) {
-                Some(log) => log.stop(),
+            // Nothing more of the log is wanted, whatever ends it.
+            let ended = log.take().inspect(Stop::stop);
+            match ended.filter(|_| signal == SIGINT) {
+                Some(_) => {}
                 None if run.is_forced() => std::process::exit(1),
                 None => {
                     run.stop();
@@ -250,6 +252,13 @@ fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
         Some(Error::Control(control)) => rdma_program::status(&io::Error::from(control.clone())),
         _ => rdma_program::status(error),
     }
+}
+
+/// The folder of notes about what is to be put back at a Valkey.
+fn notes() -> PathBuf {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    state.unwrap_or_else(std::env::temp_dir).join("valkey-rdma-sync")
 }
 
 /// What a publisher publishes.
@@ -280,17 +289,24 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
         withdraw: withdraw.clone(),
     };
     let backend = verbs()?;
+    on_signals(arguments.follow.then(|| stop.clone()), withdraw.clone())?;
     let source = match (&arguments.file, &arguments.rdb, &arguments.from) {
         (Some(path), ..) => From::File(FileSource::open(path, Content::Bytes)?),
         (_, Some(path), _) => From::File(FileSource::open(path, Content::Rdb)?),
         (.., Some(url)) => {
             let server = Server::new(url)?;
             say(&format!("waiting for the snapshot that {server} makes"));
-            From::Live(Box::new(LiveSource::open(server, arguments.follow)?))
+            let opening = Opening {
+                follow: arguments.follow,
+                uncompressed: !arguments.keep_compression,
+                notes: Some(notes()),
+                // The first signal ends this wait, too.
+                stop: if arguments.follow { stop } else { withdraw.clone() },
+            };
+            From::Live(Box::new(LiveSource::open(server, &opening)?))
         }
         _ => return Err("nothing to publish".into()),
     };
-    on_signals(arguments.follow.then_some(stop), withdraw.clone())?;
     let mut report = Report::new("published", arguments.common.json, withdraw);
     let bound = |address: SocketAddr| say(&format!("publishing on {address}"));
     let told = &mut |progress: &_| report.tell(progress);
@@ -313,7 +329,6 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
     });
     let how = Pull {
         config: reader::Config { secret, depth, ..reader::Config::default() },
-        verify: arguments.verify,
         attempts: arguments.attempts,
         republish,
         stop: stop.clone(),

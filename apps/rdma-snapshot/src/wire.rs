@@ -12,13 +12,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 8] = *b"VRSNAP\r\n";
 
 /// The version of this protocol. Both sides must have the same (VS-WIRE-003).
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes of a frame's header.
 pub const HEADER: usize = 8;
 
 /// Entries in one frame, at most (VS-TABLE-005).
-pub const MOST_ENTRIES: usize = 1024;
+pub const MOST_ENTRIES: usize = 512;
 
 /// Bytes of a payload, at most.
 pub const MOST_PAYLOAD: usize = MOST_ENTRIES * size_of::<Entry>();
@@ -44,10 +44,10 @@ pub struct Entry {
     pub rkey: U32,
     /// How many bytes it has.
     pub length: U32,
-    /// CRC-32 (IEEE) of its bytes.
-    pub crc: U32,
     /// Reserved.
-    pub reserved: U32,
+    pub reserved: [u8; 8],
+    /// BLAKE3 of its bytes.
+    pub digest: Digest,
 }
 
 /// The reader's first frame.
@@ -146,7 +146,7 @@ pub struct Mark {
     pub chunks: U64,
     /// Their bytes.
     pub bytes: U64,
-    /// SHA-256 of them.
+    /// What [`crate::digest::Whole`] makes of the digests of its chunks, or of its data areas.
     pub digest: Digest,
 }
 

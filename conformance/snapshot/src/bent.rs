@@ -15,7 +15,7 @@ use rdma_softsim::SoftSim;
 
 use super::data::Door;
 use super::reader::content;
-use super::wire::{Entry, Frame, Handshake, Heard, Talk, kind};
+use super::wire::{Entry, Frame, Handshake, Heard, Talk, VERSION, digest, kind};
 use conformance::client::Failure;
 use intercept::{Call, Interceptor, Origin};
 
@@ -42,8 +42,8 @@ pub enum Mistake {
     FromTheFirst,
     /// Announces an entry twice.
     RepeatsEntries,
-    /// Announces another CRC.
-    WrongCrc,
+    /// Announces another digest of a chunk.
+    WrongChunk,
     /// Says in Mark what is not so.
     WrongDigest,
     /// Ends before the last chunk.
@@ -68,8 +68,8 @@ pub enum Mistake {
     Renumbers,
     /// Passes over entries that cannot be.
     SkipsEntries,
-    /// Does not compare CRCs.
-    IgnoresCrc,
+    /// Does not compare the digests of chunks.
+    IgnoresChunks,
     /// Believes any Mark and any End.
     BelievesEnds,
     /// Never says Progress.
@@ -320,7 +320,7 @@ impl Tamper {
                 self.readers.note(&frame);
                 self.has = frame.field(16);
                 match self.mistake {
-                    Mistake::AnyVersion => frame.put(8, &[0, 1]),
+                    Mistake::AnyVersion => frame.put(8, &VERSION.to_be_bytes()),
                     Mistake::AnySnapshot => frame.put(16, &[0; 16]),
                     Mistake::FromTheFirst => frame.put(32, &[0; 8]),
                     Mistake::OneNonce => frame.put(40, &[1; 32]),
@@ -349,7 +349,7 @@ impl Tamper {
             (kind::CHALLENGE, mistake) => {
                 self.publishers.note(&frame);
                 match mistake {
-                    Mistake::AnyVersion => frame.put(8, &[0, 1]),
+                    Mistake::AnyVersion => frame.put(8, &VERSION.to_be_bytes()),
                     Mistake::AdmitsStrangers => frame.put(10, &self.door.to_be_bytes()),
                     Mistake::AnySnapshot if self.has != [0; 16] => frame.put(16, &self.has),
                     _ => {}
@@ -364,7 +364,7 @@ impl Tamper {
                     frame.put(0, &self.readers.publishers(&self.secret));
                 }
                 if mistake == Mistake::NamesEarly {
-                    return vec![frame, Frame::new(kind::CHUNKS, &[&[1; 32]])];
+                    return vec![frame, Frame::new(kind::CHUNKS, &[&[1; 64]])];
                 }
             }
             (kind::CHUNKS, mistake) => return self.chunks(frame, mistake),
@@ -392,8 +392,8 @@ impl Tamper {
         for entry in &mut entries {
             match mistake {
                 Mistake::Renumbers => entry.index = self.entries,
-                Mistake::WrongCrc => entry.crc ^= 1,
-                Mistake::IgnoresCrc => entry.crc = crc32fast::hash(&content(entry.index)),
+                Mistake::WrongChunk => entry.digest[0] ^= 1,
+                Mistake::IgnoresChunks => entry.digest = digest(&content(entry.index)),
                 _ => {}
             }
             self.entries += 1;

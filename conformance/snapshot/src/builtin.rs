@@ -93,7 +93,7 @@ impl<B: Descriptors> Readers for OwnReaders<B> {
         let stop = Stop::default();
         let config =
             reader::Config { secret: Secret::new(SECRET), handshake: LIMIT, ..reader::Config::default() };
-        let how = Pull { config, verify: true, stop: stop.clone(), ..Pull::default() };
+        let how = Pull { config, stop: stop.clone(), ..Pull::default() };
         let (backend, file, loses) = (self.backend.clone(), file.to_path_buf(), self.loses);
         let (sender, ended) = mpsc::channel();
         let thread = std::thread::spawn(move || {

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use rdma_backend::RemoteAddress;
 use rdma_conn::{Connect, Descriptors, Options, Stream};
-use sha2::{Digest as _, Sha256};
 use suite::Case;
 
 use super::data::{Data, Way};
-use super::wire::{AREA, Entry, Frame, Handshake, Heard, MAGIC, Talk, kind, proof_address};
+use super::wire::{
+    AREA, Entry, Frame, Handshake, Heard, MAGIC, Talk, VERSION, digest, digest_of_chunks, kind, proof_address,
+};
 use conformance::client::Failure;
 
 /// A publisher under test.
@@ -42,7 +43,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
     vec![
         case(
             "publisher.whole",
-            "all of the snapshot: entries in order, CRCs, ends and digest are right, and Done ends it",
+            "all of the snapshot: entries in order, digests and ends are right, and Done ends it",
             &["VS-TABLE-002", "VS-TABLE-003", "VS-TABLE-006", "VS-READ-002", "VS-RCP-001", "VS-WIRE-001"],
             whole,
         ),
@@ -52,7 +53,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
             &["VS-AUTH-001"],
             |on| {
                 let mut reader = Reader::meet(on)?;
-                let challenge = reader.hello(1, [0; 16], 0)?;
+                let challenge = reader.hello(VERSION, [0; 16], 0)?;
                 let way = reader.way(&challenge)?;
                 reader.prove(b"not the secret", way.local)?;
                 reader.is_refused(2)
@@ -64,7 +65,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
             &["VS-AUTH-003", "VS-SEC-001"],
             |on| {
                 let mut reader = Reader::meet(on)?;
-                let challenge = reader.hello(1, [0; 16], 0)?;
+                let challenge = reader.hello(VERSION, [0; 16], 0)?;
                 match reader.way(&challenge)?.connect(1)? {
                     Ok(_) => Err(Failure::wrong("it accepted a stranger")),
                     Err(why) => Ok(why.into()),
@@ -77,7 +78,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
             &["VS-AUTH-003"],
             |on| {
                 let mut reader = Reader::meet(on)?;
-                let challenge = reader.hello(1, [0; 16], 0)?;
+                let challenge = reader.hello(VERSION, [0; 16], 0)?;
                 let way = reader.way(&challenge)?;
                 reader.prove(&on.secret, way.local)?;
                 reader.welcome()?;
@@ -93,7 +94,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
         ),
         case("publisher.version", "a reader of another version is told so", &["VS-WIRE-003"], |on| {
             let mut reader = Reader::meet(on)?;
-            reader.say_hello(2, [0; 16], 0)?;
+            reader.say_hello(VERSION - 1, [0; 16], 0)?;
             reader.is_refused(1)
         }),
         case(
@@ -125,7 +126,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
             &["VS-TABLE-001"],
             |on| {
                 let mut reader = Reader::meet(on)?;
-                reader.say_hello(1, [0xa5; 16], 1)?;
+                reader.say_hello(VERSION, [0xa5; 16], 1)?;
                 reader.is_refused(3)
             },
         ),
@@ -251,7 +252,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
     /// Does the whole handshake and connects for READs, one at a time.
     fn open(on: &'a Publisher<B>, snapshot: [u8; 16], first: u64) -> Result<Self, Failure> {
         let mut reader = Self::meet(on)?;
-        let challenge = reader.hello(1, snapshot, first)?;
+        let challenge = reader.hello(VERSION, snapshot, first)?;
         let way = reader.way(&challenge)?;
         reader.prove(&on.secret, way.local)?;
         reader.welcome()?;
@@ -275,7 +276,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
     fn hello(&mut self, version: u16, snapshot: [u8; 16], first: u64) -> Result<Frame, Failure> {
         self.say_hello(version, snapshot, first)?;
         let challenge = self.expect(kind::CHALLENGE)?;
-        if !challenge.payload.starts_with(MAGIC) || challenge.u16(8) != 1 {
+        if !challenge.payload.starts_with(MAGIC) || challenge.u16(8) != VERSION {
             return Err(Failure::wrong(format!("its Challenge begins otherwise: {challenge:02x?}")));
         }
         self.handshake.note(&challenge);
@@ -414,7 +415,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
 
     /// An entry, which must be in its place, and its bytes.
     fn chunk(&mut self, entry: &Entry, index: u64) -> Result<Vec<u8>, Failure> {
-        let Entry { address, rkey, length, crc, .. } = *entry;
+        let Entry { address, rkey, length, .. } = *entry;
         let is_possible = (1..=self.welcome.u32(36)).contains(&length)
             && address.checked_add(length.into()).is_some()
             && entry.index == index;
@@ -422,8 +423,8 @@ impl<'a, B: Descriptors> Reader<'a, B> {
             return Err(Failure::wrong(format!("chunk {index} cannot be as it announces it: {entry:?}")));
         }
         let bytes = self.fetch(RemoteAddress { address, rkey }, length as usize)?;
-        if crc32fast::hash(&bytes) != crc {
-            return Err(Failure::wrong(format!("the CRC of chunk {index} is wrong")));
+        if digest(&bytes) != entry.digest {
+            return Err(Failure::wrong(format!("the digest of chunk {index} is wrong")));
         }
         self.has(index + 1)?;
         Ok(bytes)
@@ -453,7 +454,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
 
 fn whole<B: Descriptors>(on: &Publisher<B>) -> Result<String, Failure> {
     let mut reader = Reader::open(on, [0; 16], 0)?;
-    let (mut chunks, mut bytes, mut digest, mut marked) = (0_u64, 0_u64, Sha256::new(), false);
+    let (mut chunks, mut bytes, mut digests, mut marked) = (0_u64, 0_u64, Vec::new(), false);
     loop {
         let frame = reader.frame()?;
         let come = match frame.kind {
@@ -468,7 +469,7 @@ fn whole<B: Descriptors>(on: &Publisher<B>) -> Result<String, Failure> {
             kind::MAPPING if reader.is_mapping() && chunks == 0 => reader.areas(&frame)?,
             kind::MARK if !marked => {
                 let told = (frame.u64(0), frame.u64(8), frame.field::<32>(16));
-                let seen: [u8; 32] = digest.clone().finalize().into();
+                let seen = digest_of_chunks(&digests);
                 if told != (chunks, bytes, seen) {
                     return Err(Failure::wrong(format!("Mark is not where {chunks} chunks end, or lies")));
                 }
@@ -487,7 +488,7 @@ fn whole<B: Descriptors>(on: &Publisher<B>) -> Result<String, Failure> {
             chunks += 1;
             bytes += chunk.len() as u64;
             if !marked {
-                digest.update(&chunk);
+                digests.push(digest(&chunk));
             }
         }
     }

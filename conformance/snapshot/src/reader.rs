@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use rdma_backend::RemoteAddress;
 use rdma_conn::{Descriptors, Listener};
-use sha2::{Digest as _, Sha256};
 use suite::Case;
 
 use super::data::{Data, Door};
-use super::wire::{Entry, Frame, Handshake, Heard, MAGIC, Talk, kind, proof_address};
+use super::wire::{
+    Entry, Frame, Handshake, Heard, MAGIC, Talk, VERSION, digest, digest_of_chunks, kind, proof_address,
+};
 use conformance::blackbox::target::{Exit, Running};
 use conformance::client::Failure;
 
@@ -124,7 +125,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
         ),
         case("reader.version", "a publisher of another version is given up", &["VS-WIRE-003"], |on| {
             let mut publisher = Publisher::meet(on, "reader.version")?;
-            publisher.hello_as(2, SNAPSHOT)?;
+            publisher.hello_as(VERSION - 1, SNAPSHOT)?;
             publisher.gives_up(on.patience)?;
             publisher.fails()
         }),
@@ -149,14 +150,14 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
             },
         ),
         case(
-            "reader.crc",
-            "a chunk with another CRC is not passed on, and asked for again",
+            "reader.digest",
+            "a chunk with another digest is not passed on, and asked for again",
             &["VS-READ-002", "VS-READ-003"],
             |on| {
-                let mut publisher = Publisher::open(on, "reader.crc", SNAPSHOT, Layout::Chunks)?;
+                let mut publisher = Publisher::open(on, "reader.digest", SNAPSHOT, Layout::Chunks)?;
                 publisher.announce(0..2)?;
                 let mut entry = publisher.entry(2)?;
-                entry.crc ^= 1;
+                entry.digest[0] ^= 1;
                 publisher.talk.send(&Frame::new(kind::CHUNKS, &[&entry.bytes()]))?;
                 // It may have gone already.
                 _ = publisher.announce(3..CHUNKS).and_then(|()| publisher.end());
@@ -372,12 +373,13 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
 
     /// Takes Hello, and says Challenge. Returns Hello, and where the connection for READs will come.
     fn hello(&mut self, snapshot: [u8; 16]) -> Result<(Frame, Door<B>), Failure> {
-        self.hello_as(1, snapshot)
+        self.hello_as(VERSION, snapshot)
     }
 
     fn hello_as(&mut self, version: u16, snapshot: [u8; 16]) -> Result<(Frame, Door<B>), Failure> {
         let hello = self.expect(kind::HELLO)?;
-        let is_right = hello.payload.starts_with(MAGIC) && hello.u16(8) == 1 && hello.field(10) == [0; 6];
+        let is_right =
+            hello.payload.starts_with(MAGIC) && hello.u16(8) == VERSION && hello.field(10) == [0; 6];
         if !is_right {
             return Err(Failure::wrong(format!("its Hello begins otherwise: {hello:02x?}")));
         }
@@ -431,8 +433,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         let at = self.memory()?;
         let bytes = content(index);
         let address = at.address + 8 + index * CHUNK as u64;
-        let crc = crc32fast::hash(&bytes);
-        Ok(Entry { index, address, rkey: at.rkey, length: CHUNK as u32, crc })
+        Ok(Entry { index, address, rkey: at.rkey, length: CHUNK as u32, digest: digest(&bytes) })
     }
 
     /// Announces chunks.
@@ -445,7 +446,10 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
     /// Mark and End behind all of the snapshot, which is in so many chunks.
     fn ends(&self, chunks: u64) -> [Frame; 2] {
         let bytes = snapshot();
-        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        // All of it is the one area of the seed's table.
+        let size = if chunks == 1 { bytes.len() } else { CHUNK };
+        let digests: Vec<_> = bytes.chunks(size).map(digest).collect();
+        let digest = digest_of_chunks(&digests);
         let chunks = chunks.to_be_bytes();
         let mark = Frame::new(kind::MARK, &[&chunks, &(bytes.len() as u64).to_be_bytes(), &digest]);
         [mark, Frame::new(kind::END, &[&chunks])]

@@ -29,6 +29,9 @@ pub(super) mod kind {
 /// The first bytes of Hello and Challenge.
 pub(super) const MAGIC: &[u8; 8] = b"VRSNAP\r\n";
 
+/// The version of the protocol.
+pub(super) const VERSION: u16 = 2;
+
 /// Bytes of a data area of the seed's table.
 pub(super) const AREA: usize = 4 << 20;
 
@@ -89,7 +92,7 @@ impl Frame {
             kind::CHALLENGE => length == 64,
             kind::PROOF => length == 56,
             kind::WELCOME => length == 100,
-            kind::CHUNKS => length > 0 && length <= 32_768 && length.is_multiple_of(32),
+            kind::CHUNKS => length > 0 && length <= 32_768 && length.is_multiple_of(64),
             kind::MAPPING => length == 24,
             kind::MARK => length == 48,
             kind::END | kind::PROGRESS => length == 8,
@@ -114,25 +117,40 @@ pub(super) struct Entry {
     pub(super) address: u64,
     pub(super) rkey: u32,
     pub(super) length: u32,
-    pub(super) crc: u32,
+    pub(super) digest: [u8; 32],
 }
 
 impl Entry {
-    fn read(bytes: &[u8; 32]) -> Self {
+    fn read(bytes: &[u8; 64]) -> Self {
         let frame = Frame::new(kind::CHUNKS, &[bytes]);
         Self {
             index: frame.u64(0),
             address: frame.u64(8),
             rkey: frame.u32(16),
             length: frame.u32(20),
-            crc: frame.u32(24),
+            digest: frame.field(32),
         }
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
-        let numbers = [self.rkey, self.length, self.crc, 0].map(u32::to_be_bytes).concat();
-        [&self.index.to_be_bytes()[..], &self.address.to_be_bytes(), &numbers].concat()
+        let numbers = [self.rkey, self.length, 0, 0].map(u32::to_be_bytes).concat();
+        [&self.index.to_be_bytes()[..], &self.address.to_be_bytes(), &numbers, &self.digest].concat()
     }
+}
+
+/// The digest of a chunk.
+pub(super) fn digest(bytes: &[u8]) -> [u8; 32] {
+    blake3::hash(bytes).into()
+}
+
+/// The digest of a snapshot, from those of its chunks.
+pub(super) fn digest_of_chunks<'a>(chunks: impl IntoIterator<Item = &'a [u8; 32]>) -> [u8; 32] {
+    let context = "valkey-rdma snapshot version 2: a snapshot by the digests of its chunks";
+    let mut hasher = blake3::Hasher::new_derive_key(context);
+    for chunk in chunks {
+        hasher.update(chunk);
+    }
+    hasher.finalize().into()
 }
 
 /// What the codes of both sides are over, besides the address in Proof.

@@ -80,7 +80,7 @@ fn what_cannot_be_run_is_not() {
 /// Each mistake of a publisher, the case that must notice it, the layout, and words of what it must find.
 const PUBLISHERS: [(Mistake, &str, Layout, &str); 19] = [
     (Mistake::RepeatsEntries, "publisher.whole", Layout::Chunks, "cannot be as it announces it"),
-    (Mistake::WrongCrc, "publisher.whole", Layout::Chunks, "the CRC of chunk 0 is wrong"),
+    (Mistake::WrongChunk, "publisher.whole", Layout::Chunks, "the digest of chunk 0 is wrong"),
     (Mistake::WrongDigest, "publisher.whole", Layout::Chunks, "or lies"),
     (Mistake::EndsEarly, "publisher.whole", Layout::Rcp, "Mark is not where"),
     (Mistake::ElsewhereTable, "publisher.whole", Layout::Rcp, "not that of its data"),
@@ -133,7 +133,7 @@ const READERS: [(Mistake, &str, &str); 15] = [
     (Mistake::IgnoresNoFrames, "reader.no-frame", "the session goes on"),
     (Mistake::Renumbers, "reader.place", "the session goes on"),
     (Mistake::SkipsEntries, "reader.entry", "the session goes on"),
-    (Mistake::IgnoresCrc, "reader.crc", "the session should end"),
+    (Mistake::IgnoresChunks, "reader.digest", "the session should end"),
     (Mistake::BelievesEnds, "reader.ends", "the session should end"),
     (Mistake::FromTheFirst, "reader.resume", "it asks for chunk 0"),
     (Mistake::AnySnapshot, "reader.other-snapshot", "the session should end"),

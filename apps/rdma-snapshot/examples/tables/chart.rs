@@ -1,5 +1,6 @@
 //! The chart and the table of raw data.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use plotters::coord::Shift;
@@ -30,7 +31,8 @@ pub(crate) fn table(figures: &[Figure]) {
         );
         println!("|---|--:|--:|--:|--:|--:|");
         for kind in part.kinds() {
-            for replicas in 1..=3 {
+            let counts: BTreeSet<_> = figures.iter().map(|figure| figure.replicas).collect();
+            for replicas in counts {
                 let value = |value: Value| middle(figures, part, *kind, replicas, value);
                 let shown = |value: Option<[f64; 3]>, digits: usize| {
                     let [median, least, most] = value?;

@@ -1,7 +1,7 @@
 //! The first tables of the paper again, side by side in one run, to one, two and three replicas:
 //!
-//! * `whole`: from a live Valkey's images to replicas that have loaded them. Valkey's own full sync through a disk, without one, and with two
-//!   channels; an RDB file over a plain TCP stream; that file by READ from the paper's table; chunks by READ from the live Valkey, as a star
+//! * `whole`: from a live Valkey's images to replicas that have loaded them. Valkey's own full sync through a disk, without one, without
+//!   compression, and with two channels; an RDB file over a plain TCP stream; that file by READ from the paper's table; chunks by READ from the live Valkey, as a star
 //!   and as a chain.
 //! * `moving`: the images as bytes, from memory to memory, by TCP and by READ in both layouts. Nothing is made or loaded, so what differs is
 //!   what moves them.
@@ -26,8 +26,9 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use rdma_conn::Descriptors;
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
@@ -49,6 +50,15 @@ struct Arguments {
     /// How often everything is done; the kinds take turns.
     #[arg(long, default_value_t = 1)]
     rounds: usize,
+    /// To how many replicas.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,3")]
+    replicas: Vec<usize>,
+    /// Only these; everything by default.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    kinds: Vec<Kind>,
+    /// Seconds after which each replica follows the one before it; all come at once by default.
+    #[arg(long, default_value_t = 0)]
+    apart: u64,
     /// The address of an RDMA device; without it softsim.
     #[arg(long)]
     rdma: Option<IpAddr>,
@@ -64,13 +74,15 @@ struct Arguments {
 }
 
 /// How replicas get the images.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 enum Kind {
     /// REPLICAOF, through a file at both ends: what the paper compares with.
     Disk,
     /// REPLICAOF, without files.
     Diskless,
+    /// The same with `rdbcompression no` at the source.
+    Tuned,
     /// REPLICAOF, without files, the RDB over a connection of its own.
     DualChannel,
     /// A TCP stream for each replica.
@@ -98,6 +110,7 @@ impl Part {
             Self::Whole => &[
                 Kind::Disk,
                 Kind::Diskless,
+                Kind::Tuned,
                 Kind::DualChannel,
                 Kind::Tcp,
                 Kind::Rcp,
@@ -211,13 +224,16 @@ where
     let bytes = images(arguments.images);
     let source = whole::Source::start(&bytes)?;
     for round in 0..arguments.rounds {
-        for replicas in 1..=3 {
+        for &replicas in &arguments.replicas {
             for part in [Part::Whole, Part::Moving] {
-                for &kind in part.kinds() {
+                let wanted = |kind: &&Kind| arguments.kinds.is_empty() || arguments.kinds.contains(kind);
+                for &kind in part.kinds().iter().filter(wanted) {
                     let before = machine();
                     let measured = match (part, &source) {
                         (Part::Moving, _) => moving::measure(&place()?, kind, &bytes, replicas)?,
-                        (Part::Whole, Some(source)) => source.measure(&place()?, kind, replicas)?,
+                        (Part::Whole, Some(source)) => {
+                            source.measure(&place()?, kind, replicas, Duration::from_secs(arguments.apart))?
+                        }
                         (Part::Whole, None) => continue,
                     };
                     let machine_seconds = machine() - before;

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_snapshot::wire::Content;
 use rdma_snapshot::{Offer, Piece, Sink, Source, Stop, reader};
@@ -93,7 +93,7 @@ pub(crate) fn measure<P: Place>(
     let publishing = Publishing::begin(place, kind, source, replicas)?;
     publishing.complete();
     let making_seconds = begun.elapsed().as_secs_f64();
-    pull_all(place, kind, kept)?;
+    pull_all(place, kind, kept, Duration::ZERO)?;
     let seconds = begun.elapsed().as_secs_f64() - making_seconds;
     Ok(Measured { seconds, source_seconds: publishing.end()?, making_seconds })
 }

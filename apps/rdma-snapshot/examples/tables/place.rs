@@ -137,11 +137,12 @@ impl Publishing {
     }
 }
 
-/// Pulls into every sink, as `kind` does it, and waits for all of them.
+/// Pulls into every sink, each so long after the one before it, as `kind` does it, and waits for all of them.
 pub(crate) fn pull_all<P: Place, S: Sink + 'static>(
     place: &P,
     kind: Kind,
     sinks: Vec<S>,
+    apart: Duration,
 ) -> Result<(), Failure> {
     let (count, chain) = (sinks.len(), kind == Kind::Chain);
     let pulls = sinks.into_iter().enumerate().map(|(replica, sink)| {
@@ -157,7 +158,9 @@ pub(crate) fn pull_all<P: Place, S: Sink + 'static>(
         let depth = if kind == Kind::RcpSerial { 1 } else { 16 };
         let config = reader::Config { depth, ..reader::Config::default() };
         let how = Pull { config, republish, attempts: 100, ..Pull::default() };
+        let late = apart * u32::try_from(replica).unwrap_or(u32::MAX);
         std::thread::spawn(move || -> Result<(), Failure> {
+            std::thread::sleep(late);
             pull(&backend, &[from], sink, &how, &mut |_| {})?;
             Ok(())
         })

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Target};
 use rdma_snapshot::wire::{Content, Layout};
 use rdma_snapshot::{FileSource, Offer};
 use redis::{Connection, cmd};
@@ -66,18 +66,21 @@ impl Source {
         place: &P,
         kind: Kind,
         replicas: usize,
+        apart: Duration,
     ) -> Result<Measured, Failure> {
         let targets: Vec<_> = (0..replicas).map_while(|_| Valkey::start()).collect();
         let count = replicas.to_string();
+        let together = theirs(kind) && apart.is_zero();
         // Ours takes what a replica takes that is alone.
         let sync = [
             ("repl-diskless-sync", if kind == Kind::Disk { "no" } else { "yes" }),
-            ("repl-diskless-sync-delay", if theirs(kind) { "5" } else { "0" }),
+            ("repl-diskless-sync-delay", if together { "5" } else { "0" }),
             // It begins as soon as all replicas wait.
-            ("repl-diskless-sync-max-replicas", if theirs(kind) { &count } else { "0" }),
+            ("repl-diskless-sync-max-replicas", if together { &count } else { "0" }),
         ];
         let dual = ("dual-channel-replication-enabled", if kind == Kind::DualChannel { "yes" } else { "no" });
         set(&self.valkey, &sync)?;
+        set(&self.valkey, &[("rdbcompression", if kind == Kind::Tuned { "no" } else { "yes" })])?;
         set(&self.valkey, &[dual])?;
         for target in &targets {
             set(
@@ -87,9 +90,9 @@ impl Source {
         }
         let before = self.processor()?;
         let mut measured = match kind {
-            _ if theirs(kind) => self.replicaof(&targets)?,
+            _ if theirs(kind) => self.replicaof(&targets, apart)?,
             Kind::Tcp | Kind::Rcp => self.by_file(place, kind, &targets)?,
-            _ => self.live(place, kind, &targets)?,
+            _ => self.live(place, kind, &targets, apart)?,
         };
         measured.source_seconds += self.processor()? - before;
         for target in &targets {
@@ -112,9 +115,10 @@ impl Source {
     }
 
     /// Valkey's own full sync.
-    fn replicaof(&self, targets: &[Valkey]) -> Result<Measured, Failure> {
+    fn replicaof(&self, targets: &[Valkey], apart: Duration) -> Result<Measured, Failure> {
         let begun = Instant::now();
-        for target in targets {
+        for (number, target) in (0..).zip(targets) {
+            std::thread::sleep((apart * number).saturating_sub(begun.elapsed()));
             let port = self.valkey.port().to_string();
             cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(&mut target.connect())?;
         }
@@ -150,7 +154,7 @@ impl Source {
         } else {
             let source = FileSource::open(&file, Content::Rdb)?;
             let publishing = Publishing::begin(place, kind, source, targets.len())?;
-            pull_all(place, kind, sinks(targets))?;
+            pull_all(place, kind, sinks(targets), Duration::ZERO)?;
             // Giving the memory back is not waited for by any replica.
             (begun.elapsed(), publishing.end()?)
         };
@@ -158,18 +162,26 @@ impl Source {
     }
 
     /// What `PSYNC` gives, as it comes.
-    fn live<P: Place>(&self, place: &P, kind: Kind, targets: &[Valkey]) -> Result<Measured, Failure> {
+    fn live<P: Place>(
+        &self,
+        place: &P,
+        kind: Kind,
+        targets: &[Valkey],
+        apart: Duration,
+    ) -> Result<Measured, Failure> {
         let begun = Instant::now();
-        let live = LiveSource::open(self.valkey.server(), false)?;
+        let notes = Some(self.valkey.folder.join("notes"));
+        let how = Opening { uncompressed: true, notes, ..Opening::default() };
+        let live = LiveSource::open(self.valkey.server(), &how)?;
         let publishing = Publishing::begin(place, kind, live, targets.len())?;
-        pull_all(place, kind, sinks(targets))?;
+        pull_all(place, kind, sinks(targets), apart)?;
         let seconds = begun.elapsed().as_secs_f64();
         Ok(Measured { seconds, source_seconds: publishing.end()?, making_seconds: 0.0 })
     }
 }
 
 const fn theirs(kind: Kind) -> bool {
-    matches!(kind, Kind::Disk | Kind::Diskless | Kind::DualChannel)
+    matches!(kind, Kind::Disk | Kind::Diskless | Kind::Tuned | Kind::DualChannel)
 }
 
 fn sinks(targets: &[Valkey]) -> Vec<LiveSink> {

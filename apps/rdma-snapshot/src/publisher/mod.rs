@@ -3,6 +3,7 @@
 //!
 //! Nothing here waits but [`Publisher::wait`]: it runs in real and in virtual time.
 
+pub(crate) mod filler;
 pub(crate) mod session;
 mod store;
 
@@ -23,6 +24,7 @@ use crate::error::Error;
 use crate::reader::{Landed, Offer, Shared};
 use crate::wait::{Stop, TICK, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
+pub use filler::{Filled, Filler};
 use session::{Session, Terms, refused};
 pub(crate) use store::Store;
 
@@ -193,6 +195,20 @@ impl<B: Descriptors> Publisher<B> {
     /// There is no memory for it, or less is allowed.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.store.append(bytes)
+    }
+
+    /// Returns what makes chunks of at most so many bytes, on any thread, in memory that this publisher may publish. For a table of
+    /// the seed's layout it makes the areas.
+    pub fn filler(&mut self, chunk_size: u32) -> Filler<B> {
+        self.store.filler(chunk_size.max(1) as usize)
+    }
+
+    /// Publishes a chunk that [`Publisher::filler`] has made.
+    ///
+    /// # Errors
+    /// Less memory is allowed.
+    pub fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
+        self.store.publish(filled)
     }
 
     /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].

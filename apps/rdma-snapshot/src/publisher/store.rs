@@ -5,38 +5,38 @@
 
 use std::sync::Arc;
 
-use rdma_backend::{Access, Domain, Region};
+use rdma_backend::Region;
 use rdma_conn::Descriptors;
-use sha2::{Digest as _, Sha256};
 use zerocopy::byteorder::network_endian::U32;
 
+use super::filler::{Filled, Filler, READ_ONLY, register};
 use super::session::Log;
+use crate::digest::Whole;
 use crate::error::Error;
 use crate::reader::{AREA, Landed};
-use crate::wire::{Entry, Mapping, Mark};
+use crate::wire::{Digest, Entry, Mapping, Mark};
 
 /// The table of a publisher, with its memory.
 pub(crate) struct Store<B: Descriptors> {
     /// What readers are told.
     pub(crate) log: Log,
-    regions: Vec<B::Region>,
+    regions: Vec<Arc<B::Region>>,
     /// The seed's table while it is built: what is written and what there will be.
     mapped: Option<Mapped<B>>,
+    /// Fills memory, unless another thread does.
+    filler: Option<Filler<B>>,
     domain: Arc<B::Domain>,
-    digest: Sha256,
+    whole: Whole,
     bytes: u64,
     /// Bytes that may be kept.
     limit: u64,
 }
 
 struct Mapped<B: Descriptors> {
-    region: B::Region,
+    region: Arc<B::Region>,
     areas: u32,
     total: u64,
 }
-
-/// Memory that a peer can read, and nobody write but this side.
-const READ_ONLY: Access = Access::REMOTE_READ;
 
 impl<B: Descriptors> Store<B> {
     pub(super) fn new(domain: Arc<B::Domain>, limit: u64) -> Self {
@@ -44,8 +44,9 @@ impl<B: Descriptors> Store<B> {
             log: Log::default(),
             regions: Vec::new(),
             mapped: None,
+            filler: None,
             domain,
-            digest: Sha256::new(),
+            whole: Whole::default(),
             bytes: 0,
             limit,
         }
@@ -67,8 +68,10 @@ impl<B: Descriptors> Store<B> {
         let areas = u32::try_from(total.div_ceil(AREA.into())).map_err(|_| too_much())?;
         let length = u64::from(areas) * 8 + total;
         let length = usize::try_from(length).map_err(|_| too_much())?;
-        let region =
-            self.domain.register(length, READ_ONLY).map_err(Error::backend("registering the table"))?;
+        let region = register::<B>(&self.domain, length, READ_ONLY, "registering the table")?;
+        let region = Arc::new(region);
+        let (domain, slab) = (Arc::clone(&self.domain), Arc::clone(&region));
+        self.filler = Some(Filler::fixed(domain, AREA as usize, slab, areas as usize * 8));
         self.mapped = Some(Mapped { region, areas, total });
         Ok(())
     }
@@ -82,51 +85,81 @@ impl<B: Descriptors> Store<B> {
         }
     }
 
-    /// Appends a chunk, which no reader sees before it is written.
+    /// What fills this table with chunks of at most so many bytes.
+    pub(super) fn filler(&mut self, chunk: usize) -> Filler<B> {
+        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit);
+        self.filler.take().unwrap_or_else(new)
+    }
+
+    /// Appends a chunk, which no reader sees before it is written. Of the seed's table, any bytes.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        if self.log.mark.is_none() {
-            self.digest.update(bytes);
-        }
-        if let Some(mapped) = &self.mapped {
-            let at = usize::try_from(u64::from(mapped.areas) * 8 + self.bytes).unwrap_or(usize::MAX);
-            if !mapped.region.memory().write(at, bytes) {
-                return Err(Error::TooMuch { what: "the length of the source", limit: mapped.total });
+        let mut filler = self.filler(bytes.len().max(1));
+        let appended = if self.mapped.is_some() {
+            self.append_areas(&mut filler, bytes)
+        } else {
+            filler.reserve(bytes.len()).and_then(|()| {
+                filler.write(bytes)?;
+                filler.take().map_or(Ok(()), |filled| self.publish(filled))
+            })
+        };
+        self.filler = Some(filler);
+        appended
+    }
+
+    fn append_areas(&mut self, filler: &mut Filler<B>, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(filler.room().max(1).min(bytes.len()));
+            filler.write(now)?;
+            bytes = later;
+            if filler.is_full() {
+                filler.take().map_or(Ok(()), |filled| self.publish(filled))?;
             }
-            self.bytes += bytes.len() as u64;
-            return Ok(());
         }
-        self.room(bytes.len() as u64)?;
-        let region =
-            self.domain.register(bytes.len(), READ_ONLY).map_err(Error::backend("registering a chunk"))?;
-        if !region.memory().write(0, bytes) {
-            return Err(Error::DataEnded("a chunk's memory is too short"));
-        }
-        self.publish(region, bytes.len(), crc32fast::hash(bytes));
         Ok(())
     }
 
     /// Appends a chunk that was read from another publisher, in the memory that it was read into.
     pub(super) fn hand_on(&mut self, landed: Landed<B>) -> Result<(), Error> {
         self.room(landed.chunk.length.into())?;
-        self.publish(landed.region, landed.chunk.length as usize, landed.crc);
+        let length = landed.chunk.length as usize;
+        self.announce(Arc::new(landed.region), 0, length, landed.digest);
         Ok(())
     }
 
-    fn publish(&mut self, region: B::Region, length: usize, crc: u32) {
+    /// Appends a chunk that was filled.
+    pub(super) fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
+        self.room(filled.length as u64)?;
+        if self.log.mark.is_none() {
+            self.whole.add(&filled.digest);
+        }
+        if self.mapped.is_some() {
+            self.bytes += filled.length as u64;
+        } else {
+            self.announce(filled.slab, filled.offset, filled.length, filled.digest);
+        }
+        Ok(())
+    }
+
+    fn announce(&mut self, region: Arc<B::Region>, offset: usize, length: usize, digest: Digest) {
         self.log.entries.push(Entry {
             index: (self.log.entries.len() as u64).into(),
-            address: region.address().into(),
+            address: region.address().saturating_add(offset as u64).into(),
             rkey: region.rkey().into(),
             length: U32::new(u32::try_from(length).unwrap_or(u32::MAX)),
-            crc: crc.into(),
-            reserved: U32::new(0),
+            reserved: [0; 8],
+            digest,
         });
-        self.regions.push(region);
+        if self.regions.last().is_none_or(|last| !Arc::ptr_eq(last, &region)) {
+            self.regions.push(region);
+        }
         self.bytes += length as u64;
     }
 
     /// The snapshot is complete.
     pub(super) fn mark(&mut self) -> Result<(), Error> {
+        // The last area may be one that is not full.
+        let last = self.filler.as_mut().and_then(Filler::take);
+        last.map_or(Ok(()), |filled| self.publish(filled))?;
         let chunks = match &self.mapped {
             None => self.log.entries.len() as u64,
             Some(mapped) => {
@@ -156,7 +189,7 @@ impl<B: Descriptors> Store<B> {
                 mapped.areas.into()
             }
         };
-        let digest = std::mem::take(&mut self.digest).finalize().into();
+        let digest = self.whole.digest();
         self.log.mark = Some(Mark { chunks: chunks.into(), bytes: self.bytes.into(), digest });
         Ok(())
     }
@@ -171,10 +204,18 @@ impl<B: Descriptors> Store<B> {
             Some(mapped) if self.log.mapping.is_some() => {
                 (&mapped.region, mapped.areas as usize * 8 + chunk * AREA as usize)
             }
-            _ => match self.regions.get(chunk) {
-                Some(region) => (region, 0),
-                None => return false,
-            },
+            _ => {
+                let Some(entry) = self.log.entries.get(chunk) else { return false };
+                // A forged entry may be elsewhere.
+                let offset = |region: &Arc<B::Region>| {
+                    let offset = entry.address.get().checked_sub(region.address())?;
+                    usize::try_from(offset).ok().filter(|offset| *offset < region.len())
+                };
+                match self.regions.iter().find_map(|region| Some((region, offset(region)?))) {
+                    Some(place) => place,
+                    None => return false,
+                }
+            }
         };
         let mut byte = [0];
         region.memory().read(at, &mut byte) && region.memory().write(at, &[byte[0] ^ 0x10])
@@ -189,8 +230,8 @@ impl<B: Descriptors> Store<B> {
 
     /// Bytes of its regions.
     pub(crate) fn registered(&self) -> u64 {
-        let mapped = self.mapped.as_ref().map_or(0, |mapped| mapped.total + u64::from(mapped.areas) * 8);
-        mapped + if self.mapped.is_some() { 0 } else { self.bytes }
+        let mapped = self.mapped.as_ref().map_or(0, |mapped| mapped.region.len());
+        (self.regions.iter().map(|region| region.len()).sum::<usize>() + mapped) as u64
     }
 
     /// Its regions.

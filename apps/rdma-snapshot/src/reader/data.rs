@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rdma_backend::{
-    Access, Completion, CompletionQueue, CompletionStatus, ConnectParams, Domain, Identifier, QueuePair,
+    Access, Completion, CompletionQueue, CompletionStatus, ConnectParams, Identifier, QueuePair,
     QueuePairLimits, RemoteAddress, SendOp, SendRequest, Slice,
 };
 use rdma_conn::Descriptors;
@@ -12,6 +12,7 @@ use rdma_conn::Descriptors;
 use super::Shared;
 use super::table::Chunk;
 use crate::error::Error;
+use crate::publisher::filler::register;
 
 /// The target of a READ.
 pub(super) enum What {
@@ -76,7 +77,7 @@ impl<B: Descriptors> Data<B> {
     }
 
     pub(super) fn register(&self, length: usize, access: Access) -> Result<B::Region, Error> {
-        self.domain.register(length, access).map_err(Error::backend("registering memory to read into"))
+        register::<B>(&self.domain, length, access, "registering memory to read into")
     }
 
     /// Posts READs, with one doorbell.

@@ -16,8 +16,8 @@ use super::table::{Chunk, Have, Limits, Table};
 use crate::auth::Secret;
 use crate::error::Error;
 use crate::wire::{
-    Challenge, Content, Frame, Hello, Layout, MAGIC, Mapping, Mark, Nonce, Progress, Proof, Reason, VERSION,
-    mapped,
+    Challenge, Content, Digest, Frame, Hello, Layout, MAGIC, Mapping, Mark, Nonce, Progress, Proof, Reason,
+    VERSION, mapped,
 };
 
 /// How a reader behaves.
@@ -319,14 +319,14 @@ impl Machine {
         Order::Send(Frame::Progress(Progress { chunks: self.have.chunks.into() }))
     }
 
-    /// A chunk has come whose CRC is `crc`. READs are answered in the order in which they were posted (VS-READ-002).
-    pub(crate) fn handle_chunk(&mut self, chunk: &Chunk, crc: u32, now: Instant) -> Result<(), Error> {
+    /// A chunk has come that has this digest. READs are answered in the order in which they were posted (VS-READ-002).
+    pub(crate) fn handle_chunk(&mut self, chunk: &Chunk, digest: &Digest, now: Instant) -> Result<(), Error> {
         self.reading = self.reading.saturating_sub(1);
         self.by = now.after(self.config.silence);
         if chunk.index != self.have.chunks {
             return Err(Error::Misbehaved("a READ answered out of order"));
         }
-        if chunk.crc.is_some_and(|announced| announced != crc) {
+        if chunk.digest.is_some_and(|announced| announced != *digest) {
             return Err(Error::Corrupt { chunk: chunk.index });
         }
         self.have.chunks = self.have.chunks.saturating_add(1);

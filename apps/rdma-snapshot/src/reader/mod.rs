@@ -17,9 +17,10 @@ use rdma_backend::{Access, CmEventKind, DeviceKey, EventChannel, Identifier, Reg
 use rdma_conn::{Descriptors, Endpoint, Waker};
 
 use crate::channel::{self, Channel};
+use crate::digest;
 use crate::error::Error;
 use crate::wait::sleep;
-use crate::wire::Frame;
+use crate::wire::{Digest, Frame};
 use data::{Data, Flight, What};
 use machine::{Machine, Order};
 
@@ -29,14 +30,14 @@ pub use table::{AREA, Chunk, Have, Limits};
 /// How long a publisher whose connection for READs has failed may take to say why.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// A chunk that was read, whose CRC is right.
+/// A chunk that was read, whose digest is right.
 pub struct Landed<B: Descriptors> {
     /// Which.
     pub chunk: Chunk,
     /// A copy of its bytes.
     pub bytes: Vec<u8>,
-    /// CRC-32 of them.
-    pub crc: u32,
+    /// Their digest.
+    pub digest: Digest,
     /// The memory that they were read into. [`Reader::recycle`] takes it back; a replica that publishes keeps it.
     pub region: B::Region,
 }
@@ -69,6 +70,8 @@ pub struct Reader<B: Descriptors> {
     data: Option<Data<B>>,
     flights: VecDeque<Flight<B>>,
     pool: Vec<B::Region>,
+    /// Buffers to copy chunks into.
+    spare: Vec<Vec<u8>>,
     landed: VecDeque<Landed<B>>,
     /// The way to the publisher's memory, before there is a queue pair.
     way: Option<B::Identifier>,
@@ -113,6 +116,7 @@ impl<B: Descriptors> Reader<B> {
             data: None,
             flights: VecDeque::new(),
             pool: Vec::new(),
+            spare: Vec::new(),
             landed: VecDeque::new(),
             way: None,
             events,
@@ -159,6 +163,11 @@ impl<B: Descriptors> Reader<B> {
     /// Takes memory back, to read into it again.
     pub fn recycle(&mut self, region: B::Region) {
         self.pool.push(region);
+    }
+
+    /// Takes a buffer back, to copy a chunk into it again.
+    pub fn reuse(&mut self, bytes: Vec<u8>) {
+        self.spare.push(bytes);
     }
 
     /// Takes what has come and posts READs for at most `room` chunks, those under way included.
@@ -320,16 +329,17 @@ impl<B: Descriptors> Reader<B> {
                 let chunk = if let What::Chunk(chunk) = flight.what { chunk.index } else { 0 };
                 return Err(Error::Read { chunk, status });
             }
-            let mut bytes = vec![0; flight.length as usize];
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            bytes.resize(flight.length as usize, 0);
             if !flight.region.memory().read(0, &mut bytes) {
                 return Err(Error::DataEnded("its memory is too short"));
             }
             match flight.what {
                 What::Addresses => self.machine.handle_addresses(&bytes, now)?,
                 What::Chunk(chunk) => {
-                    let crc = crc32fast::hash(&bytes);
-                    self.machine.handle_chunk(&chunk, crc, now)?;
-                    self.landed.push_back(Landed { chunk, bytes, crc, region: flight.region });
+                    let digest = digest::of(&bytes);
+                    self.machine.handle_chunk(&chunk, &digest, now)?;
+                    self.landed.push_back(Landed { chunk, bytes, digest, region: flight.region });
                 }
             }
         }

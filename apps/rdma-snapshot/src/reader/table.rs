@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use rdma_backend::RemoteAddress;
 
 use crate::error::Error;
-use crate::wire::{Entry, MOST_ENTRIES, Mapping, Mark, SnapshotId};
+use crate::wire::{Digest, Entry, MOST_ENTRIES, Mapping, Mark, SnapshotId};
 
 /// Bytes in a data area of the seed's table.
 pub const AREA: u32 = 4 << 20;
@@ -17,7 +17,7 @@ pub const AREA: u32 = 4 << 20;
 const ADDRESS: u64 = 8;
 
 /// Entries kept that no READ was posted for. A reader that has more listens no further until some are used.
-const MOST_WAITING: usize = 4 * MOST_ENTRIES;
+const MOST_WAITING: usize = 8 * MOST_ENTRIES;
 
 /// The limits up to which a reader accepts a publisher's announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +48,8 @@ pub struct Chunk {
     pub remote: RemoteAddress,
     /// Its bytes, at least one.
     pub length: u32,
-    /// Its CRC, if the layout has one.
-    pub crc: Option<u32>,
+    /// Its digest, if the layout has one.
+    pub digest: Option<Digest>,
 }
 
 /// The part of a snapshot that a reader has: where the next attempt goes on after a cut.
@@ -112,7 +112,7 @@ impl Table {
                 index: entry.index.get(),
                 remote: RemoteAddress { address: entry.address.get(), rkey: entry.rkey.get() },
                 length: entry.length.get(),
-                crc: Some(entry.crc.get()),
+                digest: Some(entry.digest),
             };
             self.append(chunk)?;
         }
@@ -184,7 +184,7 @@ impl Table {
             let left = mapping.bytes.get().saturating_sub(before);
             let length = u32::try_from(left).unwrap_or(u32::MAX).min(AREA);
             let remote = RemoteAddress { address, rkey: start.rkey };
-            self.append(Chunk { index, remote, length, crc: None })?;
+            self.append(Chunk { index, remote, length, digest: None })?;
         }
         Ok(())
     }

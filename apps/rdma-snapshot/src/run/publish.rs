@@ -3,20 +3,24 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use rdma_conn::{Descriptors, Waker};
 
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
-use crate::publisher::{self, Publisher};
+use crate::publisher::{self, Filled, Filler, Publisher};
 use crate::reader::{AREA, Offer};
 use crate::source::{Piece, Source};
 use crate::wire::{Layout, Reason};
 
-/// Chunks that a source may be ahead of the memory that they are written to.
+/// Chunks that a source may be ahead of the table.
 const AHEAD: usize = 4;
+
+/// Bytes that are taken from a source before they are hashed and written to registered memory: they stay in the processor's cache
+/// meanwhile.
+const PIECE: usize = 64 << 10;
 
 /// How a snapshot is published.
 #[derive(Clone, Debug)]
@@ -52,11 +56,11 @@ impl Default for Publish {
 }
 
 /// A message of the source's thread.
-enum Made {
-    Chunk(Vec<u8>),
+enum Made<B: Descriptors> {
+    Chunk(Filled<B>),
     Mark,
     End,
-    Failed(io::Error),
+    Failed(Error),
 }
 
 /// Publishes what `source` gives on `address`, and tells `told` now and then how far it is. `bound` is told the address, before any
@@ -92,9 +96,16 @@ pub fn publish<B: Descriptors>(
     bound(publisher.address());
     let waker = Waker::new()?;
     let (sender, made) = sync_channel(AHEAD);
-    let (stop, theirs) = (how.stop.clone(), waker.clone());
+    let (stop, theirs, filler) = (how.stop.clone(), waker.clone(), publisher.filler(chunk_size));
     let thread = std::thread::Builder::new().name("source".into()).spawn(move || {
-        make(source, chunk_size as usize, &stop, &sender, &theirs);
+        let hand_over = |made| {
+            let sent = sender.send(made).is_ok();
+            theirs.wake();
+            sent
+        };
+        if let Err(error) = make(source, filler, &stop, &hand_over) {
+            hand_over(Made::Failed(error));
+        }
     });
     thread.map_err(|error| Error::Source(Arc::new(error)))?;
     let outcome = serve(backend, &mut publisher, &made, how, total, &waker, told);
@@ -108,49 +119,45 @@ pub fn publish<B: Descriptors>(
     outcome.and_then(|progress| drained.map(|()| progress))
 }
 
-/// Reads the source until its end, chunk by chunk.
-fn make(mut source: impl Source, chunk_size: usize, stop: &Stop, sender: &SyncSender<Made>, waker: &Waker) {
-    let hand_over = |made: Made| {
-        let sent = sender.send(made).is_ok();
-        waker.wake();
-        sent
-    };
-    let mut chunk = vec![0; chunk_size];
-    let mut filled = 0;
+/// Reads the source into chunks until its end, or until they are not wanted any more.
+fn make<B: Descriptors>(
+    mut source: impl Source,
+    mut filler: Filler<B>,
+    stop: &Stop,
+    hand_over: &dyn Fn(Made<B>) -> bool,
+) -> Result<(), Error> {
+    let failed = |error| Error::Source(Arc::new(error));
+    let mut piece = vec![0; PIECE];
+    let mut held = 0;
     let (mut marked, mut stopped) = (false, false);
     loop {
         if stop.is_stopped() && !stopped {
             stopped = true;
-            if let Err(error) = source.stop() {
-                hand_over(Made::Failed(error));
-                return;
-            }
+            source.stop().map_err(failed)?;
         }
-        let room = chunk.get_mut(filled..).unwrap_or_default();
-        let piece = match source.read(room) {
-            Ok(piece) => piece,
-            Err(error) => {
-                hand_over(Made::Failed(error));
-                return;
-            }
-        };
-        if let Piece::Bytes(count) = piece {
-            filled = chunk_size.min(filled + count);
+        // Where there is no room for more, there may be no more.
+        let upto = PIECE.min(filler.room()).max(1);
+        let read = source.read(piece.get_mut(held..upto).unwrap_or_default()).map_err(failed)?;
+        if let Piece::Bytes(count) = read {
+            held = upto.min(held.saturating_add(count));
         }
         // Before the mark chunks are full; behind it nothing waits for more.
-        let is_due = match piece {
-            Piece::Bytes(_) => filled == chunk_size,
+        let is_due = match read {
+            Piece::Bytes(_) => false,
             Piece::Idle => marked,
             Piece::Mark | Piece::End => true,
         };
-        if is_due && filled > 0 {
-            chunk.truncate(filled);
-            if !hand_over(Made::Chunk(std::mem::replace(&mut chunk, vec![0; chunk_size]))) {
-                return;
-            }
-            filled = 0;
+        if is_due || held == upto {
+            filler.write(piece.get(..held).unwrap_or_default())?;
+            held = 0;
         }
-        let also = match piece {
+        if (is_due || filler.is_full())
+            && let Some(filled) = filler.take()
+            && !hand_over(Made::Chunk(filled))
+        {
+            return Ok(());
+        }
+        let also = match read {
             Piece::Mark => {
                 marked = true;
                 Made::Mark
@@ -160,7 +167,7 @@ fn make(mut source: impl Source, chunk_size: usize, stop: &Stop, sender: &SyncSe
         };
         let over = matches!(also, Made::End);
         if !hand_over(also) || over {
-            return;
+            return Ok(());
         }
     }
 }
@@ -168,7 +175,7 @@ fn make(mut source: impl Source, chunk_size: usize, stop: &Stop, sender: &SyncSe
 fn serve<B: Descriptors>(
     backend: &B,
     publisher: &mut Publisher<B>,
-    made: &Receiver<Made>,
+    made: &Receiver<Made<B>>,
     how: &Publish,
     total: Option<u64>,
     waker: &Waker,
@@ -189,7 +196,7 @@ fn serve<B: Descriptors>(
                 break;
             }
             match made.try_recv() {
-                Ok(Made::Chunk(bytes)) => publisher.append(&bytes)?,
+                Ok(Made::Chunk(filled)) => publisher.publish(filled)?,
                 Ok(Made::Mark) => {
                     publisher.mark()?;
                     progress.marked = true;
@@ -199,7 +206,7 @@ fn serve<B: Descriptors>(
                     ended = Some(backend.now());
                     is_empty = true;
                 }
-                Ok(Made::Failed(error)) => return Err(Error::Source(Arc::new(error))),
+                Ok(Made::Failed(error)) => return Err(error),
                 Err(TryRecvError::Empty) => is_empty = true,
                 Err(TryRecvError::Disconnected) => {
                     return Err(Error::Source(Arc::new(io::Error::other("its thread ended early"))));

@@ -9,22 +9,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdma_conn::{Descriptors, Waker};
-use sha2::{Digest as _, Sha256};
 
 use super::{Progress, Stop, TICK};
+use crate::digest::Whole;
 use crate::error::Error;
 use crate::publisher::{self, Publisher};
 use crate::reader::{self, Have, Offer, Reader};
 use crate::source::Sink;
-use crate::wire::{Digest, Layout, Reason};
+use crate::wire::{Layout, Reason};
 
 /// How a snapshot is pulled.
 #[derive(Clone, Debug)]
 pub struct Pull {
     /// Settings of the reader.
     pub config: reader::Config,
-    /// Whether the snapshot's digest is compared, and not only every chunk's CRC.
-    pub verify: bool,
     /// Attempts without a chunk, one after another, after which it gives up. At least 1.
     pub attempts: u32,
     /// Chunks that may be in memory, those included that the sink has not taken yet. At least 1.
@@ -52,7 +50,6 @@ impl Default for Pull {
     fn default() -> Self {
         Self {
             config: reader::Config::default(),
-            verify: false,
             attempts: 10,
             room: 64,
             republish: None,
@@ -65,7 +62,7 @@ impl Default for Pull {
 enum Job {
     Begin(Offer),
     Bytes(Vec<u8>),
-    Mark(Digest),
+    Mark,
     End,
 }
 
@@ -75,9 +72,12 @@ struct Applying {
     jobs: Option<Sender<Job>>,
     /// Ends with what could not be undone.
     thread: Option<JoinHandle<io::Result<()>>>,
-    done: Receiver<Result<bool, Error>>,
+    /// What it has done; of a chunk, its buffer.
+    done: Receiver<Result<Option<Vec<u8>>, Error>>,
     /// Chunks that it has not taken.
     backlog: usize,
+    /// Buffers of those that it has.
+    spare: Vec<Vec<u8>>,
     ended: bool,
 }
 
@@ -85,7 +85,7 @@ impl Applying {
     fn begin(sink: impl Sink + 'static, how: &Pull, waker: Waker) -> Result<Self, Error> {
         let (jobs, theirs) = channel();
         let (finished, done) = channel();
-        let (stop, mut digest) = (how.stop.clone(), how.verify.then(Sha256::new));
+        let stop = how.stop.clone();
         let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
             let mut sink = sink;
             if let Err(error) = sink.prepare(&stop) {
@@ -95,8 +95,8 @@ impl Applying {
                 return sink.undo();
             }
             while let Ok(job) = theirs.recv() {
-                let (is_chunk, is_end) = (matches!(job, Job::Bytes(_)), matches!(job, Job::End));
-                let outcome = apply(&mut sink, &mut digest, job, &stop).map(|()| is_chunk);
+                let is_end = matches!(job, Job::End);
+                let outcome = apply(&mut sink, job, &stop);
                 let has_failed = outcome.is_err();
                 // If nobody takes it, the run has ended.
                 let is_heard = finished.send(outcome).is_ok();
@@ -111,7 +111,7 @@ impl Applying {
             sink.undo()
         });
         let thread = Some(thread.map_err(|error| Error::Sink(Arc::new(error)))?);
-        Ok(Self { jobs: Some(jobs), thread, done, backlog: 0, ended: false })
+        Ok(Self { jobs: Some(jobs), thread, done, backlog: 0, spare: Vec::new(), ended: false })
     }
 
     fn give(&mut self, job: Job) {
@@ -125,7 +125,12 @@ impl Applying {
     fn collect(&mut self) -> Result<bool, Error> {
         loop {
             match self.done.try_recv() {
-                Ok(outcome) => self.backlog = self.backlog.saturating_sub(usize::from(outcome?)),
+                Ok(outcome) => {
+                    if let Some(buffer) = outcome? {
+                        self.backlog = self.backlog.saturating_sub(1);
+                        self.spare.push(buffer);
+                    }
+                }
                 Err(TryRecvError::Empty) => return Ok(false),
                 Err(TryRecvError::Disconnected) if self.ended => return Ok(true),
                 Err(TryRecvError::Disconnected) => {
@@ -162,26 +167,18 @@ impl Drop for Applying {
     }
 }
 
-fn apply(sink: &mut impl Sink, digest: &mut Option<Sha256>, job: Job, stop: &Stop) -> Result<(), Error> {
-    let failed = Error::sink;
-    match job {
-        Job::Begin(offer) => sink.begin(&offer, stop).map_err(failed),
+/// Does a job. Returns the buffer that a chunk was in.
+fn apply(sink: &mut impl Sink, job: Job, stop: &Stop) -> Result<Option<Vec<u8>>, Error> {
+    let done = match job {
+        Job::Begin(offer) => sink.begin(&offer, stop),
         Job::Bytes(bytes) => {
-            if let Some(digest) = digest {
-                digest.update(&bytes);
-            }
-            sink.write(&bytes).map_err(failed)
+            sink.write(&bytes).map_err(Error::sink)?;
+            return Ok(Some(bytes));
         }
-        Job::Mark(expected) => {
-            if let Some(digest) = digest.take()
-                && <Digest>::from(digest.finalize()) != expected
-            {
-                return Err(Error::Digest);
-            }
-            sink.mark().map_err(failed)
-        }
-        Job::End => sink.end().map_err(failed),
-    }
+        Job::Mark => sink.mark(),
+        Job::End => sink.end(),
+    };
+    done.map(|()| None).map_err(Error::sink)
 }
 
 /// Pulls from the first of `publishers` that has the snapshot into `sink`, and tells `told` now and then how far it is. After a cut it
@@ -210,6 +207,7 @@ pub fn pull<B: Descriptors>(
         marked: false,
         begun: false,
         have: Have::default(),
+        whole: Whole::default(),
         progress: Progress::default(),
         started: backend.now(),
         tell_at: backend.now(),
@@ -238,6 +236,8 @@ struct Run<'a, B: Descriptors> {
     marked: bool,
     begun: bool,
     have: Have,
+    /// The digest of the chunks that it has, up to the mark.
+    whole: Whole,
     progress: Progress,
     started: rdma_backend::time::Instant,
     tell_at: rdma_backend::time::Instant,
@@ -305,8 +305,12 @@ impl<B: Descriptors> Run<'_, B> {
                 self.begin(&reader, offer)?;
             }
             self.have.mark = reader.mark();
+            while let Some(buffer) = self.applying.spare.pop() {
+                reader.reuse(buffer);
+            }
             while let Some(landed) = reader.poll() {
-                self.mark(landed.chunk.index);
+                self.mark(landed.chunk.index)?;
+                self.whole.add(&landed.digest);
                 self.have.chunks = landed.chunk.index + 1;
                 self.have.bytes += u64::from(landed.chunk.length);
                 let mut landed = landed;
@@ -317,7 +321,7 @@ impl<B: Descriptors> Run<'_, B> {
                 }
             }
             self.have = reader.have();
-            self.mark(self.have.chunks);
+            self.mark(self.have.chunks)?;
             worked?;
             if reader.is_done() {
                 return Ok(());
@@ -343,17 +347,21 @@ impl<B: Descriptors> Run<'_, B> {
         }
     }
 
-    /// Tells the sink where the snapshot ends, if that is before chunk `next`.
-    fn mark(&mut self, next: u64) {
+    /// Tells the sink where the snapshot ends, if that is before chunk `next`, and all of it has the announced digest.
+    fn mark(&mut self, next: u64) -> Result<(), Error> {
         let mark = self.have.mark.filter(|mark| mark.chunks.get() == next && !self.marked);
         if let Some(mark) = mark {
+            if self.whole.digest() != mark.digest {
+                return Err(Error::Digest);
+            }
             self.marked = true;
             self.progress.marked = true;
-            self.applying.give(Job::Mark(mark.digest));
+            self.applying.give(Job::Mark);
             if let Some(publisher) = &mut self.handing_on {
                 publisher.hand_on_mark(mark);
             }
         }
+        Ok(())
     }
 
     /// Looks at everything but the reader, then sleeps, at most until `until`.

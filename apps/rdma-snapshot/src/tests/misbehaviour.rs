@@ -50,12 +50,12 @@ fn entries_that_cannot_be_are_refused() {
 /// VS-READ-002: an entry that names other bytes than it should.
 #[test]
 fn a_chunk_with_other_bytes_is_refused() {
-    for (at, change) in [(0, "crc"), (5, "crc"), (9, "address")] {
+    for (at, change) in [(0, "digest"), (5, "digest"), (9, "address")] {
         let (pull, _) = told(DeviceKind::Mlx5, |log| {
             let other = log.entries[1].address;
             let entry = &mut log.entries[at];
             match change {
-                "crc" => entry.crc = U32::new(entry.crc.get() ^ 1),
+                "digest" => entry.digest[31] ^= 1,
                 // The key is right for nothing but its own region, so the device refuses.
                 _ => entry.address = other,
             }
@@ -63,7 +63,7 @@ fn a_chunk_with_other_bytes_is_refused() {
         // A READ that is refused may take those before it along, whose answers were under way; and the publisher, whose device tells it
         // of the READ, may have ended the connection before the answer is there.
         let refused = match pull.error {
-            Some(Error::Corrupt { chunk }) => change == "crc" && chunk == at as u64,
+            Some(Error::Corrupt { chunk }) => change == "digest" && chunk == at as u64,
             Some(Error::Read { chunk, .. }) => change == "address" && chunk <= at as u64,
             Some(Error::DataEnded(_)) => change == "address",
             _ => false,
@@ -214,7 +214,7 @@ fn the_end_of_the_seeds_table_may_come_before_its_addresses() {
     assert_eq!(hear(&mut machine), 0);
     let area = machine.next_read().expect("an area");
     machine.posted(now);
-    machine.handle_chunk(&area, 0, now).expect("an area");
+    machine.handle_chunk(&area, &[0; 32], now).expect("an area");
     assert!(machine.is_done());
 }
 
@@ -227,8 +227,8 @@ fn a_table_beyond_the_limits_is_refused() {
         address: 0.into(),
         rkey: 0.into(),
         length: length.into(),
-        crc: 0.into(),
-        reserved: 0.into(),
+        reserved: [0; 8],
+        digest: [0; 32],
     };
     for entries in [
         vec![entry(0, 2501)],
@@ -252,8 +252,8 @@ fn what_waits_to_be_read_is_bounded() {
             address: 0.into(),
             rkey: 0.into(),
             length: 1.into(),
-            crc: 0.into(),
-            reserved: 0.into(),
+            reserved: [0; 8],
+            digest: [0; 32],
         });
         machine.handle_frame(Frame::Chunks(entries.collect()), Instant::default()).expect("entries");
         index += crate::wire::MOST_ENTRIES as u64;
@@ -273,7 +273,7 @@ fn what_crosses_the_readers_last_word_changes_nothing() {
     let mark = Mark { chunks: 1.into(), bytes: u64::from(chunk.length).into(), digest: [0; 32] };
     machine.handle_frame(Frame::Mark(mark), now).expect("an end");
     machine.handle_frame(Frame::End(crate::wire::End { chunks: 1.into() }), now).expect("an end");
-    machine.handle_chunk(&chunk, 0, now).expect("a chunk");
+    machine.handle_chunk(&chunk, &[0; 32], now).expect("a chunk");
     assert!(machine.is_done());
     let withdrawn = crate::wire::Refused { reason: crate::wire::Reason::Withdrawn.number().into() };
     for frame in [Frame::Alive, Frame::Refused(withdrawn)] {
@@ -290,8 +290,8 @@ fn frames() -> impl Strategy<Value = Frame> {
             address: address.into(),
             rkey: rkey.into(),
             length: length.into(),
-            crc: 0.into(),
-            reserved: 0.into(),
+            reserved: [0; 8],
+            digest: [0; 32],
         },
     );
     prop_oneof![
@@ -328,7 +328,7 @@ proptest! {
                 prop_assert!(chunk.length > 0 && chunk.length <= reader::AREA);
                 prop_assert_eq!(chunk.index, machine.have().chunks);
                 machine.posted(now);
-                machine.handle_chunk(&chunk, 0, now).expect("the CRC is right");
+                machine.handle_chunk(&chunk, &[0; 32], now).expect("the digest is right");
             }
         }
     }

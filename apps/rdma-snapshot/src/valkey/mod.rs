@@ -9,6 +9,7 @@
 //! Neither end looks into the RDB.
 
 mod admin;
+mod compression;
 mod door;
 mod link;
 mod sink;
@@ -22,7 +23,7 @@ use std::{fmt, io};
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
 pub use sink::{LiveSink, Target};
-pub use source::LiveSource;
+pub use source::{LiveSource, Opening};
 
 /// How long a Valkey may take to answer a command, and how long it may stand still while it is sent
 /// something. Tests take their time.

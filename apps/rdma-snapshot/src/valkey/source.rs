@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::admin::Admin;
+use super::compression::{self, Off};
 use super::link::{Link, command};
 use super::{PATIENCE, Server, field};
 use crate::reader::Position;
@@ -30,6 +32,21 @@ const ACKNOWLEDGE: Duration = Duration::from_secs(1);
 
 /// Bytes of the mark behind an RDB whose length is not known before.
 const MARK: usize = 40;
+
+/// How a primary is read.
+#[derive(Clone, Debug, Default)]
+pub struct Opening {
+    /// Whether the log of later writes comes behind the snapshot, until it is stopped.
+    pub follow: bool,
+    /// Whether the primary makes its RDB without compression: its `rdbcompression` is turned off, and put back once it has forked.
+    /// Where it takes no `CONFIG` it stays as it is, and a warning says so. Takes `notes`.
+    pub uncompressed: bool,
+    /// The folder of notes that say what is to be put back at primaries. A program that was killed leaves one, and the next that
+    /// opens the same primary with this folder puts it back, whatever else it asks for.
+    pub notes: Option<PathBuf>,
+    /// Ends the wait for the snapshot.
+    pub stop: Stop,
+}
 
 /// A live primary.
 pub struct LiveSource {
@@ -60,35 +77,36 @@ enum State {
 }
 
 impl LiveSource {
-    /// Becomes a replica of `server`, and waits until its snapshot begins. With `follow` the log of later writes comes behind it,
-    /// until it is stopped.
+    /// Becomes a replica of `server`, and waits until its snapshot begins.
     ///
     /// # Errors
-    /// It does not answer, refuses, or is no primary that can be replicated from.
-    pub fn open(server: Server, follow: bool) -> io::Result<Self> {
-        let limit = Limit::new(&Stop::default(), BEGIN);
-        let info = Admin::connect(&server, &limit)?.info("server", &limit)?;
+    /// It does not answer, refuses, or is no primary that can be replicated from. What was changed at it and could not be put back
+    /// is named.
+    pub fn open(server: Server, how: &Opening) -> io::Result<Self> {
+        let limit = Limit::new(&how.stop, BEGIN);
+        let mut admin = Admin::connect(&server, &limit)?;
+        let info = admin.info("server", &limit)?;
         let version = field(&info, "valkey_version").or_else(|| field(&info, "redis_version"));
         // The RDB is of the version that we say we have, so say the primary's own: nothing is lost on the way.
-        let version = version.unwrap_or("7.2.4").to_string();
-        let mut link = Link::connect(&server, &limit)?;
-        if let Some(password) = &server.password {
-            let answer = match &server.user {
-                Some(user) => link.ask(&["AUTH", user, password], &limit)?,
-                None => link.ask(&["AUTH", password], &limit)?,
-            };
-            // An answer may repeat what it refuses.
-            if answer != "+OK" {
-                return Err(server.failed("AUTH", io::Error::other("refused")));
+        let version = version.unwrap_or("7.2.4");
+        let run_id = field(&info, "run_id").filter(|id| id.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        let mut off = None;
+        if let (Some(notes), Some(run_id)) = (&how.notes, run_id) {
+            compression::recover(&server, &mut admin, run_id, notes, &limit)?;
+            if how.uncompressed {
+                off = Off::begin(&server, &mut admin, run_id, notes, &limit, &how.stop)?;
             }
         }
+        let forked = Self::ask(&server, version, &limit);
+        let put_back = off.map_or(Ok(()), |off| off.put_back(&mut admin));
+        let (mut link, position) = match (forked, put_back) {
+            (Ok(forked), Ok(())) => forked,
+            (Err(error), Ok(())) | (Ok(_), Err(error)) => return Err(error),
+            (Err(error), Err(left)) => {
+                return Err(io::Error::new(error.kind(), format!("{error}; {left}")));
+            }
+        };
         let unexpected = |answer: &str| unexpected(&server, answer);
-        link.ask(&["REPLCONF", "capa", "eof", "capa", "psync2"], &limit)?;
-        // Primaries before Valkey 8 do not know this, and do not need it.
-        link.ask(&["REPLCONF", "version", &version], &limit)?;
-        link.write_all(&command(&["PSYNC", "?", "-1"]), &limit)?;
-        let answer = link.answer(&limit, SNAPSHOT)?;
-        let position = position(&answer).ok_or_else(|| unexpected(&answer))?;
         let begin = link.answer(&limit, SNAPSHOT)?;
         let state = match begin.strip_prefix("$EOF:") {
             Some(mark) => {
@@ -112,8 +130,30 @@ impl LiveSource {
             acknowledged: now,
             heard: now,
             silence: SILENCE,
-            follow,
+            follow: how.follow,
         })
+    }
+
+    /// Asks for the snapshot as a replica of this version, and waits until the primary has forked for it.
+    fn ask(server: &Server, version: &str, limit: &Limit) -> io::Result<(Link, Position)> {
+        let mut link = Link::connect(server, limit)?;
+        if let Some(password) = &server.password {
+            let answer = match &server.user {
+                Some(user) => link.ask(&["AUTH", user, password], limit)?,
+                None => link.ask(&["AUTH", password], limit)?,
+            };
+            // An answer may repeat what it refuses.
+            if answer != "+OK" {
+                return Err(server.failed("AUTH", io::Error::other("refused")));
+            }
+        }
+        link.ask(&["REPLCONF", "capa", "eof", "capa", "psync2"], limit)?;
+        // Primaries before Valkey 8 do not know this, and do not need it.
+        link.ask(&["REPLCONF", "version", version], limit)?;
+        link.write_all(&command(&["PSYNC", "?", "-1"]), limit)?;
+        let answer = link.answer(limit, SNAPSHOT)?;
+        let position = position(&answer).ok_or_else(|| unexpected(server, &answer))?;
+        Ok((link, position))
     }
 
     fn acknowledge(&mut self) -> io::Result<()> {
@@ -189,20 +229,27 @@ impl Source for LiveSource {
                 Ok(Piece::Bytes(count))
             }
             State::UpTo(mark, held) => loop {
-                // The last bytes that came may be the mark, so they are kept until more come.
-                let ready = held.len().saturating_sub(MARK).min(into.len());
-                if ready > 0 {
-                    for (to, from) in into.iter_mut().zip(held.drain(..ready)) {
-                        *to = from;
-                    }
+                if let ready @ 1.. = take(held, into) {
                     return Ok(Piece::Bytes(ready));
                 }
                 if held == mark {
                     return self.mark();
                 }
-                let mut more = vec![0; 64 << 10];
-                let count = self.link.read(&mut more, &limit)?.ok_or_else(late)?;
-                held.extend_from_slice(more.get(..count).unwrap_or_default());
+                // Straight into their place, behind what was held, if they and another mark fit there.
+                let kept = held.len();
+                let mut short = [0; 2 * MARK];
+                let buffer = if into.len() > short.len() { &mut *into } else { &mut short };
+                let (before, rest) = buffer.split_at_mut(kept.min(buffer.len()));
+                before.copy_from_slice(held);
+                let count = self.link.read(rest, &limit)?.ok_or_else(late)?;
+                let come = kept.saturating_add(count);
+                // The last bytes that came may be the mark, so they are kept until more come.
+                let ready = if into.len() > short.len() { come.saturating_sub(MARK) } else { 0 };
+                let buffer = if into.len() > short.len() { &*into } else { &short };
+                *held = buffer.get(ready..come).unwrap_or_default().to_vec();
+                if ready > 0 {
+                    return Ok(Piece::Bytes(ready));
+                }
             },
             State::Log => self.log(into),
         }
@@ -218,6 +265,15 @@ impl Source for LiveSource {
         self.heard = Instant::now();
         Ok(())
     }
+}
+
+/// Takes what was held, up to what may be the mark. Returns how many bytes.
+fn take(held: &mut Vec<u8>, into: &mut [u8]) -> usize {
+    let ready = held.len().saturating_sub(MARK).min(into.len());
+    for (to, from) in into.iter_mut().zip(held.drain(..ready)) {
+        *to = from;
+    }
+    ready
 }
 
 fn unexpected(server: &Server, answer: &str) -> io::Error {

@@ -442,7 +442,8 @@ fn a_target_that_was_not_detached_is_detached_later() {
 #[test]
 fn a_silent_primary_ends_the_log() {
     let fake = Fake::start(State::default());
-    let mut source = LiveSource::open(fake.target().server, true).expect("a snapshot");
+    let mut source = LiveSource::open(fake.target().server, &Opening { follow: true, ..Opening::default() })
+        .expect("a snapshot");
     let mut bytes = [0; 100];
     assert_eq!(source.read(&mut bytes).expect("the snapshot"), Piece::Bytes(5));
     assert_eq!(source.read(&mut bytes).expect("its end"), Piece::Mark);
@@ -517,7 +518,7 @@ fn no_password_is_printed() {
             let fake =
                 Fake::start(State { password: Some(PASSWORD), masterauth: MASTERAUTH.into(), ..state });
             let server = fake.server(password);
-            let source = LiveSource::open(server.clone(), false);
+            let source = LiveSource::open(server.clone(), &Opening::default());
             printed += &format!("{source:?} {source:#?} ");
             printed += &source.err().map_or_else(String::new, |error| error.to_string());
             let target = Target { server, replace: false, serve_on: None };

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use crate::compression::{NEVER, Scene, moment, stops};
 use crate::history;
 use crate::keys::{assert_equal, fill};
 use crate::server::Valkey;
@@ -59,6 +60,8 @@ fn valkeys() -> Option<[Valkey; 3]> {
 struct Fabric {
     device: Device,
     folder: PathBuf,
+    /// The folder of what programs keep, if it is another.
+    state: Option<PathBuf>,
 }
 
 /// A program on it.
@@ -74,7 +77,7 @@ impl Fabric {
         let folder = std::env::temp_dir().join(format!("rdma-snapshot-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::write(folder.join("secret"), "a secret\n").expect("a file");
-        Self { device, folder }
+        Self { device, folder, state: None }
     }
 
     /// Where a program of this number listens.
@@ -100,6 +103,7 @@ impl Fabric {
         };
         let told = self.folder.join(format!("{name}.json"));
         let mut child = command
+            .env("XDG_STATE_HOME", self.state.as_deref().unwrap_or(&self.folder))
             .args(arguments)
             .arg("--secret-file")
             .arg(self.folder.join("secret"))
@@ -128,13 +132,13 @@ impl Fabric {
         let [origin, between] = [1, 2].map(|number| self.address(number).to_string());
         let publisher = self.publish(source, follow);
         let into = first.url();
-        let middle = ["pull", &origin, "--into", &into, "--verify", "--republish", &between];
+        let middle = ["pull", &origin, "--into", &into, "--republish", &between];
         let mut middle = self.sync("middle", 2, &middle);
         // It listens before it tells anything. Whoever comes before that finds nobody there, and goes to the source's publisher, which
         // ends when it has served one.
         middle.tells("running");
         let into = second.url();
-        let last = ["pull", &between, &origin, "--into", &into, "--verify", "--attempts", "100"];
+        let last = ["pull", &between, &origin, "--into", &into, "--attempts", "100"];
         (publisher, [middle, self.sync("last", 3, &last)])
     }
 }
@@ -263,8 +267,7 @@ fn a_publisher_that_was_restarted_has_another_snapshot() {
     let fabric = Fabric::new(device, "restarted");
     let publisher = fabric.publish(source, true);
     let (origin, into) = (fabric.address(1).to_string(), target.url());
-    let mut replica =
-        fabric.sync("replica", 2, &["pull", &origin, "--into", &into, "--verify", "--attempts", "1000"]);
+    let mut replica = fabric.sync("replica", 2, &["pull", &origin, "--into", &into, "--attempts", "1000"]);
     replica.tells("\"snapshot_complete\":true");
     drop(publisher);
     let _again = fabric.publish(source, true);
@@ -273,4 +276,47 @@ fn a_publisher_that_was_restarted_has_another_snapshot() {
     assert_equal(&mut source.connect(), &mut target.connect());
     let role: Vec<redis::Value> = cmd("ROLE").query(&mut target.connect()).expect("a role");
     assert_eq!(role.first(), Some(&redis::Value::BulkString(b"master".to_vec())));
+}
+
+/// SIGINT at any moment, and the next publication after SIGKILL, leave the source's `rdbcompression` as it was.
+#[test]
+fn a_publisher_that_ends_leaves_the_source_as_it_was() {
+    let Some(device) = Device::find() else { return };
+    let Some(scene) = Scene::new() else { return skipped("there is no valkey-server") };
+    let mut fabric = Fabric::new(device, "compression");
+    fabric.state = Some(scene.valkey.folder.clone());
+    let (bind, from) = (fabric.address(1).to_string(), scene.valkey.url());
+    let publish = |also: &[&str]| {
+        let publish = ["publish", "--bind", &bind, "--from", &from];
+        fabric.sync("publisher", 1, &[&publish[..], also].concat())
+    };
+    scene.set("repl-diskless-sync-delay", NEVER);
+    for also in [&[][..], &["--follow"]] {
+        let mut publisher = publish(also);
+        scene.until_replicas_wait(1);
+        kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it waits");
+        let (is_right, said) = publisher.ended();
+        assert!(!is_right && said.contains("stopped before it was complete"), "{said}");
+        scene.is_as_it_was();
+    }
+    for also in [&[][..], &["--keep-compression"]] {
+        let mut publisher = publish(&[]);
+        scene.until_replicas_wait(1);
+        publisher.child.kill().expect("it waits");
+        publisher.child.wait().expect("dead");
+        assert!(!scene.is_on() && scene.notes() == 1);
+        scene.set("repl-diskless-sync-delay", "0");
+        publish(also).says("publishing on");
+        scene.is_as_it_was();
+        scene.set("repl-diskless-sync-delay", NEVER);
+    }
+    scene.set("repl-diskless-sync-delay", "0");
+    for _ in 0..stops() {
+        let mut publisher = publish(&[]);
+        std::thread::sleep(moment() * 4);
+        kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it runs");
+        // It may not have begun, or be at its end.
+        let _ended = publisher.ended();
+        scene.is_as_it_was();
+    }
 }

@@ -41,7 +41,7 @@ fn expected(bytes: &[u8]) -> Option<Option<(u8, usize)>> {
         2 => length == 64,
         3 => length == 56,
         4 => length == 100,
-        5 => length > 0 && length <= 32_768 && length.is_multiple_of(32),
+        5 => length > 0 && length <= 32_768 && length.is_multiple_of(64),
         6 => length == 24,
         7 => length == 48,
         8 | 10 => length == 8,
@@ -100,8 +100,8 @@ struct Liar<'a> {
     layout: u8,
     /// What both codes are over.
     nonces: Vec<u8>,
-    /// CRC and length of each entry that was announced in its place.
-    announced: Vec<(u32, u32)>,
+    /// Digest and length of each entry that was announced in its place.
+    announced: Vec<([u8; 32], u32)>,
     bytes: u64,
     established: bool,
     over: bool,
@@ -195,7 +195,7 @@ impl<'a> Liar<'a> {
             1 => {
                 let port = self.listener.local_addr().expect("a port").port();
                 let challenge =
-                    [b"VRSNAP\r\n", &[0, 1][..], &port.to_be_bytes(), &[0; 4], &[1; 16], &[2; 32]].concat();
+                    [b"VRSNAP\r\n", &[0, 2][..], &port.to_be_bytes(), &[0; 4], &[1; 16], &[2; 32]].concat();
                 let challenge = self.spoilt(challenge);
                 self.nonces =
                     [&payload[40..72], &challenge[32..64], &challenge[16..32], &challenge[10..12]].concat();
@@ -238,13 +238,13 @@ impl<'a> Liar<'a> {
         let at = self.script.within(0..=255) * (MEMORY as u32 - CHUNK) / 256;
         let mut bytes = vec![0; length as usize];
         assert!(self.region.memory().read(at as usize, &mut bytes));
-        let crc = crc32fast::hash(&bytes);
+        let digest = *blake3::hash(&bytes).as_bytes();
         let address = self.region.address() + u64::from(at);
         let index = self.announced.len() as u64;
-        self.announced.push((crc, length));
+        self.announced.push((digest, length));
         self.bytes += u64::from(length);
-        let numbers = [self.region.rkey(), length, crc, 0].map(u32::to_be_bytes).concat();
-        [&index.to_be_bytes()[..], &address.to_be_bytes(), &numbers].concat()
+        let numbers = [self.region.rkey(), length, 0, 0].map(u32::to_be_bytes).concat();
+        [&index.to_be_bytes()[..], &address.to_be_bytes(), &numbers, &digest].concat()
     }
 
     fn say(&mut self, step: u8) {
@@ -264,7 +264,8 @@ impl<'a> Liar<'a> {
                 let number =
                     |at: usize| u32::from_be_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
                 if let Some(last) = self.announced.last_mut() {
-                    *last = (number(24), number(20));
+                    last.0.copy_from_slice(&entry[32..]);
+                    last.1 = number(20);
                 }
                 frame(5, &entry)
             }
@@ -330,10 +331,10 @@ fn session(input: &[u8]) {
             assert_eq!(landed.chunk.index, taken.chunks, "chunks come in order");
             assert!(landed.bytes.len() == landed.chunk.length as usize && landed.chunk.length <= CHUNK);
             if liar.layout == 1 {
-                let (crc, length) = liar.announced[landed.chunk.index as usize];
+                let (digest, length) = liar.announced[landed.chunk.index as usize];
                 assert_eq!(
-                    (crc32fast::hash(&landed.bytes), landed.chunk.length),
-                    (crc, length),
+                    (*blake3::hash(&landed.bytes).as_bytes(), landed.chunk.length),
+                    (digest, length),
                     "a wrong chunk"
                 );
             }

@@ -57,7 +57,7 @@ fn a_file_is_pulled_by_three_in_either_layout() {
             .map(|host| {
                 let (backend, sink) = (fabric.host(&[address(host)]), into_file(&folder, &host.to_string()));
                 std::thread::spawn(move || {
-                    let how = Pull { verify: true, ..Pull::default() };
+                    let how = Pull::default();
                     pull(&backend, &[at], sink, &how, &mut |_| {})
                 })
             })
@@ -95,7 +95,7 @@ fn a_chain_hands_on_what_it_pulls() {
                 keep: Duration::from_secs(60),
             });
             std::thread::spawn(move || {
-                let how = Pull { verify: true, republish, attempts: 100, ..Pull::default() };
+                let how = Pull { republish, attempts: 100, ..Pull::default() };
                 pull(&backend, &[from], sink, &how, &mut |_| {})
             })
         })
@@ -289,7 +289,7 @@ fn a_publisher_with_another_snapshot_is_passed_over() {
     let reader = fabric.host(&[address(3)]);
     let backend = reader.clone();
     let pulling = std::thread::spawn(move || {
-        let how = Pull { room: 2, verify: true, ..Pull::default() };
+        let how = Pull { room: 2, ..Pull::default() };
         let sink = Paced { allowed, taken: sender };
         pull(&backend, &[first, other, mirror], sink, &how, &mut |_| {})
     });

@@ -2,6 +2,7 @@
 
 mod between_processes;
 mod body;
+mod compression;
 mod files;
 mod fuzz_bodies;
 mod history;

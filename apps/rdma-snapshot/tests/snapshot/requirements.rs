@@ -1,5 +1,8 @@
 //! `spec/snapshot.toml`: every vector is what this crate does. `valkey-rdma-trust reqs coverage` looks at its requirements.
 
+use std::path::Path;
+
+use rdma_snapshot::digest::{self, Whole};
 use rdma_snapshot::wire::Frame;
 
 use crate::spec;
@@ -25,4 +28,30 @@ fn the_vectors_hold() {
             (other, _) => panic!("{}: {other:?}", vector.name),
         }
     }
+}
+
+/// VS-READ-004: the digests in the table of the text are those that this crate makes.
+#[test]
+fn the_digests_of_the_text_hold() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../spec/snapshot.md");
+    let text = std::fs::read_to_string(path).expect("the text");
+    let rows =
+        text.split("| digest of the snapshot |").nth(1).expect("a table").split("\n\n").next().expect("rows");
+    let mut held = 0;
+    for row in rows.lines().skip(2) {
+        let quoted = |cell: &str| cell.split('`').skip(1).step_by(2).map(String::from).collect::<Vec<_>>();
+        let cells: Vec<_> = row.split('|').skip(1).map(quoted).collect();
+        let [chunks, digests, whole, ..] = cells.as_slice() else { panic!("{row}") };
+        let made: Vec<_> = chunks.iter().map(|chunk| digest::of(&spec::bytes(chunk))).collect();
+        assert_eq!(made.iter().map(hex).collect::<Vec<_>>(), *digests);
+        let mut of_all = Whole::default();
+        made.iter().for_each(|one| of_all.add(one));
+        assert_eq!([hex(&of_all.digest())], whole.as_slice());
+        held += 1;
+    }
+    assert_eq!(held, 2);
+}
+
+fn hex(digest: &[u8; 32]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -26,10 +26,15 @@ pub(crate) struct Vector {
 
 impl Vector {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let digits: String = self.frame.split_whitespace().collect();
-        let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("two digits");
-        (0..digits.len()).step_by(2).map(byte).collect()
+        bytes(&self.frame)
     }
+}
+
+/// Bytes of hexadecimal digits, with spaces.
+pub(crate) fn bytes(digits: &str) -> Vec<u8> {
+    let digits: String = digits.split_whitespace().collect();
+    let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("two digits");
+    (0..digits.len()).step_by(2).map(byte).collect()
 }
 
 pub(crate) fn read() -> Spec {

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Republish, Stop, publish, pull};
-use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Target};
 use rdma_snapshot::wire::Content;
 use rdma_snapshot::{Error, FileSink, FileSource, publisher};
 use rdma_softsim::{Fabric, SoftSim};
@@ -48,7 +48,7 @@ fn two_replicas_have_what_the_source_has() {
     let mut connection = source.connect();
     fill(&mut connection, 64 << 20);
     let fabric = Fabric::new();
-    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let live = LiveSource::open(source.server(), &Opening::default()).expect("a snapshot");
     let how = Publish { readers: Some(1), chunk_size: 64 << 10, ..Publish::default() };
     let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
     let between = SocketAddr::new(address(2), 7000);
@@ -60,10 +60,10 @@ fn two_replicas_have_what_the_source_has() {
     };
     let (backend, sink) = (fabric.host(&[address(2)]), into(&first));
     let middle = std::thread::spawn(move || {
-        let how = Pull { verify: true, republish: Some(republish), ..Pull::default() };
+        let how = Pull { republish: Some(republish), ..Pull::default() };
         pull(&backend, &[at], sink, &how, &mut |_| {})
     });
-    let how = Pull { verify: true, attempts: 100, ..Pull::default() };
+    let how = Pull { attempts: 100, ..Pull::default() };
     let last = pull(&fabric.host(&[address(3)]), &[between], into(&second), &how, &mut |_| {});
     let middle = middle.join().expect("no panic").expect("pulled");
     assert_eq!(last.expect("pulled").bytes, middle.bytes);
@@ -85,7 +85,8 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
     fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new();
     let stop = Stop::default();
-    let live = LiveSource::open(source.server(), true).expect("a snapshot");
+    let live = LiveSource::open(source.server(), &Opening { follow: true, ..Opening::default() })
+        .expect("a snapshot");
     let how = Publish { readers: Some(1), stop: stop.clone(), ..Publish::default() };
     let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
     let (backend, sink) = (fabric.host(&[address(2)]), into(&target));
@@ -102,7 +103,7 @@ fn an_rdb_file_is_as_good_as_its_source() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
     fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new();
-    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let live = LiveSource::open(source.server(), &Opening::default()).expect("a snapshot");
     let (at, publisher) =
         publishing(fabric.host(&[address(1)]), live, Publish { readers: Some(1), ..Publish::default() });
     let file = source.folder.join("pulled.rdb");
@@ -141,7 +142,7 @@ fn a_target_that_cannot_take_it_is_left_as_it_was() {
     fill(&mut source.connect(), 1 << 20);
     cmd("SET").arg("mine").arg(1).exec(&mut full.connect()).expect("written");
     let fabric = Fabric::new();
-    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let live = LiveSource::open(source.server(), &Opening::default()).expect("a snapshot");
     let withdraw = Stop::default();
     let how = Publish { withdraw: withdraw.clone(), ..Publish::default() };
     let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
@@ -202,7 +203,7 @@ fn signals_are_obeyed_while_a_target_loads() {
         cmd("SET").arg(key).arg("x".repeat(100)).exec(&mut connection).expect("written");
     }
     let fabric = Fabric::new();
-    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let live = LiveSource::open(source.server(), &Opening::default()).expect("a snapshot");
     let withdraw = Stop::default();
     let how = Publish { withdraw: withdraw.clone(), ..Publish::default() };
     let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
@@ -246,7 +247,7 @@ fn a_target_without_config_is_filled() {
         .exec(&mut target.connect())
         .expect("a user");
     let fabric = Fabric::new();
-    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let live = LiveSource::open(source.server(), &Opening::default()).expect("a snapshot");
     let (at, publisher) =
         publishing(fabric.host(&[address(1)]), live, Publish { readers: Some(1), ..Publish::default() });
     let url = target.url().replace("://", "://who:s3cret@");

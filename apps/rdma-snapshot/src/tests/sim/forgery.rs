@@ -32,7 +32,7 @@ pub(super) enum About {
     Elsewhere,
     OutOfBounds,
     Key,
-    Crc,
+    Chunk,
     MarkedBytes,
     MarkedChunks,
     Digest,
@@ -59,7 +59,7 @@ const CHUNKS: [About; 16] = [
     Elsewhere,
     OutOfBounds,
     Key,
-    Crc,
+    Chunk,
     MarkedBytes,
     MarkedChunks,
     Digest,
@@ -104,7 +104,7 @@ impl Forgery {
             Elsewhere => (entry.address, entry.rkey) = (first.address, first.rkey),
             OutOfBounds => entry.address = U64::new(entry.address.get() + 1),
             Key => entry.rkey = U32::new(entry.rkey.get() ^ 0x0100_0000),
-            Crc => entry.crc = U32::new(entry.crc.get() ^ 1),
+            Chunk => entry.digest[7] ^= 1,
             _ => {}
         }
     }
@@ -141,14 +141,17 @@ impl Forgery {
         let is_refused =
             matches!(error, Error::Read { .. } | Error::DataEnded(_) | Error::Ended | Error::Control(_));
         match self.about {
-            Key | OutOfBounds => is_refused,
+            Key => is_refused,
             // The end of the snapshot may come before the READ is answered.
             Short => {
                 matches!(error, Error::Corrupt { chunk: at } if *at == chunk)
                     || matches!(error, Error::Misbehaved(_))
             }
-            Elsewhere => matches!(error, Error::Corrupt { chunk: at } if *at == chunk) || is_refused,
-            Crc => matches!(error, Error::Corrupt { chunk: at } if *at == chunk),
+            // It may still be inside of the memory of that key.
+            Elsewhere | OutOfBounds => {
+                matches!(error, Error::Corrupt { chunk: at } if *at == chunk) || is_refused
+            }
+            Chunk => matches!(error, Error::Corrupt { chunk: at } if *at == chunk),
             Digest => matches!(error, Error::Digest),
             Endless | Large => matches!(error, Error::TooMuch { .. }),
             _ => matches!(error, Error::Misbehaved(_)),

@@ -7,11 +7,11 @@ use std::time::Duration;
 use rdma_backend::Backend as _;
 use rdma_backend::time::Instant;
 use rdma_softsim::SoftSim;
-use sha2::{Digest as _, Sha256};
 
 use super::scenario::{ATTEMPTS, Plan, Scenario, Trouble};
 use super::simulation::{Original, Originals, PORT, Serving, violated};
 use super::{Violation, address, is_readable};
+use crate::digest::Whole;
 use crate::reader::{self, Have, Reader};
 use crate::wire::{Layout, Reason};
 use crate::{Error, Secret};
@@ -40,7 +40,7 @@ pub(super) struct Replica {
     /// Chunks that it had when the present session began.
     began: u64,
     pub(super) bytes: u64,
-    digest: Sha256,
+    whole: Whole,
     /// Whether the digest of the snapshot was right.
     pub(super) marked: bool,
     /// Chunks that its sink has not taken, and when that takes the next.
@@ -86,7 +86,7 @@ impl Replica {
             have: Have::default(),
             began: 0,
             bytes: 0,
-            digest: Sha256::new(),
+            whole: Whole::default(),
             marked: false,
             backlog: 0,
             take_at: Instant::default(),
@@ -120,7 +120,7 @@ impl Replica {
         self.offered = false;
         self.have = Have::default();
         (self.began, self.bytes, self.backlog, self.failures) = (0, 0, 0, 0);
-        self.digest = Sha256::new();
+        self.whole = Whole::default();
         self.marked = false;
         self.end = None;
         self.retry_at = Some(now);
@@ -248,7 +248,7 @@ impl Replica {
                 original.check(landed.chunk.index, self.bytes, &landed.bytes)?;
             }
             self.bytes += landed.bytes.len() as u64;
-            self.digest.update(&landed.bytes);
+            self.whole.add(&landed.digest);
             self.have.chunks = landed.chunk.index + 1;
             self.have.bytes = self.bytes;
             if self.plan.pace > Duration::ZERO {
@@ -272,12 +272,12 @@ impl Replica {
         Ok(outcome.and(worked))
     }
 
-    /// The snapshot ends before chunk `next`, if that is known: its digest is compared, as `--verify` does.
+    /// The snapshot ends before chunk `next`, if that is known: its digest is compared.
     fn mark(&mut self, next: u64) -> Result<(), Error> {
         let Some(mark) = self.have.mark.filter(|mark| mark.chunks.get() == next && !self.marked) else {
             return Ok(());
         };
-        if <crate::wire::Digest>::from(std::mem::take(&mut self.digest).finalize()) != mark.digest {
+        if self.whole.digest() != mark.digest {
             return Err(Error::Digest);
         }
         self.marked = true;
