@@ -3,7 +3,7 @@
 
 # What goes stale most easily comes first. Arguments stand behind a stage's name.
 check=(
-    scripts locks needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
+    scripts locks disclosure needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
     'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module libvalkey journeys action sbom benches lab counts
     unprivileged python-valkey fuzz-check
 )
@@ -18,6 +18,7 @@ all_stages() {
     cat <<'END'
 scripts|the scripts of CI and of the lab|.ci/stages/scripts
 locks|lock files and patches|.ci/stages/locks
+disclosure|what is withheld is named nowhere that is published|env -C "$called_from" "$PWD/.ci/stages/disclosure"
 needs|packages and the Valkey that stages need|install_needs
 lints|format, edges between packages, lints, documentation|check_lints
 api|the public API, as docs/api lists it|.ci/stages/api

@@ -28,6 +28,9 @@ pub enum Command {
         /// Seconds it may take for an answer.
         #[arg(long, default_value_t = 10)]
         timeout: u64,
+        /// What is done against a *should* is a failure, too.
+        #[arg(long)]
+        strict: bool,
         /// Also name the skipped ones.
         #[arg(long)]
         verbose: bool,
@@ -48,7 +51,7 @@ pub enum Command {
 /// Does it.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
-        Command::Check { shim, select, timeout, verbose, vectors } => {
+        Command::Check { shim, select, timeout, strict, verbose, vectors } => {
             let mut ours = Ours::default();
             let mut theirs;
             let implementation: &mut dyn Implementation = match shim {
@@ -58,7 +61,7 @@ pub fn run(command: Command) -> ExitCode {
                 }
                 None => &mut ours,
             };
-            read(vectors).and_then(|files| run_check(&files, implementation, &select, verbose))
+            read(vectors).and_then(|files| run_check(&files, implementation, &select, strict, verbose))
         }
         Command::Lint { vectors } => read(vectors).map(|files| run_lint(&files)),
         Command::Shim => Ours::default()
@@ -80,11 +83,15 @@ fn run_check(
     files: &Files,
     implementation: &mut dyn Implementation,
     select: &str,
+    strict: bool,
     verbose: bool,
 ) -> Result<ExitCode, String> {
     let report = check::run(files, implementation, select)?;
     for (id, reason) in report.skipped.iter().filter(|_| verbose) {
         terminal::tell(&format!("skipped {id}: {reason}"), 4);
+    }
+    for (id, reason) in &report.lenient {
+        terminal::tell(&format!("should {id}: {reason}"), 4);
     }
     for (id, reason) in &report.failed {
         terminal::tell(&format!("FAILED {id}: {reason}"), 4);
@@ -96,14 +103,14 @@ fn run_check(
             eprintln!("no vector was run");
             ExitCode::from(NOTHING)
         }
-        (_, 0) => ExitCode::SUCCESS,
+        (_, 0) if report.lenient.is_empty() || !strict => ExitCode::SUCCESS,
         _ => ExitCode::from(FAILED),
     })
 }
 
 fn run_lint(files: &Files) -> ExitCode {
     let requirements = Requirements::built_in();
-    let problems = lint::problems(files, |id| requirements.has(id));
+    let problems = lint::problems(files, |id| requirements.is_must(id));
     for problem in &problems {
         terminal::complain(&problem.to_string(), 4);
     }

@@ -73,9 +73,10 @@ impl Teardown {
 pub struct Withheld {
     /// The cases that brought the target down or harmed others.
     pub harmed: Count,
-    /// The cases that passed: listed, they would give the others away.
+    /// The cases that passed, if any came to harm: listed, they would give the others away. Else those that may do harm.
     pub passed: Count,
-    /// The cases that were not run because the target was gone: the first of them follows the case that took it away.
+    /// The cases that were not run because the target was gone, the first of which follows the case that took it away, and those that may
+    /// do harm and decided nothing.
     #[serde(default)]
     pub untried: Count,
     /// Why the harm was expected, if all of it was.
@@ -209,31 +210,55 @@ impl Run {
         self.withheld.as_ref().map_or(0, |withheld| withheld.harmed.total())
     }
 
+    /// Returns what a page says of cases that it does not list.
+    pub fn says_of_withheld(&self) -> Option<&'static str> {
+        self.withheld.as_ref().map(|withheld| {
+            if withheld.harmed.total() == 0 {
+                "Cases that may bring a program down or harm others are counted, and not listed."
+            } else {
+                "Withheld are cases that bring the program down, keep it from serving, or harm others on it, until a release mends \
+                 that, and what else failed of those that may. They and those that passed are counted, and not listed."
+            }
+        })
+    }
+
     /// Returns what is to be said of withheld cases that nothing excuses: the run has failed, whatever is listed.
     pub fn unexcused(&self) -> Option<String> {
-        let unexcused = self.withheld.as_ref().is_some_and(|withheld| withheld.expected.is_none());
+        let unexcused = self
+            .withheld
+            .as_ref()
+            .is_some_and(|withheld| withheld.harmed.total() > 0 && withheld.expected.is_none());
         unexcused
             .then(|| format!("{} cases withheld: they bring the target down or harm others", self.withheld()))
     }
 
-    /// Takes out everything by which it could be told which cases brought the target down or harmed others.
+    /// Takes out everything by which it could be told which cases brought the target down or harmed others. Cases that may do so are
+    /// listed for no target, also where they passed: so a list that lacks one says nothing.
     pub fn withhold(&mut self) {
-        if !self.results.iter().any(CaseResult::is_harm) {
+        let is_harmed = self.results.iter().any(CaseResult::is_harm);
+        let passed = |result: &CaseResult| {
+            result.verdict == Verdict::Pass && (is_harmed || result.may_harm()) && !result.is_harm()
+        };
+        let untried = |result: &CaseResult| {
+            is_harmed && result.is_behind_a_loss()
+                || result.may_harm() && !result.is_kept_back() && !passed(result)
+        };
+        let count =
+            |test: &dyn Fn(&CaseResult) -> bool| Count::of(self.results.iter().filter(|result| test(result)));
+        let harmed = self.results.iter().filter(|result| result.is_kept_back());
+        let expected = harmed.map(|result| result.expected.clone()).collect::<Option<Vec<_>>>();
+        let withheld = Withheld {
+            harmed: count(&CaseResult::is_kept_back),
+            passed: count(&passed),
+            untried: count(&untried),
+            expected: expected.and_then(|reasons| reasons.into_iter().next()),
+        };
+        let listed = |result: &CaseResult| !result.is_kept_back() && !passed(result) && !untried(result);
+        if self.results.iter().all(listed) {
             return;
         }
-        let harmed = self.results.iter().filter(|result| result.is_kept_back());
-        let count = Count::of(harmed.clone());
-        let expected = harmed.map(|result| result.expected.clone()).collect::<Option<Vec<_>>>();
-        let counted =
-            |test: fn(&CaseResult) -> bool| Count::of(self.results.iter().filter(|result| test(result)));
-        let passed: fn(&CaseResult) -> bool = |result| result.verdict == Verdict::Pass;
-        self.withheld = Some(Withheld {
-            harmed: count,
-            passed: counted(passed),
-            untried: counted(CaseResult::is_behind_a_loss),
-            expected: expected.and_then(|reasons| reasons.into_iter().next()),
-        });
-        self.results.retain(|result| !result.is_kept_back() && !passed(result) && !result.is_behind_a_loss());
+        self.results.retain(listed);
+        self.withheld = Some(withheld);
         // A run of one case would be named by its command line.
         self.arguments = without(&self.arguments, &["--select", "--skip"]);
     }
@@ -364,11 +389,15 @@ impl CaseResult {
             || self.teardown == Some(Teardown::Crashed)
     }
 
+    /// Returns whether the case may bring a target down or harm others.
+    fn may_harm(&self) -> bool {
+        self.tags.iter().any(|tag| tag == Tag::Disruptive.name())
+    }
+
     /// Returns whether it is counted, and not named, where harm is withheld: harm, and what else failed in a case that may do some. The
     /// cases that may are known, so a list of those that failed and did none would name the others.
     pub fn is_kept_back(&self) -> bool {
-        let may_harm = self.tags.iter().any(|tag| tag == Tag::Disruptive.name());
-        self.is_harm() || self.verdict == Verdict::Fail && may_harm
+        self.is_harm() || self.verdict == Verdict::Fail && self.may_harm()
     }
 
     /// Returns whether it was not run because the target was gone.

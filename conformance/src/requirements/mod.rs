@@ -236,6 +236,11 @@ impl Requirements {
     pub fn has(&self, id: &str) -> bool {
         self.get(id).is_some()
     }
+
+    /// Returns whether the one of this id is a *must*, if there is one.
+    pub fn is_must(&self, id: &str) -> Option<bool> {
+        self.get(id).map(|requirement| requirement.level == Level::Must)
+    }
 }
 
 /// The workspace that the current directory is in.

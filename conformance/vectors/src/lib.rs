@@ -52,8 +52,8 @@ impl Files {
 /// The result of a vector that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The implementation did what the vector requires.
-    Passed,
+    /// The implementation did what the vector requires; what it did against a *should* on the way.
+    Passed(Vec<String>),
     /// The implementation lacks an optional part that the vector needs; its reason.
     Skipped(String),
 }

@@ -12,8 +12,9 @@ use super::data::{
 use super::ours::status_of;
 
 /// Everything that is wrong with the vectors: format versions, ids, requirements, flags, and bytes that do not say what
-/// their fields say. (That files have the right shape is seen when they are read.)
-pub fn problems(files: &Files, is_requirement: impl Fn(&str) -> bool) -> Vec<String> {
+/// their fields say. (That files have the right shape is seen when they are read.) `is_must` knows of each requirement whether it is a
+/// *must*: a trace that shows none is for those that have a part which others may lack.
+pub fn problems(files: &Files, is_must: impl Fn(&str) -> Option<bool>) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, file) in &files.control {
         if file.format != CONTROL_FORMAT {
@@ -32,11 +33,14 @@ pub fn problems(files: &Files, is_requirement: impl Fn(&str) -> bool) -> Vec<Str
         for trace in &file.traces {
             problems.extend(misplaced(&trace.id, "trace", name));
             problems.extend(steps(trace).map(|problem| format!("{}: {problem}", trace.id)));
+            if trace.needs.is_empty() && !trace.requirements.iter().any(|one| is_must(one) == Some(true)) {
+                problems.push(format!("{}: it shows no must, and `needs` no part", trace.id));
+            }
         }
     }
     let mut seen = BTreeSet::new();
     for (id, of) in files.requirements() {
-        let unknown = of.iter().filter(|of| !is_requirement(of));
+        let unknown = of.iter().filter(|of| is_must(of).is_none());
         problems.extend(unknown.map(|unknown| format!("{id}: there is no requirement {unknown}")));
         if of.is_empty() {
             problems.push(format!("{id}: no requirement"));

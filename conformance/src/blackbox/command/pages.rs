@@ -26,8 +26,8 @@ pub struct Report {
     /// Judge as `run --strict` does: what the report calls a failure, and, with --baseline, the exit code.
     #[arg(long)]
     strict: bool,
-    /// Keep back what brings a target down or harms others (the ids of such cases, and of those that passed, so that they
-    /// cannot be told by elimination): they are counted. For results of other people's software that are published.
+    /// Keep back what brings a target down or harms others: the ids of such cases, of those that may, and, if any did, of those that
+    /// passed, so that nothing is told by elimination. They are counted. For results that are published.
     #[arg(long)]
     for_publication: bool,
     /// Where the specification lies as a page sees it (a URL or a relative path), for links of the HTML page; without it they stay on

@@ -108,7 +108,7 @@ struct Card<'a> {
     date: String,
     scores: [String; 2],
     parts: Vec<Part>,
-    withheld: bool,
+    withheld: Option<&'static str>,
     machine: Option<String>,
 }
 
@@ -150,7 +150,7 @@ impl<'a> Card<'a> {
             date: date(run.begun),
             scores: run.scores().map(|score| score.to_string()),
             parts,
-            withheld: run.withheld.is_some(),
+            withheld: run.says_of_withheld(),
             machine,
         }
     }

@@ -6,20 +6,20 @@ use crate::blackbox::results::{CaseResult, Run};
 use crate::blackbox::run::title;
 use suite::Verdict;
 
-const WITHHELD: &str = "\nWithheld are cases that bring the program down, keep it from serving, or harm others on it, until a release mends \
-    that, and what else failed of those that may. They are counted above, and so are those that passed; listed are the others.\n";
-
 /// The tables.
 pub fn markdown(runs: &[Run]) -> String {
     let mut text = String::new();
     for run in runs {
         // Writing to a string does not fail.
         let _ = write!(text, "## {}\n\n{}\n", title(&run.target), run.summary());
-        if run.withheld() > 0 {
-            text.push_str(WITHHELD);
+        if let Some(told) = run.says_of_withheld() {
+            let _ = write!(text, "\n{told}\n");
         }
         if run.withheld.as_ref().is_some_and(|withheld| withheld.untried.total() > 0) {
-            text.push_str("\nSkipped are also cases that were not run because the program was gone. They are counted, and not listed.\n");
+            text.push_str(
+                "\nSkipped are also cases that were not run because the program was gone, and cases that may do harm and decided nothing. \
+                 They are counted, and not listed.\n",
+            );
         }
         for score in run.scores() {
             let _ = write!(text, "\n### {score}\n");
