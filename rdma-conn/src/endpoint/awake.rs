@@ -45,10 +45,12 @@ enum Next {
     Look,
     /// Another look, when the kernel was asked what has come.
     Ask,
-    /// Arming: nothing was left.
+    /// Another look, when all is armed: nothing was left.
     Arm,
     /// The end: the next turn looks again.
     Spin,
+    /// The end: whatever comes makes the descriptor readable.
+    Rest,
 }
 
 /// Whether an endpoint is armed, spins, or has more to do, and what it knows of the kernel.
@@ -96,12 +98,6 @@ impl Awake {
         self.events_wait = wait;
     }
 
-    /// Returns the time of the last look.
-    #[inline]
-    pub(super) const fn seen(&self) -> Instant {
-        self.seen
-    }
-
     /// It looks at this time.
     #[inline]
     pub(super) fn looks(&mut self, now: Instant) {
@@ -129,23 +125,25 @@ impl Awake {
         self.unasked >= UNASKED
     }
 
+    /// Decides what comes after a look, before which all was `armed` or not.
     #[inline]
-    fn after_look(&mut self, found: Found) -> Next {
+    fn after_look(&mut self, found: Found, armed: bool) -> Next {
         if found == Found::More {
             return Next::Look;
         }
-        if self.spin.goes_on(found == Found::All, self.seen) {
+        if !armed && self.spin.goes_on(found == Found::All, self.seen) {
             self.phase = Phase::Spinning;
             return Next::Spin;
         }
         // A spin that ends here asked nothing of the kernel: an event may wait there whose edge is over.
-        if self.unasked > 0 { Next::Ask } else { Next::Arm }
-    }
-
-    /// Ends a turn, or a wait before it sleeps, in which this was found after all was armed.
-    fn arms(&mut self, found: Found, rests: Found) -> bool {
-        self.phase = if found <= rests { Phase::Armed } else { Phase::Unfinished };
-        found <= rests
+        if self.unasked > 0 {
+            return Next::Ask;
+        }
+        if !armed {
+            return Next::Arm;
+        }
+        self.phase = Phase::Armed;
+        Next::Rest
     }
 }
 
@@ -161,9 +159,9 @@ pub(super) trait Turns {
     /// Takes what has come, without asking the kernel and without arming anything.
     fn look(&mut self) -> Result<Found, Self::Error>;
 
-    /// Arms what is not armed, and looks again there: what comes from then on makes the descriptor readable, and what came before is
-    /// found now.
-    fn arm(&mut self) -> Result<Found, Self::Error>;
+    /// Arms what is not armed: what comes from then on makes the descriptor readable, and what came before is found by a look now. Returns
+    /// whether there is such a look to take.
+    fn arm(&mut self) -> Result<bool, Self::Error>;
 
     /// Returns whether a completion would wake somebody.
     fn any_armed(&self) -> bool;
@@ -174,25 +172,25 @@ pub(super) trait Turns {
     /// Returns how long there is nothing to do if nothing comes; `None` for ever.
     fn idle_for(&self) -> Option<Duration>;
 
-    /// Takes what has come, within bounds, and arms for the rest.
+    /// Takes what has come, within bounds, and arms for the rest. Who does not spin arms before it looks: it will in any case, and one
+    /// look that takes all is enough then.
     #[inline(always)]
     fn turn(&mut self) -> Result<(), Self::Error> {
         let mut asks = self.awake().begin() || self.any_armed();
+        let mut arms = self.awake().spin.is_off();
         for _ in 0..ROUNDS {
             if std::mem::take(&mut asks) {
                 self.ask(Some(Duration::ZERO))?;
             }
+            if arms {
+                self.arm()?;
+            }
             let found = self.look()?;
-            match self.awake().after_look(found) {
+            match self.awake().after_look(found, arms) {
                 Next::Look => {}
                 Next::Ask => asks = true,
-                Next::Spin => return Ok(()),
-                Next::Arm => {
-                    let found = self.arm()?;
-                    if self.awake().arms(found, Found::All) {
-                        return Ok(());
-                    }
-                }
+                Next::Arm => arms = true,
+                Next::Spin | Next::Rest => return Ok(()),
             }
         }
         self.awake().has_more();
@@ -208,10 +206,11 @@ pub(super) trait Turns {
             self.awake().has_more();
             return Ok(());
         }
-        let found = self.arm()?;
-        if !self.awake().arms(found, Found::Nothing) {
+        if self.arm()? && self.look()? != Found::Nothing {
+            self.awake().has_more();
             return Ok(());
         }
+        self.awake().phase = Phase::Armed;
         let limit = match (self.idle_for(), limit) {
             (Some(idle), Some(limit)) => Some(idle.min(limit)),
             (idle, limit) => idle.or(limit),

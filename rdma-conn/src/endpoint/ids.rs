@@ -13,11 +13,13 @@ pub struct ConnectionId(pub(super) MemberKey);
 
 impl ConnectionId {
     /// Returns the id as a number, never 0, for where only a number has room: an interface of C, a log.
+    #[inline]
     pub fn as_u64(self) -> u64 {
         self.0.data().as_ffi()
     }
 
     /// Returns the id with this number; `None` if no id has it.
+    #[inline]
     pub fn from_u64(number: u64) -> Option<Self> {
         let id = Self(KeyData::from_ffi(number).into());
         // Some bits mean nothing to a key: a number with others was never an id.

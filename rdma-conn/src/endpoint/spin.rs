@@ -46,10 +46,16 @@ impl Spin {
         self.worth = most;
     }
 
+    /// Returns whether it never looks again.
+    #[inline]
+    pub(super) const fn is_off(&self) -> bool {
+        self.most.is_zero()
+    }
+
     /// Notes whether a look at `now` has found anything. Returns whether to look again rather than to be woken.
     #[inline]
     pub(super) fn goes_on(&mut self, found: bool, now: Instant) -> bool {
-        !self.most.is_zero() && self.learn(found, now)
+        !self.is_off() && self.learn(found, now)
     }
 
     fn learn(&mut self, found: bool, now: Instant) -> bool {

@@ -82,20 +82,15 @@ impl<B: Descriptors> Turns for Endpoint<B> {
         self.look_beyond(found, now)
     }
 
-    /// It is as late as at the last look.
     #[inline(always)]
-    fn arm(&mut self) -> Result<Found, Error> {
-        let (mut found, mut any) = (Found::Nothing, false);
-        let now = self.awake.seen();
+    fn arm(&mut self) -> Result<bool, Error> {
+        let mut any = false;
         let mut nth = 0;
         while let Some(at) = self.queues.awake(nth) {
             nth += 1;
-            if self.arm_queue(at) {
-                any = true;
-                found = found.max(self.take_batch(at, now));
-            }
+            any |= self.arm_queue(at);
         }
-        if any { self.look_beyond(found, now) } else { Ok(Found::Nothing) }
+        Ok(any)
     }
 
     fn any_armed(&self) -> bool {

@@ -122,12 +122,12 @@ impl Turns for Loop {
         Ok(Found::More)
     }
 
-    fn arm(&mut self) -> Result<Found, Infallible> {
+    fn arm(&mut self) -> Result<bool, Infallible> {
         if std::mem::replace(&mut self.armed, true) {
-            return Ok(Found::Nothing);
+            return Ok(false);
         }
         self.below.with(|below| below.armed = true);
-        Ok(self.take())
+        Ok(true)
     }
 
     fn any_armed(&self) -> bool {
