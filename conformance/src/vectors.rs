@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
+use crate::blackbox::hints;
 use crate::exit::{BROKEN, DONE, FAILED, NOTHING};
 use crate::requirements::Requirements;
 use suite::terminal;
@@ -93,8 +94,24 @@ fn run_check(
     for (id, reason) in &report.lenient {
         terminal::tell(&format!("should {id}: {reason}"), 4);
     }
-    for (id, reason) in &report.failed {
+    // Failures of one cause are one: most implementations have one mistake, and a hundred vectors that meet it.
+    let mut causes: Vec<(String, Vec<&(String, String)>)> = Vec::new();
+    for failed in &report.failed {
+        let cause = hints::cause(without_step(&failed.1));
+        match causes.iter_mut().find(|(known, _)| *known == cause) {
+            Some((_, alike)) => alike.push(failed),
+            None => causes.push((cause, vec![failed])),
+        }
+    }
+    for (_, alike) in &causes {
+        let [(id, reason), more @ ..] = &alike[..] else { continue };
         terminal::tell(&format!("FAILED {id}: {reason}"), 4);
+        if !more.is_empty() {
+            let shown = if verbose { more.len() } else { ALIKE };
+            let ids: Vec<_> = more.iter().take(shown).map(|(id, _)| id.as_str()).collect();
+            let rest = if more.len() > shown { " … (--verbose names all)" } else { "" };
+            terminal::tell(&format!("    alike in {} more: {}{rest}", more.len(), ids.join(" ")), 4);
+        }
     }
     let (passed, skipped, failed) = (report.passed, report.skipped.len(), report.failed.len());
     println!("{}: {passed} passed, {skipped} skipped, {failed} failed", report.who);
@@ -106,6 +123,14 @@ fn run_check(
         (_, 0) if report.lenient.is_empty() || !strict => ExitCode::SUCCESS,
         _ => ExitCode::from(FAILED),
     })
+}
+
+/// Failures of one cause that are named.
+const ALIKE: usize = 5;
+
+/// Returns a reason without the step in which it was met.
+fn without_step(reason: &str) -> &str {
+    reason.rsplit_once("}: ").map_or(reason, |(_, what)| what)
 }
 
 fn run_lint(files: &Files) -> ExitCode {

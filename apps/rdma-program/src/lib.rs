@@ -27,6 +27,8 @@ pub const USAGE: u8 = 64;
 pub const NO_RDMA: u8 = 69;
 /// A mistake of the program (EX_SOFTWARE).
 pub const INTERNAL: u8 = 70;
+/// It was interrupted (`SIGINT`), and has written what there was.
+pub const INTERRUPTED: u8 = 130;
 /// The reader of the output is gone, as in `… | head`. A program that `SIGPIPE` ends has the same status.
 pub const UNREAD: u8 = 141;
 

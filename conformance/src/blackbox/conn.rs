@@ -81,7 +81,7 @@ fn rnr_retries<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         Some(7) => session.unharmed(),
         Some(count) => {
             session.unharmed()?;
-            Err(Stop::unmet(format!("it gave {count}")))
+            Err(Stop::unmet(format!("its rnr_retry_count is {count}, not 7 (without end)")))
         }
         None => Err(Stop::undecided("the device does not tell")),
     }
@@ -92,9 +92,12 @@ fn depths<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let params = session.peer.offered().map(|offered| offered.params);
     match params.map(|params| (params.responder_resources, params.initiator_depth)) {
         Some((1, 1)) => session.unharmed(),
-        Some(depths) => {
+        // Each side's are the other's, crosswise.
+        Some((resources, depth)) => {
             session.unharmed()?;
-            Err(Stop::unmet(format!("it gave {depths:?}")))
+            Err(Stop::unmet(format!(
+                "its initiator_depth is {resources} and its responder_resources {depth}, not 1 and 1"
+            )))
         }
         None => Err(Stop::undecided("the device does not tell")),
     }

@@ -1,5 +1,6 @@
 //! Control messages: how they are made, and what becomes of those that are none.
 
+use intercept::trace::words;
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Opcode};
 
@@ -22,9 +23,9 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-CTRL-011"], |context| of_length(context, 0);
         both "ctrl.message-of-1", "a SEND of one byte" => "The target ends this connection.",
             ["VR-CTRL-011"], |context| of_length(context, 1);
-        both "ctrl.message-of-31", "a SEND one byte short" => "The target ends this connection.",
+        both "ctrl.message-of-31", "a SEND of 31 bytes, one too few" => "The target ends this connection.",
             ["VR-CTRL-011"], |context| of_length(context, 31);
-        both "ctrl.message-of-33", "a SEND one byte long" => "The target ends this connection.",
+        both "ctrl.message-of-33", "a SEND of 33 bytes, one too many" => "The target ends this connection.",
             ["VR-CTRL-011", "VR-CTRL-008"], |context| of_length(context, 33);
         both "ctrl.message-of-4096", "a SEND of a page" => "The target ends this connection.",
             ["VR-CTRL-011", "VR-CTRL-008"], |context| of_length(context, 4096);
@@ -52,7 +53,10 @@ fn first_message<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let window = session.peer.await_window()?;
     if window.length == 0 || window.length > 1 << 30 || window.address >> 48 != 0 || window.address < 4096 {
-        return Err(Stop::unmet(format!("its first registration makes no sense: {window:?}")));
+        return Err(Stop::unmet(format!(
+            "no window can be where its first registration says: {}",
+            words::control(&Message::RegisterXferMemory(window))
+        )));
     }
     session.peer.register()?;
     told(session.unharmed(), || format!("a window of {} bytes", window.length))
@@ -68,7 +72,7 @@ fn reserved_zero<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     }
     match session.peer.seen.reserved {
         0 => told(session.unharmed(), || "in every message".into()),
-        count => Err(Stop::unmet(format!("{count} of its messages have reserved bytes that are not zero"))),
+        count => Err(Stop::unmet(format!("reserved bytes are not zero in {count} of its messages"))),
     }
 }
 

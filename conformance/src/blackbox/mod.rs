@@ -21,6 +21,7 @@ mod ctrl;
 pub mod environment;
 mod feat;
 mod flow;
+pub mod hints;
 mod keep;
 mod mem;
 pub mod process;

@@ -46,8 +46,8 @@ impl Responder {
                 }
                 Err(ParseError::Incomplete) => break,
                 Err(error) => {
-                    let start = String::from_utf8_lossy(&rest[..rest.len().min(40)]).into_owned();
-                    return Err(format!("what the client sent is no RESP ({error}): {start:?}"));
+                    let start = rest[..rest.len().min(40)].escape_ascii();
+                    return Err(format!("what the client sent is no RESP ({error}): {start}"));
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
+use super::hints;
 use crate::exit;
 use crate::requirements::{Level, Profile, Role};
 use intercept::trace::timeline;
@@ -182,6 +183,9 @@ pub struct CaseResult {
     pub cause: Option<Cause>,
     /// The observation on which the verdict rests.
     pub reason: String,
+    /// What was seen on the wire that may be why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
     /// Why the failure was expected, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
@@ -300,6 +304,11 @@ impl Run {
         self.results.iter().filter(move |result| result.profile == profile)
     }
 
+    /// Returns whether it was ended before its end.
+    pub fn is_interrupted(&self) -> bool {
+        self.results.iter().any(|result| result.reason == INTERRUPTED)
+    }
+
     /// Returns the exit code of the run.
     pub fn code(&self, strict: bool) -> u8 {
         let any = |test: &dyn Fn(&CaseResult) -> bool| self.results.iter().any(test);
@@ -374,10 +383,26 @@ pub(super) const GONE_SINCE: &str = "the target is gone since ";
 /// What the reason of a case begins with that was not run because the first case of all failed. Why it did follows.
 pub(super) const UNPROBED: &str = "conn.plain failed: ";
 
+/// The reason of a case that was not run because the run was interrupted.
+pub(super) const INTERRUPTED: &str = "the run was interrupted";
+
 /// Lines of a timeline that are shown where there is no room for all of it.
 const LAST_LINES: usize = 6;
 
 impl CaseResult {
+    /// Returns the reason, with the hint if there is one.
+    pub fn why(&self) -> String {
+        match &self.hint {
+            None => self.reason.clone(),
+            Some(hint) => format!("{} (hint: {hint})", self.reason),
+        }
+    }
+
+    /// Returns what failures of one cause have in common.
+    pub fn cause_in_words(&self) -> String {
+        hints::cause(self.hint.as_deref().unwrap_or(&self.reason))
+    }
+
     /// Returns the last lines of the timeline: what happened on the wire before the case was given up.
     pub fn last_on_the_wire(&self) -> Vec<String> {
         self.timeline.as_deref().map(|pages| timeline::last(pages, LAST_LINES)).unwrap_or_default()

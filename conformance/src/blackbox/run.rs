@@ -1,6 +1,7 @@
 //! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander. A sanity case that fails
 //! at first is a result as any other; what was not asked for by name is not run then.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
@@ -9,19 +10,24 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use super::context::{Context, Side};
 use super::environment::Environment;
+use super::hints;
 use super::results::Teardown;
-use super::results::{CaseResult, FORMAT, GONE_SINCE, Run, Suite, Target, UNPROBED};
+use super::results::{CaseResult, FORMAT, GONE_SINCE, INTERRUPTED, Run, Suite, Target, UNPROBED};
 use super::select::Harm;
 use super::session::Session;
 use super::target::{TargetServer, with_last_lines};
 use crate::client::Failure;
 use crate::requirements::Requirements;
 use crate::tester::{Peer, Shape};
+use intercept::trace::recording::Limits;
 use intercept::trace::{Recorder, Recording, timeline};
 use suite::{Cause, Judged, Stop, Verdict};
 
 /// The sanity case, run first and last.
 pub const SANITY: &str = "conn.plain";
+
+/// How much of a case is recorded.
+pub const RECORDED: Limits = Limits { entries: 120, bytes: 64 };
 
 /// How long a server may take to start.
 pub(super) const STARTING: Duration = Duration::from_secs(10);
@@ -42,6 +48,14 @@ pub struct Plan<'a> {
     pub selected: bool,
     /// Records the suite's side, for the timelines of cases that did not pass.
     pub recorder: Option<&'a Recorder>,
+    /// Set when the run shall end: what was tried until then is its result.
+    pub interrupted: Option<&'a AtomicBool>,
+}
+
+impl Plan<'_> {
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.is_some_and(|interrupted| interrupted.load(Ordering::Relaxed))
+    }
 }
 
 /// Runs cases against a target. Calls `progress` before and after each.
@@ -71,7 +85,12 @@ pub fn run<'a, B: Descriptors>(
             Some(failed) if !plan.selected => {
                 CaseResult { reason: format!("{UNPROBED}{}", failed.reason), ..suite.blank(case) }
             }
-            _ => suite.case(case, &mut neighbour),
+            _ if plan.is_interrupted() => interrupted(&suite, case),
+            _ => match suite.case(case, &mut neighbour) {
+                // The signal may have ended the target, too.
+                _ if plan.is_interrupted() => interrupted(&suite, case),
+                result => result,
+            },
         };
         progress(case.id, Some(&result));
         results.push(result);
@@ -80,6 +99,7 @@ pub fn run<'a, B: Descriptors>(
     // Damage may show only now.
     if failed.is_none()
         && suite.gone.is_none()
+        && !plan.is_interrupted()
         && let Err(stop) = suite.sanity()
         && let Some(last) = results.last_mut()
     {
@@ -99,6 +119,11 @@ pub fn run<'a, B: Descriptors>(
         results,
         withheld: None,
     }
+}
+
+/// Returns the result of a case that the end of the run came before.
+fn interrupted<'a, B: Descriptors>(suite: &Runner<'a, B>, case: &Case<'a, B>) -> CaseResult {
+    CaseResult { reason: INTERRUPTED.into(), ..suite.blank(case) }
 }
 
 /// Runs cases, one by one.
@@ -121,6 +146,14 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
     }
     result.verdict = Verdict::Fail;
     result.cause = Some(cause);
+}
+
+/// Why a neighbour or a new connection is not served, unless it is for the reason that was told already.
+fn why(known: &str, reason: &str) -> String {
+    match hints::cause(known) == hints::cause(reason) {
+        true => " either".into(),
+        false => format!(": {reason}"),
+    }
 }
 
 impl<'a, B: Descriptors> Runner<'a, B> {
@@ -158,7 +191,9 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         };
         let is_told = stop.reason.contains(&printed);
         result.reason = if is_told { stop.reason } else { with_last_lines(stop.reason, &printed) };
-        result.timeline = self.record().map(|recording| timeline::render(&recording));
+        let recording = self.record();
+        result.hint = recording.as_ref().and_then(|recording| self.hint(recording, &result, false));
+        result.timeline = recording.map(|recording| timeline::render(&recording));
         result.took = begun.elapsed().as_secs_f64();
         if let Side::Server(server) = self.side
             && self.plan.selected
@@ -225,6 +260,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         {
             fail(&mut result, Cause::Requirement, format!("{}: {}", breach.requirement, breach.what));
         }
+        let held = neighbour.is_connected();
+        result.hint = recording.as_ref().and_then(|recording| self.hint(recording, &result, held));
         if let Side::Server(server) = self.side {
             self.look_around(case, server, neighbour, &mut result);
         }
@@ -233,6 +270,13 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
         result.took = begun.elapsed().as_secs_f64();
         result
+    }
+
+    /// Returns the hint for a case that was tried and did not pass.
+    fn hint(&self, recording: &Recording, result: &CaseResult, held: bool) -> Option<String> {
+        let is_wanted = result.verdict.is_tried() && !result.verdict.is_pass();
+        let role = self.context(SANITY).role();
+        is_wanted.then(|| hints::of(recording, role, &result.reason, held)).flatten()
     }
 
     /// Takes what was recorded since the last call.
@@ -256,7 +300,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             fail(
                 result,
                 Cause::Bystander,
-                format!("the neighbour, connected before, is no longer served: {told}"),
+                format!("the neighbour, connected before, is no longer served{}", why(&result.reason, &told)),
             );
         }
         if let Some(death) = server.death(Duration::ZERO) {
@@ -274,7 +318,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if cause == Cause::Died {
             result.teardown = Some(Teardown::Crashed);
         }
-        let reason = format!("a new connection is not served: {}", stop.reason);
+        let reason = format!("a new connection is not served{}", why(&result.reason, &stop.reason));
         fail(result, cause, with_last_lines(reason, &server.last_lines()));
         self.start_again(case, server, neighbour);
     }
@@ -319,6 +363,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             teardown: None,
             cause: None,
             reason: String::new(),
+            hint: None,
             expected: None,
             took: 0.0,
             repro: format!("{} --select {}", self.plan.again, case.id),

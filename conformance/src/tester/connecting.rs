@@ -90,6 +90,7 @@ impl<B: Descriptors> Peer<B> {
             answers_late: false,
             owed: Vec::new(),
             asked: 0,
+            painted: false,
             mirror: None,
             registered: false,
             offered: None,

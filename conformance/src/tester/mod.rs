@@ -20,6 +20,7 @@ use rdma_backend::{
 };
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Window};
+use suite::hex;
 
 use crate::client::Failure;
 
@@ -27,6 +28,13 @@ pub use connecting::{Listener, way};
 pub use deadline::{Deadline, wrong};
 use said::Said;
 pub use seen::{Breach, Seen};
+
+/// What is said first of a wait in vain, of a request that finds no receive, of a request that the target's device refuses, and of a
+/// connection that the target ended: [`crate::blackbox::hints`] looks closer at these.
+pub(crate) const SILENCE: &str = "nothing came within ";
+pub(crate) const UNACKNOWLEDGED: &str = "no acknowledgement within ";
+pub(crate) const REFUSED_REQUEST: &str = "the suite's request failed: ";
+pub(crate) const ENDED: &str = "the connection ended: ";
 
 /// How long the peer waits for anything: enough for a device in software on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -152,6 +160,8 @@ pub struct Peer<B: Descriptors> {
     owed: Vec<u16>,
     /// Questions for features that were not answered yet.
     asked: u32,
+    /// Whether its memory for windows was filled with something.
+    painted: bool,
     /// The contents that its memory for windows has if the target writes what it notifies, and nothing else.
     mirror: Option<Vec<u8>>,
     /// Whether it has given the peer a window.
@@ -288,8 +298,40 @@ impl<B: Descriptors> Peer<B> {
         self.shape.patience = patience;
     }
 
+    /// Returns whether these bytes are in a window before the current one.
+    pub(crate) fn earlier_window_holds(&self, wanted: &[u8]) -> bool {
+        let earlier = self.plan.iter().take(self.turn.min(self.plan.len()));
+        let current = self.turn % self.plan.len();
+        earlier.enumerate().filter(|(number, _)| *number != current).any(|(_, (offset, length))| {
+            let mut bytes = vec![0; *length as usize];
+            let inside = self.window().memory().read(*offset as usize, &mut bytes);
+            inside && !wanted.is_empty() && bytes.windows(wanted.len()).any(|here| here == wanted)
+        })
+    }
+
+    /// Tells of bytes in its first window that no immediate told of.
+    pub(crate) fn untold(&self) -> String {
+        let (offset, length) = self.part();
+        let mut bytes = vec![0; length as usize];
+        let is_first = self.turn == 0 && self.registered && !self.painted;
+        if !is_first || !self.window().memory().read(offset as usize, &mut bytes) {
+            return String::new();
+        }
+        let behind = bytes.get(self.taken as usize..).unwrap_or_default();
+        match behind.iter().rposition(|byte| *byte != 0) {
+            None => String::new(),
+            Some(last) => format!(
+                "; {} in its window that no immediate told of, from offset {}: {}",
+                if last == 0 { "1 byte is".into() } else { format!("{} bytes are", last + 1) },
+                self.taken,
+                hex::start(&behind[..=last])
+            ),
+        }
+    }
+
     /// Fills its memory for windows with one byte.
-    pub fn paint(&self, byte: u8) {
+    pub fn paint(&mut self, byte: u8) {
+        self.painted = true;
         let inside = self.window().memory().write(0, &vec![byte; self.window().len()]);
         debug_assert!(inside, "as long as the region");
     }
@@ -334,7 +376,7 @@ impl<B: Descriptors> Peer<B> {
             Failure::wrong(if self.left {
                 "the connection has ended".into()
             } else {
-                format!("nothing came within {:?}", self.shape.patience)
+                format!("{SILENCE}{:?}{}", self.shape.patience, self.untold())
             })
         })
     }
@@ -377,7 +419,7 @@ impl<B: Descriptors> Peer<B> {
         let deadline = Deadline::after(patience);
         while self.session.outstanding() > 0 {
             if !self.step(deadline)? {
-                return Err(Failure::wrong(format!("no acknowledgement within {patience:?}")));
+                return Err(Failure::wrong(format!("{UNACKNOWLEDGED}{patience:?}")));
             }
         }
         Ok(())

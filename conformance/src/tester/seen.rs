@@ -2,6 +2,7 @@
 //! the case is about.
 
 use rdma_proto::wire::{Message, Opcode, Window};
+use suite::hex;
 
 /// A rule that the target broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,10 @@ impl Seen {
     pub(super) fn message(&mut self, bytes: &[u8]) {
         let Ok(message) = Message::decode(bytes) else {
             let requirement = if bytes.len() == 32 { "VR-CTRL-004" } else { "VR-CTRL-002" };
-            self.breach(requirement, format!("it sent {} bytes: {bytes:02x?}", bytes.len()));
+            self.breach(
+                requirement,
+                format!("it sent a message of {} bytes: {}", bytes.len(), hex::start(bytes)),
+            );
             return;
         };
         let opcode = message.opcode();

@@ -1,10 +1,12 @@
 //! The correct part of the suite's peer: windows both ways, and the byte streams through them.
 
+use intercept::trace::words;
 use rdma_backend::{Region, RemoteAddress};
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{FeatureSet, Message, Window};
+use suite::hex;
 
-use super::{Incoming, Peer};
+use super::{ENDED, Incoming, Peer, REFUSED_REQUEST};
 use crate::client::Failure;
 
 /// Bytes written at once: what is to be sent has to find room.
@@ -41,7 +43,7 @@ impl<B: Descriptors> Peer<B> {
         self.taken == self.part().1
     }
 
-    fn part(&self) -> (u32, u32) {
+    pub(super) fn part(&self) -> (u32, u32) {
         self.plan[self.turn % self.plan.len()]
     }
 
@@ -179,14 +181,18 @@ impl<B: Descriptors> Peer<B> {
                 }
                 Message::SetClientFeature { .. } if self.serves => {}
                 Message::GetServerFeature { .. } if self.asked > 0 => self.asked -= 1,
-                other => return Err(Failure::wrong(format!("unexpected message {other:?}"))),
+                other => {
+                    let what = format!("{} came, which nothing had asked for", words::control(&other));
+                    return Err(Failure::wrong(what));
+                }
             },
             Incoming::Notified(count) => return self.take_bytes(count),
             Incoming::Read => {}
             Incoming::Failed(status) => {
-                return Err(Failure::wrong(format!("the suite's request failed: {status:?}")));
+                let what = format!("{REFUSED_REQUEST}{status:?}, {}", status.describe());
+                return Err(Failure::wrong(what));
             }
-            Incoming::Gone(why) => return Err(Failure::wrong(format!("the connection ended: {why}"))),
+            Incoming::Gone(why) => return Err(Failure::wrong(format!("{ENDED}{why}"))),
         }
         Ok(())
     }
@@ -234,7 +240,7 @@ impl<B: Descriptors> Peer<B> {
     fn decode(&mut self, bytes: &[u8]) -> Result<Message, Failure> {
         self.seen.message(bytes);
         Message::decode(bytes)
-            .map_err(|error| Failure::wrong(format!("a message came that is none: {bytes:02x?}: {error}")))
+            .map_err(|error| Failure::wrong(format!("it sent a message {error}: {}", hex::start(bytes))))
     }
 
     fn take_bytes(&mut self, count: u32) -> Result<(), Failure> {

@@ -1,8 +1,8 @@
 //! The exit codes of programs, as scripts see them.
 
 pub use rdma_program::{
-    DONE, FAILED, INTERNAL, NO_RDMA as NO_ENVIRONMENT, UNREAD, USAGE, guarded, misused, run, run_as,
-    with_common,
+    DONE, FAILED, INTERNAL, INTERRUPTED, NO_RDMA as NO_ENVIRONMENT, UNREAD, USAGE, guarded, misused, run,
+    run_as, with_common,
 };
 
 /// Nothing failed, and something could not be decided.
@@ -28,9 +28,20 @@ mod tests {
 
     #[test]
     fn codes_are_distinct() {
-        let mut all =
-            [DONE, FAILED, UNDECIDED, BROKEN, LOST, NOTHING, USAGE, NO_ENVIRONMENT, INTERNAL, UNREAD]
-                .to_vec();
+        let mut all = [
+            DONE,
+            FAILED,
+            UNDECIDED,
+            BROKEN,
+            LOST,
+            NOTHING,
+            USAGE,
+            NO_ENVIRONMENT,
+            INTERNAL,
+            INTERRUPTED,
+            UNREAD,
+        ]
+        .to_vec();
         let count = all.len();
         all.sort_unstable();
         all.dedup();

@@ -4,6 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// Bytes that are shown of many.
+const SHOWN: usize = 32;
+
+/// Returns the first bytes as pairs of digits, for people.
+#[must_use]
+pub fn start(bytes: &[u8]) -> String {
+    let digits: Vec<_> = bytes.iter().take(SHOWN).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}{}", digits.join(" "), if bytes.len() > SHOWN { " …" } else { "" })
+}
+
 /// Bytes written as hexadecimal digits.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

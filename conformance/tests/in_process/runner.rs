@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -28,8 +29,15 @@ const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr
 
 fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> CaseResult {
     let patience = Duration::from_secs(2);
-    let plan =
-        Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], selected: false, recorder: None };
+    let plan = Plan {
+        patience,
+        harm: Harm::Allowed,
+        again: "",
+        arguments: &[],
+        selected: false,
+        recorder: None,
+        interrupted: None,
+    };
     let cases = blackbox::cases();
     let case = cases.iter().find(|one| one.role == Some(role) && one.id == case).unwrap();
     Runner::new(backend, side, &plan).only(case)
@@ -103,6 +111,7 @@ fn a_hang_is_told_with_what_came_before_it() {
         arguments: &[],
         selected: false,
         recorder: Some(&recorder),
+        interrupted: None,
     };
     let cases = blackbox::cases();
     let case = cases.iter().find(|one| one.role == Some(Role::Client) && one.id == "close.clean").unwrap();
@@ -339,4 +348,45 @@ fn memory_pinned_in_between_is_seen() {
     let result = judge(&backend, Side::Server(&server), Role::Server, "mem.of-4-gib");
     assert_eq!(result.verdict, Verdict::Fail, "{}", result.reason);
     assert!(result.reason.contains("4194304 KiB pinned"), "{}", result.reason);
+}
+
+/// A run that is interrupted has the results until then; the case under way is none of them, for its target may have been ended, too.
+#[test]
+fn an_interrupted_run_tells_what_there_is() {
+    let fabric = Fabric::new();
+    let backend = fabric.host(&[OURS.ip()]);
+    let server =
+        BuiltInServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::default())).unwrap();
+    let interrupted = AtomicBool::new(false);
+    let plan = Plan {
+        patience: Duration::from_secs(30),
+        harm: Harm::Allowed,
+        again: "",
+        arguments: &[],
+        selected: true,
+        recorder: None,
+        interrupted: Some(&interrupted),
+    };
+    let mut cases = blackbox::cases();
+    cases.retain(|case| {
+        case.role == Some(Role::Server)
+            && ["conn.plain", "ctrl.first-message", "feat.asked"].contains(&case.id)
+    });
+    let target =
+        Target { name: String::new(), role: Role::Server, how: String::new(), backend: String::new() };
+    let run = blackbox::run::run(&cases, &backend, Side::Server(&server), &plan, target, |case, result| {
+        // In the middle of the second.
+        if case == "ctrl.first-message" && result.is_none() {
+            interrupted.store(true, Ordering::Relaxed);
+        }
+    });
+    let told: Vec<_> =
+        run.results.iter().map(|result| (&*result.id, result.verdict, &*result.reason)).collect();
+    let untried = (Verdict::Skipped, "the run was interrupted");
+    assert_eq!(told[0].1, Verdict::Pass, "{told:?}");
+    assert_eq!(
+        told[1..],
+        [("ctrl.first-message", untried.0, untried.1), ("feat.asked", untried.0, untried.1)]
+    );
+    assert!(run.is_interrupted());
 }

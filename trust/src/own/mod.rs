@@ -201,6 +201,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
         arguments: &[],
         selected: false,
         recorder: None,
+        interrupted: None,
     };
     let run = |side| {
         let cases = suite_cases();

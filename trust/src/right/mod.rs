@@ -200,6 +200,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
         arguments: &[],
         selected: false,
         recorder: None,
+        interrupted: None,
     };
     let judged = |side| {
         let cases = conformance::blackbox::cases();

@@ -10,6 +10,7 @@ use rdma_softsim::SoftSim;
 
 use super::table::{NO_MISTAKE, TABLE};
 use super::{Target, Unresponsive, judge};
+use conformance::blackbox::report::first_lines;
 use conformance::blackbox::run::SANITY;
 use conformance::blackbox::{self, results::CaseResult};
 use conformance::requirements::Role;
@@ -34,6 +35,9 @@ pub struct Verdicts {
     /// Instead of the table, tell which mistakes fail each case and pass the plainest.
     #[arg(long)]
     search: bool,
+    /// Instead of the table, tell what the suite says first of each mistake.
+    #[arg(long, conflicts_with_all = ["search", "select"])]
+    first: bool,
 }
 
 /// All cases of both roles.
@@ -83,7 +87,11 @@ fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
 
 /// Prints the table.
 pub fn run(options: &Verdicts) -> ExitCode {
-    let done = if options.search { search(options) } else { table(options) };
+    let done = match options {
+        Verdicts { first: true, .. } => first(),
+        Verdicts { search: true, .. } => search(options),
+        _ => table(options),
+    };
     done.unwrap_or_else(|problem| {
         terminal::complain(&problem, 4);
         ExitCode::from(BROKEN)
@@ -140,6 +148,51 @@ fn table(options: &Verdicts) -> Result<ExitCode, String> {
         terminal::tell(&format!("{case} {} | no mistake | {why}", role.name()), 4);
     }
     Ok(ExitCode::from(code))
+}
+
+/// Returns each mistake of each side with the first case that fails by it, as far as that is known: the sanity case, or the first of
+/// those of the table.
+///
+/// # Errors
+/// One cannot be set up.
+pub fn firsts() -> Result<Vec<(Mistake, Role, CaseResult)>, String> {
+    let order: Vec<_> = blackbox::cases::<SoftSim>().iter().map(|case| case.id).collect();
+    let mut sides: Vec<(Mistake, Role)> = Vec::new();
+    for (mistake, role, _) in TABLE {
+        if !sides.contains(&(*mistake, *role)) {
+            sides.push((*mistake, *role));
+        }
+    }
+    let line = |case: fn(&[&'static str], Mistake, Role) -> &'static str| {
+        let order = &order;
+        sides
+            .iter()
+            .map(move |&(mistake, role)| (Target::Mistaken(mistake), role, case(order, mistake, role)))
+    };
+    let lines: Vec<Line> = line(|_, _, _| SANITY)
+        .chain(line(|order, mistake, role| {
+            let place = |case: &str| order.iter().position(|one| *one == case);
+            let of = TABLE.iter().filter(|(one, side, _)| (*one, *side) == (mistake, role));
+            of.map(|(.., case)| *case).min_by_key(|case| place(case)).unwrap_or(SANITY)
+        }))
+        .collect();
+    let mut results = judge_all(&lines)?;
+    let others = results.split_off(sides.len());
+    let first = results.into_iter().zip(others).map(|(sane, other)| match sane.verdict {
+        Verdict::Fail => sane,
+        _ => other,
+    });
+    Ok(sides.into_iter().zip(first).map(|((mistake, role), result)| (mistake, role, result)).collect())
+}
+
+fn first() -> Result<ExitCode, String> {
+    for (mistake, role, result) in firsts()? {
+        let mistake =
+            mistake.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
+        terminal::tell(&format!("{mistake} {}: {}", role.name(), result.id), 4);
+        terminal::tell(&first_lines(&result), 8);
+    }
+    Ok(ExitCode::from(DONE))
 }
 
 fn search(options: &Verdicts) -> Result<ExitCode, String> {

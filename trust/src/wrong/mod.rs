@@ -15,13 +15,14 @@ use rdma_softsim::Fabric;
 use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, small};
 use conformance::blackbox::context::Side;
 use conformance::blackbox::results::CaseResult;
-use conformance::blackbox::run::{Plan, Runner};
+use conformance::blackbox::run::{Plan, RECORDED, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::TargetClients;
 use conformance::client::Failure;
 use conformance::requirements::Role;
 use conformance::tester::Listener;
 use intercept::mistakes::{self, Mistake};
+use intercept::trace::{Recorded, Recorder};
 
 use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
@@ -68,7 +69,8 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         Target::Right | Target::Unresponsive(_) => None,
     };
     let wrong = mistakes::host(fabric.host(&[theirs.ip()]), mistake);
-    let backend = fabric.host(&[ours.ip()]);
+    let recorder = Recorder::new(RECORDED);
+    let backend = Recorded::new(fabric.host(&[ours.ip()]), &recorder);
     let options = |options| {
         let mut options = small(options);
         options.handshake_timeout = MUCH_PATIENCE;
@@ -83,8 +85,15 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         Target::Mistaken(_) => PATIENCE,
         Target::Unresponsive(_) => LITTLE_PATIENCE,
     };
-    let plan =
-        Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], selected: false, recorder: None };
+    let plan = Plan {
+        patience,
+        harm: Harm::Allowed,
+        again: "",
+        arguments: &[],
+        selected: false,
+        recorder: Some(&recorder),
+        interrupted: None,
+    };
     let judged = |side| {
         let cases = conformance::blackbox::cases();
         let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);

@@ -93,18 +93,26 @@ pub fn request(request: &Request) -> String {
 /// A SEND in words.
 fn message(len: usize, bytes: &[u8]) -> String {
     match Message::decode(bytes) {
-        Ok(message) if len == bytes.len() => match message {
-            Message::RegisterXferMemory(Window { address, length, rkey }) => {
-                format!("RegisterXferMemory {length} bytes at {address:#x}, rkey {rkey:#x}")
-            }
-            Message::Keepalive => "Keepalive".into(),
-            Message::GetServerFeature { select, features }
-            | Message::SetClientFeature { select, features } => {
-                format!("{} select {select}, features {:#x}", message.opcode(), features.0)
-            }
-        },
+        Ok(message) if len == bytes.len() => {
+            let reserved = if bytes == message.encode() { "" } else { " [reserved bytes are not zero]" };
+            format!("{}{reserved}", control(&message))
+        }
         Err(invalid) if len == bytes.len() => format!("SEND of {len} bytes [{invalid}]"),
         _ => format!("SEND of {len} bytes"),
+    }
+}
+
+/// A control message in words.
+#[must_use]
+pub fn control(message: &Message) -> String {
+    match message {
+        Message::RegisterXferMemory(Window { address, length, rkey }) => {
+            format!("RegisterXferMemory {length} bytes at {address:#x}, rkey {rkey:#x}")
+        }
+        Message::Keepalive => "Keepalive".into(),
+        Message::GetServerFeature { select, features } | Message::SetClientFeature { select, features } => {
+            format!("{} select {select}, features {:#x}", message.opcode(), features.0)
+        }
     }
 }
 

@@ -1,10 +1,14 @@
 //! A run against what the command line names.
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use rdma_conn::{Descriptors, Options};
 use rdma_softsim::{Fabric, SoftSim};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 
 use super::options::{ClientRun, Common, ServerRun, again, one_command};
 use super::{CommandError, device, no_environment, usage};
@@ -13,14 +17,14 @@ use crate::blackbox::case::Case;
 use crate::blackbox::context::Side;
 use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
 use crate::blackbox::results::{Run, Target};
-use crate::blackbox::run::{self, Plan};
+use crate::blackbox::run::{self, Plan, RECORDED};
 use crate::blackbox::session::legal;
 use crate::blackbox::target::{TargetClients, TargetServer};
 use crate::exit::{BROKEN, NOTHING};
 use crate::requirements::Role;
 use crate::tester::Listener;
 use intercept::mistakes;
-use intercept::trace::{Limits, Recorded, Recorder};
+use intercept::trace::{Recorded, Recorder};
 use suite::Verdict;
 use suite::terminal;
 
@@ -34,7 +38,7 @@ fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
 
 /// Enough of a case to see what happened.
 fn recorder() -> Recorder {
-    Recorder::new(Limits { entries: 120, bytes: 64 })
+    Recorder::new(RECORDED)
 }
 
 /// The address of a target.
@@ -153,6 +157,7 @@ fn go<B: Descriptors>(
     local: bool,
 ) -> Result<Run, CommandError> {
     let again = again(arguments);
+    let interrupted = interrupts().map_err(|error| (BROKEN, format!("no signal can be awaited: {error}")))?;
     let plan = Plan {
         patience: common.patience()?,
         harm: common.harm(local)?,
@@ -160,6 +165,7 @@ fn go<B: Descriptors>(
         arguments,
         selected: common.select.names(),
         recorder: Some(recorder),
+        interrupted: Some(&interrupted),
     };
     let cases: Vec<Case<'_, B>> = match common.random {
         None => common.select.cases(target.role),
@@ -169,11 +175,19 @@ fn go<B: Descriptors>(
         return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
     }
     let bar = bar(cases.len() as u64);
+    // The first case of each cause.
+    let mut causes: Vec<(String, String)> = Vec::new();
     let mut run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),
         Some(result) => {
             if !result.verdict.is_pass() && result.verdict != Verdict::Skipped {
-                let line = format!("{:14} {case}: {}", result.verdict, result.reason);
+                let cause = result.cause_in_words();
+                let known = causes.iter().find(|(known, _)| *known == cause);
+                let why = known.map_or_else(|| result.why(), |(_, first)| format!("as {first}"));
+                let line = format!("{:14} {case}: {why}", result.verdict);
+                if known.is_none() {
+                    causes.push((cause, case.to_string()));
+                }
                 bar.suspend(|| terminal::complain(&line, 15));
             }
             bar.inc(1);
@@ -186,6 +200,16 @@ fn go<B: Descriptors>(
         run.results = legal::summed(run.results, common.seed, &again);
     }
     Ok(run)
+}
+
+/// Returns what is set by the first Ctrl-C, or SIGTERM. The second ends the program at once.
+fn interrupts() -> std::io::Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, Arc::clone(&interrupted))?;
+        flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    Ok(interrupted)
 }
 
 /// A bar on a terminal; nothing elsewhere.

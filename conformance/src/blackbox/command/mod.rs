@@ -19,7 +19,7 @@ use options::Common;
 
 use super::baseline::Baseline;
 use super::results::Run;
-use crate::exit::{NO_ENVIRONMENT, USAGE};
+use crate::exit::{INTERRUPTED, NO_ENVIRONMENT, USAGE};
 use suite::terminal;
 
 pub use against::resolve;
@@ -63,7 +63,9 @@ fn perform(who: &TargetCommand, arguments: &[String]) -> Result<u8, CommandError
 fn judged(common: &Common, run: impl FnOnce() -> Result<Run, CommandError>) -> Result<u8, CommandError> {
     // Before the run, which may take minutes.
     let baseline = common.baseline.as_deref().map(Baseline::read).transpose().map_err(usage)?;
-    outcome::conclude(&mut run()?, common, &baseline.unwrap_or_default())
+    let mut run = run()?;
+    let code = outcome::conclude(&mut run, common, &baseline.unwrap_or_default())?;
+    Ok(if run.is_interrupted() { INTERRUPTED } else { code })
 }
 
 /// Returns the exit code of the program. Prints the reason if the run could not be judged.

@@ -76,7 +76,7 @@ pub(super) fn run(options: &PairRun) -> Result<u8, CommandError> {
     })?;
     let breaches = breaches.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (who, Breach { requirement, what }) in &breaches {
-        terminal::tell(&format!("{who}: {requirement}: {what}"), 4);
+        terminal::tell(&format!("the {who} erred: {requirement}: {what}"), 4);
     }
     let told = exit.as_ref().map_or_else(|| "it did not end in time".into(), ToString::to_string);
     terminal::tell(&format!("the client, after {connections} connections: {told}"), 4);
@@ -154,14 +154,14 @@ fn between(
     deadline: Instant,
     relayed: &AtomicUsize,
 ) -> Result<(), Failure> {
-    ahead.handshake()?;
-    behind.handshake()?;
+    ahead.handshake().map_err(by("server"))?;
+    behind.handshake().map_err(by("client"))?;
     let mut gone = false;
     let mut passed = 0;
     while !gone && Instant::now() < deadline {
         let before = passed;
-        gone |= pass_on(ahead, behind, &mut passed)?;
-        gone |= pass_on(behind, ahead, &mut passed)?;
+        gone |= pass_on(("server", &mut *ahead), ("client", &mut *behind), &mut passed)?;
+        gone |= pass_on(("client", &mut *behind), ("server", &mut *ahead), &mut passed)?;
         if before == 0 && passed > 0 {
             relayed.fetch_add(1, Ordering::Relaxed);
         }
@@ -169,20 +169,33 @@ fn between(
     Ok(())
 }
 
+/// Names the side that a failure is about.
+fn by(side: &'static str) -> impl Fn(Failure) -> Failure {
+    move |failure| match failure {
+        // The relay's own device is no side's fault.
+        Failure::Environment(_) => failure,
+        failure => Failure::wrong(format!("the {side} erred: {failure}")),
+    }
+}
+
 /// True when it has left.
-fn pass_on(from: &mut Peer<Verbs>, to: &mut Peer<Verbs>, passed: &mut usize) -> Result<bool, Failure> {
+fn pass_on(
+    (side, from): (&'static str, &mut Peer<Verbs>),
+    (other, to): (&'static str, &mut Peer<Verbs>),
+    passed: &mut usize,
+) -> Result<bool, Failure> {
     let mut gone = false;
     while let Some(incoming) = from.receive_within(Duration::from_millis(1))? {
         match incoming {
             Incoming::Gone(_) => gone = true,
-            incoming => from.absorb(incoming)?,
+            incoming => from.absorb(incoming).map_err(by(side))?,
         }
         if gone {
             break;
         }
     }
     let heard = from.take_received();
-    to.send_bytes(&heard)?;
+    to.send_bytes(&heard).map_err(by(other))?;
     *passed += heard.len();
     Ok(gone)
 }

@@ -39,6 +39,7 @@ pub fn html(runs: &[Run], spec: Option<&str>) -> Result<String, String> {
         date: runs.iter().map(|run| date(run.begun)).max().unwrap_or_default(),
         spec,
         runs: runs.iter().map(Card::new).collect(),
+        causes: runs.iter().enumerate().map(Causes::new).filter(|causes| !causes.groups.is_empty()).collect(),
         areas: AREAS.iter().map(|area| Area::new(area, runs)).collect(),
         verdicts: Verdict::ALL.map(Verdict::name),
         tables: [Role::Server, Role::Client]
@@ -92,6 +93,7 @@ struct Page<'a> {
     date: String,
     spec: Option<&'a str>,
     runs: Vec<Card<'a>>,
+    causes: Vec<Causes<'a>>,
     areas: Vec<Area>,
     verdicts: [&'static str; 9],
     tables: Vec<Table<'a>>,
@@ -153,6 +155,35 @@ impl<'a> Card<'a> {
             withheld: run.says_of_withheld(),
             machine,
         }
+    }
+}
+
+/// Why cases of a run failed, the cause of most first.
+struct Causes<'a> {
+    name: &'a str,
+    role: Role,
+    groups: Vec<CauseGroup<'a>>,
+}
+
+/// Failures of one cause: what the first of them says, and the cases.
+struct CauseGroup<'a> {
+    first: Cell<'a>,
+    cases: Vec<(String, &'a str)>,
+}
+
+impl<'a> Causes<'a> {
+    fn new((number, run): (usize, &'a Run)) -> Self {
+        let failed = run.results.iter().filter(|result| result.verdict == Verdict::Fail).collect();
+        let role = run.target.role;
+        let mut groups: Vec<_> = super::alike(failed)
+            .into_iter()
+            .map(|group| CauseGroup {
+                first: Cell::new(number, run, group[0]),
+                cases: group.iter().map(|one| (format!("{role}-{}", one.id), one.id.as_str())).collect(),
+            })
+            .collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.cases.len()));
+        Self { name: &run.target.name, role, groups }
     }
 }
 
@@ -255,6 +286,7 @@ struct Cell<'a> {
     label: String,
     teardown: &'static str,
     reason: &'a str,
+    hint: Option<&'a str>,
 }
 
 impl<'a> Cell<'a> {
@@ -278,6 +310,7 @@ impl<'a> Cell<'a> {
             label: format!("{mark} {known}{verdict}"),
             teardown: teardown.map_or("", Teardown::name),
             reason: &result.reason,
+            hint: result.hint.as_deref(),
         }
     }
 }

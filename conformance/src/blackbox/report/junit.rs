@@ -101,9 +101,9 @@ fn skipped(result: &CaseResult) -> Told {
 
 fn failed(result: &CaseResult, element: &'static str) -> Told {
     let wire: String = result.last_on_the_wire().into_iter().map(|line| format!("| {line}\n")).collect();
-    let CaseResult { intent, expectation, repro, reason, requirements, .. } = result;
+    let CaseResult { intent, expectation, repro, requirements, .. } = result;
     let text = plain(&format!("{intent}\nexpected: {expectation}\n{wire}again: {repro}"));
-    Told { element, message: plain(reason), details: Some((requirements.join(" "), text)) }
+    Told { element, message: plain(&result.why()), details: Some((requirements.join(" "), text)) }
 }
 
 /// A text without what XML has no characters for: a reason may have the last lines of a target in it.

@@ -36,8 +36,8 @@ pub fn markdown(runs: &[Run]) -> String {
 }
 
 fn add(text: &mut String, result: &CaseResult) {
-    let CaseResult { id, verdict, level, requirements, reason, expected, .. } = result;
+    let CaseResult { id, verdict, level, requirements, expected, .. } = result;
     let expected = expected.as_ref().map(|why| format!(". Known: {why}")).unwrap_or_default();
-    let seen = format!("{reason}{expected}").replace('|', "\\|").replace('\n', " ");
+    let seen = format!("{}{expected}", result.why()).replace('|', "\\|").replace('\n', " ");
     let _ = writeln!(text, "| `{id}` | {verdict} ({level}) | {} | {seen} |", requirements.join(", "));
 }

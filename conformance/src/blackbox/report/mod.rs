@@ -61,7 +61,7 @@ pub fn summary(run: &Run) -> String {
 }
 
 /// Returns the cases that did not pass, the failures that count last: each with what was on the wire last, and a line to run it again.
-/// Failures with one reason are told once, and so are cases that were not tried.
+/// Failures with one cause are told once, and so are cases that were not tried.
 pub fn failures(run: &Run, strict: bool) -> String {
     let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
     let (tried, untried): (Vec<_>, Vec<_>) =
@@ -77,27 +77,33 @@ pub fn failures(run: &Run, strict: bool) -> String {
     for alike in tried {
         tell(&mut text, alike[0], strict);
         if alike.len() > 1 {
-            let _ = writeln!(text, "    and for the same reason: {}", named(&alike[1..]));
+            let _ = writeln!(text, "    alike in {} more: {}", alike.len() - 1, named(&alike[1..]));
         }
     }
     text
 }
 
-/// Groups results that say the same.
+/// Groups results of one cause, in the order of the first of each.
 fn alike(results: Vec<&CaseResult>) -> Vec<Vec<&CaseResult>> {
+    let key = |result: &CaseResult| {
+        let CaseResult { verdict, cause, expected, .. } = result;
+        (*verdict, *cause, expected.clone(), result.cause_in_words())
+    };
     let mut groups: Vec<Vec<&CaseResult>> = Vec::new();
     for result in results {
-        let same = |group: &&mut Vec<&CaseResult>| {
-            let CaseResult { verdict, cause, reason, expected, .. } = group[0];
-            (verdict, cause, reason, expected)
-                == (&result.verdict, &result.cause, &result.reason, &result.expected)
-        };
-        match groups.iter_mut().find(same) {
+        match groups.iter_mut().find(|group| key(group[0]) == key(result)) {
             Some(group) => group.push(result),
             None => groups.push(vec![result]),
         }
     }
     groups
+}
+
+/// Returns what a failure says first: what the target was shown, what came of it, and the hint.
+pub fn first_lines(result: &CaseResult) -> String {
+    let CaseResult { intent, reason, hint, .. } = result;
+    let hint = hint.as_ref().map(|hint| format!("\n    hint: {hint}")).unwrap_or_default();
+    format!("    shown: {intent}\n    seen: {reason}{hint}")
 }
 
 /// Returns the ids of a few cases, or the number of many.
@@ -119,18 +125,18 @@ fn tell(text: &mut String, result: &CaseResult, strict: bool) {
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "{mark} {} {} [{}, {}: {}{teardown}]\n    {}",
+        "{mark} {} {} [{}, {}: {}{teardown}]\n{}",
         result.verdict,
         result.id,
         result.profile.title(),
         result.level,
         result.requirements.join(" "),
-        result.reason
+        first_lines(result)
     );
     if let Some(expected) = &result.expected {
         let _ = writeln!(text, "    expected: {expected}");
     } else if result.verdict == Verdict::Fail {
-        let _ = writeln!(text, "    shown: {}\n    right: {}", result.intent, result.expectation);
+        let _ = writeln!(text, "    right: {}", result.expectation);
         for line in result.last_on_the_wire() {
             let _ = writeln!(text, "    | {line}");
         }

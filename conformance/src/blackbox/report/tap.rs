@@ -28,7 +28,7 @@ pub(super) fn tap(run: &Run, strict: bool) -> String {
         let _ = writeln!(text, "  ---\n  verdict: {}\n  level: {}", result.verdict, result.level);
         let _ = writeln!(text, "  profile: {}", result.profile);
         let _ = writeln!(text, "  requirements: [{}]", result.requirements.join(", "));
-        let quoted = serde_json::Value::from(result.reason.as_str());
+        let quoted = serde_json::Value::from(result.why());
         let _ = writeln!(text, "  reason: {quoted}\n  ...");
     }
     if let Some(reason) = unexcused {

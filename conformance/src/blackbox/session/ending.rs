@@ -3,11 +3,13 @@
 use std::time::{Duration, Instant};
 
 use rdma_conn::Descriptors;
+use suite::hex;
 use suite::verdict::{lenient, pass};
 use suite::{Cause, Judged, Pass, Stop, Verdict};
 
 use super::{Heard, Session};
 use crate::blackbox::context::Context;
+use crate::blackbox::hints::NOT_CONTENT;
 use crate::blackbox::results::Teardown;
 use crate::blackbox::target::{Exit, Running, with_last_lines};
 use crate::tester::Incoming;
@@ -130,7 +132,7 @@ impl<B: Descriptors> Session<'_, B> {
             Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
             Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
             Some(Exit::Failure(what)) => {
-                Err(Stop::unmet(format!("after {answered} commands the client was not content: {what}")))
+                Err(Stop::unmet(format!("after {answered} commands {NOT_CONTENT}{what}")))
             }
         }
     }
@@ -156,11 +158,15 @@ impl<B: Descriptors> Session<'_, B> {
         }
         let rest = self.peer.take_received();
         if !rest.is_empty() {
-            return Err(Stop::unmet(format!("{} bytes came that nothing had asked for", rest.len())));
+            return Err(Stop::unmet(format!(
+                "its immediates told of more bytes than its replies have: {} beyond them, {}",
+                if rest.len() == 1 { "1 byte is".into() } else { format!("{} bytes are", rest.len()) },
+                hex::start(&rest)
+            )));
         }
         if early {
             self.context.note(Teardown::WrongSide);
-            return Err(Stop::unmet("it left in the middle of the connection"));
+            return Err(Stop::unmet("it ended the connection, which the suite still used"));
         }
         self.peer.disconnect()?;
         let teardown = if self.awaits_end(self.context.patience)? == Notice::Disconnected {
@@ -254,8 +260,8 @@ impl<B: Descriptors> Session<'_, B> {
         if self.client.is_some() || heard.is_empty() || heard.starts_with(b"-") {
             return Ok(());
         }
-        let start = String::from_utf8_lossy(&heard[..heard.len().min(20)]).into_owned();
-        Err(Stop::unmet(format!("it ended the connection, and answered before: {start:?}")))
+        let start = heard[..heard.len().min(20)].escape_ascii();
+        Err(Stop::unmet(format!("it answered \"{start}\" before it ended the connection")))
     }
 
     /// Judges how a client reports that something went wrong; a server need not report.

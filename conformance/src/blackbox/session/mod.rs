@@ -10,11 +10,13 @@ mod receives;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use intercept::trace::words;
 use rdma_backend::RemoteAddress;
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Window};
 
 use super::context::Context;
+use super::hints::SILENT_CLIENT;
 use super::responder::Responder;
 use super::target::Running;
 use crate::tester::{Incoming, Peer, Shape};
@@ -140,12 +142,11 @@ impl<'a, B: Descriptors> Session<'a, B> {
         let exit = self.client.as_mut().and_then(|client| client.ended(Duration::ZERO));
         match exit {
             Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
-            None => {
-                Stop::unmet(self.with_last_lines(format!(
-                    "the client said nothing more within {:?}",
-                    self.context.patience
-                )))
-            }
+            None => Stop::unmet(self.with_last_lines(format!(
+                "{SILENT_CLIENT}{:?}{}",
+                self.context.patience,
+                self.peer.untold()
+            ))),
         }
     }
 
@@ -184,13 +185,32 @@ impl<'a, B: Descriptors> Session<'a, B> {
             Some(at) => {
                 self.misspoke = true;
                 Err(Stop::unmet(format!(
-                    "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}",
+                    "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}{}",
                     exchange.expect.len(),
                     heard.get(at).copied().unwrap_or_default(),
-                    exchange.expect.get(at).copied().unwrap_or_default()
+                    exchange.expect.get(at).copied().unwrap_or_default(),
+                    self.elsewhere(&exchange.expect, &heard, at)
                 )))
             }
         }
+    }
+
+    /// Tells where the bytes of a reply are that are not where they belong, or what is there instead.
+    fn elsewhere(&self, expect: &[u8], heard: &[u8], at: usize) -> String {
+        let wanted = &expect[at..expect.len().min(at + 8)];
+        if let Some(found) = heard.windows(wanted.len()).position(|here| here == wanted) {
+            let (by, way) = if found > at { (found - at, "behind") } else { (at - found, "before") };
+            return format!("; what belongs there came {by} byte{} {way}", if by == 1 { "" } else { "s" });
+        }
+        if at == 0 && heard.starts_with(b"-") {
+            return format!("; the reply is an error: {}", heard.trim_ascii_end().escape_ascii());
+        }
+        // What was written first may have been written over.
+        let last = &expect[expect.len().saturating_sub(8)..];
+        if [wanted, last].iter().any(|wanted| self.peer.earlier_window_holds(wanted)) {
+            return "; it wrote into an earlier window, which was full".into();
+        }
+        String::new()
     }
 
     /// Waits for the next message other than a keepalive, which must be this one.
@@ -200,7 +220,11 @@ impl<'a, B: Descriptors> Session<'a, B> {
     pub fn expect_message(&mut self, expected: Message) -> Result<(), Stop> {
         match self.peer.receive_message()? {
             message if message == expected => Ok(()),
-            other => Err(Stop::unmet(format!("expected {expected:?}, got {other:?}"))),
+            other => Err(Stop::unmet(format!(
+                "expected {}, got {}",
+                words::control(&expected),
+                words::control(&other)
+            ))),
         }
     }
 
