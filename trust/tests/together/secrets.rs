@@ -14,7 +14,7 @@ use rdma_conn::{Connect, Listener, Stream};
 use rdma_kv::Login;
 use rdma_redis::{Client, Endpoints, Reconnect};
 use rdma_snapshot::run::{Publish, Pull, Republish};
-use rdma_snapshot::valkey::{LiveSink, LiveSource, Server, Target};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Server, Target};
 use rdma_snapshot::{Secret, publisher, reader};
 use rdma_softsim::SoftSim;
 use tokio::runtime::{Builder, Runtime};
@@ -190,7 +190,8 @@ fn of_rdma_snapshot() {
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
     let server = Server::new(&format!("valkey://user:hunter2@127.0.0.1:{port}")).expect("a URL");
     debug("Server", &server);
-    error("nobody listens", &LiveSource::open(server.clone(), false).expect_err("nobody listens"));
+    let refused = LiveSource::open(server.clone(), &Opening::default()).expect_err("nobody listens");
+    error("nobody listens", &refused);
     let target = Target { server, replace: false, serve_on: None };
     debug("Target", &target);
     debug("LiveSink", &LiveSink::new(target));
