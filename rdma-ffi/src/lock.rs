@@ -1,8 +1,8 @@
 //! A lock that a panic closes for good.
 //!
-//! `std::sync::Mutex` asks in each call whether the thread panics already, before and after, and whether another did. A call of C does not
-//! begin in a panic, and a closed lock is one that cannot be taken: so nothing is asked here, which saves a write or a read some 15 of 350
-//! instructions.
+//! `std::sync::Mutex` asks in each call whether the thread panics already, before and after, and
+//! whether another did. A call of C does not begin in a panic, and a closed lock is one that cannot
+//! be taken: so nothing is asked here, which saves a write or a read some 15 instructions.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
