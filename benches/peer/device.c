@@ -5,7 +5,7 @@
  * The server answers each notification with 64 bytes. The first byte of a request says when the answer comes:
  *   'a'  at once, with all that were held back;
  *   'l'  later, with the next one that does not come later;
- *   'w'  when the client waits: it has asked to be woken, has looked, and found nothing;
+ *   'w'  when the client waits: it has asked to be woken, has looked, and found no more than it took;
  *   's'  when the client has looked three times and found nothing, whether it has asked to be woken or not.
  * A command of RESP, which begins with '*', is answered at once with a value of 32 MiB, one notification for each window that it fills. */
 #ifndef _GNU_SOURCE
@@ -133,13 +133,13 @@ static void device_answer(void) {
     }
 }
 
-/* The client has looked and found nothing. */
-static void device_found_nothing(void) {
+/* The client has looked and found no more than it took. */
+static void device_found_end(int taken) {
     if (armed) {
         due += on_wait;
         on_wait = 0;
     }
-    if (on_look > 0 && ++looks == LOOKS) {
+    if (taken == 0 && on_look > 0 && ++looks == LOOKS) {
         due += on_look;
         on_look = 0;
     }
@@ -214,7 +214,7 @@ static int device_poll(struct ibv_cq *cq, int most, struct ibv_wc *wc) {
     int count = 0;
     (void)cq;
     while (count < most && first_completion != last_completion) wc[count++] = completions[first_completion++ % DEPTH];
-    if (count == 0) device_found_nothing();
+    if (count < most) device_found_end(count);
     return count;
 }
 
@@ -306,7 +306,7 @@ int ibv_destroy_cq(struct ibv_cq *of) { return of != &queue; }
 int ibv_get_cq_event(struct ibv_comp_channel *on, struct ibv_cq **cq, void **with) {
     if (device_take_signal(on->fd) < 0) {
         int error = errno;
-        if (first_completion == last_completion) device_found_nothing();
+        if (first_completion == last_completion) device_found_end(0);
         errno = error;
         return -1;
     }

@@ -6,9 +6,9 @@ use std::mem::MaybeUninit;
 use std::{ptr, slice};
 
 use libc::iovec;
-use rdma_conn::Error;
+use rdma_conn::{ConnectionId, Error};
 
-use crate::endpoint::{Endpoint, either, on_connection, place};
+use crate::endpoint::{Endpoint, State, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
 /// Bytes that have arrived, where the peer has put them.
@@ -123,9 +123,16 @@ pub unsafe extern "C" fn vkrdma_write(
     written: Option<&mut MaybeUninit<usize>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    let piece = iovec { iov_base: from.cast_mut(), iov_len: len };
-    // SAFETY: the caller's promise, of one piece.
-    unsafe { vkrdma_writev(endpoint, connection, &raw const piece, 1, written, error) }
+    on_connection(endpoint, connection, error, |state, id| {
+        let from: &[u8] = if len == 0 {
+            &[]
+        } else {
+            check(from.cast::<u8>(), len)?;
+            // SAFETY: `len` bytes of the caller's, which nobody changes during the call.
+            unsafe { slice::from_raw_parts(from.cast(), len) }
+        };
+        put(state, id, &[IoSlice::new(from)], written)
+    })
 }
 
 /// As `vkrdma_write`, of `count` pieces one behind the other: what of them there is room for is one notification, so that the peer wakes
@@ -156,21 +163,30 @@ pub unsafe extern "C" fn vkrdma_writev(
                 empty = true;
             }
         }
-        let written = place(written)?;
-        let now = if empty {
+        if empty {
             // Where there are no bytes C allows any address, and a slice does not.
             let some: Vec<iovec> = pieces.iter().filter(|piece| piece.iov_len > 0).copied().collect();
             // SAFETY: each has an address and bytes, as is checked above.
-            let some = unsafe { io_slices(&some) };
-            either!(&mut state.kind, side => side.endpoint.write(id, some))
+            put(state, id, unsafe { io_slices(&some) }, written)
         } else {
             // SAFETY: as above.
-            let pieces = unsafe { io_slices(pieces) };
-            either!(&mut state.kind, side => side.endpoint.write(id, pieces))
-        }?;
-        written.write(now.ok_or(Failure::Again)?);
-        Ok(())
+            put(state, id, unsafe { io_slices(pieces) }, written)
+        }
     })
+}
+
+/// Writes pieces, and tells how much of them.
+#[inline(always)]
+fn put(
+    state: &mut State,
+    id: ConnectionId,
+    pieces: &[IoSlice<'_>],
+    written: Option<&mut MaybeUninit<usize>>,
+) -> Result<(), Failure> {
+    let written = place(written)?;
+    let now = either!(&mut state.kind, side => side.endpoint.write(id, pieces))?;
+    written.write(now.ok_or(Failure::Again)?);
+    Ok(())
 }
 
 /// Returns the same pieces as Rust has them.

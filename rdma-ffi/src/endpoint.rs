@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
@@ -18,6 +17,7 @@ use rustix::io::Errno;
 use crate::device::{Any, Device, release};
 use crate::error::{Code, Failed, Failure, Told, call};
 use crate::fork;
+use crate::lock::Lock;
 use crate::options::{self, Limits};
 
 /// Connections and listeners that share one descriptor, for one event loop.
@@ -28,7 +28,7 @@ use crate::options::{self, Limits};
 pub struct Endpoint {
     descriptor: RawFd,
     waker: Waker,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 /// What the lock is for.
@@ -152,20 +152,29 @@ impl Endpoint {
     fn of(mut kind: Kind) -> Result<Self, Failure> {
         let waker = either!(&mut kind, side => side.endpoint.waker())?;
         let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
-        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake });
+        let state = Lock::new(State { kind, names: Names::default(), sleep: Sleep::Awake });
         Ok(Self { descriptor, waker, state })
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State>, Failure> {
-        self.state.lock().map_err(|_| {
-            let text = "an earlier call panicked in this endpoint: free it";
-            Failure::Here(Code::VKRDMA_PANIC, text.into())
-        })
+    /// Runs `does` alone here.
+    #[inline(always)]
+    fn alone<T>(&self, does: impl FnOnce(&mut State) -> Result<T, Failure>) -> Result<T, Failure> {
+        match self.state.with(does) {
+            Some(done) => done,
+            None => Err(closed()),
+        }
     }
 
     /// Has an event loop that sleeps come back, if there is something to do for it before it would.
+    #[inline(always)]
     fn rouse(&self, state: &mut State) {
-        let Sleep::Until(by) = state.sleep else { return };
+        if let Sleep::Until(by) = state.sleep {
+            self.rouse_before(state, by);
+        }
+    }
+
+    #[inline(never)]
+    fn rouse_before(&self, state: &mut State, by: Option<Instant>) {
         if state.next_timeout().is_some_and(|due| by.is_none_or(|by| due < by)) {
             state.sleep = Sleep::Awake;
             // An eventfd of this process, whose counter cannot fail to take one more.
@@ -180,12 +189,19 @@ impl<B: rdma_conn::Descriptors> Side<B> {
     }
 }
 
+#[cold]
+fn closed() -> Failure {
+    let text = "an earlier call panicked in this endpoint: free it";
+    Failure::Here(Code::VKRDMA_PANIC, text.into())
+}
+
+#[cold]
 fn null_endpoint() -> Failure {
     Failure::argument("the endpoint is null")
 }
 
 /// Runs a call on an endpoint, alone there.
-#[inline]
+#[inline(always)]
 pub(crate) fn on(
     endpoint: Option<&Endpoint>,
     told: Told<'_>,
@@ -193,15 +209,16 @@ pub(crate) fn on(
 ) -> Code {
     call(told, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
-        let mut state = endpoint.lock()?;
-        let done = does(&mut state);
-        endpoint.rouse(&mut state);
-        done
+        endpoint.alone(|state| {
+            let done = does(state);
+            endpoint.rouse(state);
+            done
+        })
     })
 }
 
 /// Runs a call on a connection of an endpoint, alone there.
-#[inline]
+#[inline(always)]
 pub(crate) fn on_connection(
     endpoint: Option<&Endpoint>,
     number: u64,
@@ -212,6 +229,7 @@ pub(crate) fn on_connection(
 }
 
 /// Returns the place for a result.
+#[inline(always)]
 pub(crate) fn place<T>(place: Option<&mut MaybeUninit<T>>) -> Result<&mut MaybeUninit<T>, Failure> {
     place.ok_or(Failure::argument("the place for the result is null"))
 }
@@ -297,8 +315,7 @@ pub extern "C" fn vkrdma_next_timeout(
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
         let microseconds = place(microseconds)?;
-        let mut state = endpoint.lock()?;
-        microseconds.write(match fall_asleep(&mut state) {
+        microseconds.write(match endpoint.alone(|state| Ok(fall_asleep(state)))? {
             Some(left) => i64::try_from(left.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX),
             None => -1,
         });
@@ -326,9 +343,10 @@ pub extern "C" fn vkrdma_progress(
 }
 
 fn progress(endpoint: &Endpoint) -> Result<(), Failure> {
-    let mut state = endpoint.lock()?;
-    state.sleep = Sleep::Awake;
-    Ok(either!(&mut state.kind, side => side.endpoint.progress())?)
+    endpoint.alone(|state| {
+        state.sleep = Sleep::Awake;
+        Ok(either!(&mut state.kind, side => side.endpoint.progress())?)
+    })
 }
 
 /// Sleeps until there is something to do, at most `microseconds` (-1 for any time), and does it: for a program without an event loop.
@@ -342,7 +360,7 @@ pub extern "C" fn vkrdma_wait(
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
         progress(endpoint)?;
-        let due = fall_asleep(&mut *endpoint.lock()?);
+        let due = endpoint.alone(|state| Ok(fall_asleep(state)))?;
         let limit = u64::try_from(microseconds).ok().map(Duration::from_micros);
         let limit = match (due, limit) {
             (Some(due), Some(limit)) => Some(due.min(limit)),

@@ -212,22 +212,24 @@ impl Code {
 }
 
 /// Runs what a call does. Nothing unwinds out of it.
-#[inline]
+#[inline(always)]
 pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -> Code {
     if fork::is_child() {
-        return tell(told, &fork::failure());
+        return tell(told, fork::failure());
     }
-    // Of what a panic leaves half done nothing is used again: an endpoint's lock is poisoned by it.
+    // Of what a panic leaves half done nothing is used again: an endpoint's lock is closed by it.
     match catch_unwind(AssertUnwindSafe(does)) {
         Ok(Ok(())) => Code::VKRDMA_OK,
         Ok(Err(Failure::Again)) => Code::VKRDMA_AGAIN,
-        Ok(Err(failure)) => tell(told, &failure),
-        Err(panic) => tell(told, &panicked(panic)),
+        Ok(Err(failure)) => tell(told, failure),
+        Err(panic) => tell(told, panicked(panic)),
     }
 }
 
 #[cold]
-fn tell(told: Told<'_>, failure: &Failure) -> Code {
+#[inline(never)]
+fn tell(told: Told<'_>, failure: Failure) -> Code {
+    let failure = &failure;
     // To put an error into words is code as any other.
     let code = catch_unwind(AssertUnwindSafe(|| failure.code())).unwrap_or(Code::VKRDMA_PANIC);
     if let Some(told) = told {

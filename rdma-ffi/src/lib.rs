@@ -27,6 +27,7 @@ mod counts;
 
 mod address;
 mod fork;
+mod lock;
 mod sized;
 
 use std::ffi::c_char;

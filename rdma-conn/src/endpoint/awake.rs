@@ -159,8 +159,8 @@ pub(super) trait Turns {
     /// Takes what has come, without asking the kernel and without arming anything.
     fn look(&mut self) -> Result<Found, Self::Error>;
 
-    /// Arms what is not armed: what comes from then on makes the descriptor readable, and what came before is found by a look now. Returns
-    /// whether there is such a look to take.
+    /// Arms what is not armed: what comes from then on makes the descriptor readable, and what
+    /// came before is found by a look now. Returns whether there is such a look to take.
     fn arm(&mut self) -> Result<bool, Self::Error>;
 
     /// Returns whether a completion would wake somebody.
@@ -172,8 +172,8 @@ pub(super) trait Turns {
     /// Returns how long there is nothing to do if nothing comes; `None` for ever.
     fn idle_for(&self) -> Option<Duration>;
 
-    /// Takes what has come, within bounds, and arms for the rest. Who does not spin arms before it looks: it will in any case, and one
-    /// look that takes all is enough then.
+    /// Takes what has come, within bounds, and arms for the rest. Who does not spin arms before it
+    /// looks: it will in any case, and one look that takes all is enough then.
     #[inline(always)]
     fn turn(&mut self) -> Result<(), Self::Error> {
         let mut asks = self.awake().begin() || self.any_armed();
