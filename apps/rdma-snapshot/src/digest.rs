@@ -32,7 +32,7 @@ impl Piecewise {
     }
 }
 
-/// The digest of a snapshot, chunk by chunk.
+/// The digest of a snapshot, chunk by chunk (VS-READ-004).
 #[derive(Clone, Debug)]
 pub struct Whole(Hasher);
 

@@ -44,7 +44,15 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
         case(
             "publisher.whole",
             "all of the snapshot: entries in order, digests and ends are right, and Done ends it",
-            &["VS-TABLE-002", "VS-TABLE-003", "VS-TABLE-006", "VS-READ-002", "VS-RCP-001", "VS-WIRE-001"],
+            &[
+                "VS-TABLE-002",
+                "VS-TABLE-003",
+                "VS-TABLE-006",
+                "VS-READ-002",
+                "VS-READ-004",
+                "VS-RCP-001",
+                "VS-WIRE-001",
+            ],
             whole,
         ),
         case(

@@ -347,7 +347,8 @@ impl<B: Descriptors> Run<'_, B> {
         }
     }
 
-    /// Tells the sink where the snapshot ends, if that is before chunk `next`, and all of it has the announced digest.
+    /// Tells the sink where the snapshot ends, if that is before chunk `next`, and all of it has the announced digest
+    /// (VS-READ-004).
     fn mark(&mut self, next: u64) -> Result<(), Error> {
         let mark = self.have.mark.filter(|mark| mark.chunks.get() == next && !self.marked);
         if let Some(mark) = mark {

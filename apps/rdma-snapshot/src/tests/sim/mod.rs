@@ -63,7 +63,7 @@ fn run(seed: u64) -> Result<Outcome, Violation> {
 
 /// The seeds that `SNAPSHOT_SEEDS` names, as A..B, or these.
 fn seeds() -> Range<u64> {
-    let Ok(text) = std::env::var("SNAPSHOT_SEEDS") else { return 0..2000 };
+    let Ok(text) = std::env::var("SNAPSHOT_SEEDS") else { return 0..5000 };
     let numbers = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
     numbers.unwrap_or_else(|| panic!("SNAPSHOT_SEEDS is A..B, not {text}"))
 }
