@@ -3,6 +3,7 @@
 
   card.py FOLDER WORK BENCH LINK PLACE
 """
+import ipaddress
 import json
 import os
 import pathlib
@@ -66,6 +67,16 @@ def steps(work):
     return [{"step": name, "status": int(status), "seconds": int(seconds)} for name, status, seconds in lines]
 
 
+def came_out(step):
+    """What a step's exit status means."""
+    file = step["step"] + ".txt"
+    if step["status"] == 0:
+        return "passed"
+    if step["step"] == "suite-valkey" and step["status"] == 1:
+        return f"some cases fail, see {file}; `docs/reports` has those of Valkey that fail everywhere"
+    return f"FAILED, see {file}"
+
+
 def page(place, link, found, done, folder):
     """What a person reads."""
     soft = " **No card: softrdma, in software. The figures say nothing of hardware.**" if place == "soft" else ""
@@ -83,7 +94,7 @@ def page(place, link, found, done, folder):
         "| step | came out | s |",
         "|---|---|---|",
     ]
-    lines += [f"| {s['step']} | {'passed' if s['status'] == 0 else 'FAILED, see ' + s['step'] + '.txt'} | {s['seconds']} |" for s in done]
+    lines += [f"| {s['step']} | {came_out(s)} | {s['seconds']} |" for s in done]
     lines += [
         "",
         "## Measured, and predicted",
@@ -103,12 +114,21 @@ def page(place, link, found, done, folder):
     return "\n".join(lines) + "\n"
 
 
+def without_address(found):
+    """An address, or what only looks like one."""
+    try:
+        address = ipaddress.ip_address(found[0].rstrip(".:"))
+    except ValueError:
+        return "ADDRESS" if re.fullmatch(r"(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", found[0]) else found[0]
+    return found[0] if address.is_loopback or address.is_unspecified else "ADDRESS"
+
+
 def without_names(text, names):
     """A text in which no name of the machine, its user, its folders and addresses is left."""
     for name, stand_in in names:
-        text = text.replace(name, stand_in)
-    text = re.sub(r"\b(?!127\.)(?:\d{1,3}\.){3}\d{1,3}\b", "ADDRESS", text)
-    return re.sub(r"\b(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F:]{1,}", "ADDRESS", text)
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", stand_in, text)
+    text = re.sub(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w])", without_address, text)
+    return re.sub(r"(?<![\w:])[0-9a-fA-F:]*:[0-9a-fA-F:]*:[0-9a-fA-F:.]*", without_address, text)
 
 
 def main():
@@ -120,7 +140,7 @@ def main():
     # The longest first: a folder of a user's holds the user's name.
     pairs = [(str(pathlib.Path.cwd()), "REPOSITORY"), (str(work), "WORK"), (str(folder), "FOLDER"), (os.environ.get("HOME", ""), "HOME")]
     pairs += [(os.uname().nodename, "HOST")]
-    pairs = [(name, stand_in) for name, stand_in in pairs if len(name) > 2]
+    pairs = [(name, stand_in) for name, stand_in in pairs if len(name) > 1]
     for file in folder.rglob("*"):
         if file.is_file():
             text = file.read_text(errors="replace")

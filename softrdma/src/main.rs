@@ -68,6 +68,10 @@ enum Action {
         /// The kind of the fabric's devices from now on: where verbs leaves a device a choice, they do as this one does.
         #[arg(long, value_parser = DeviceKind::ALL.map(DeviceKind::name))]
         device_kind: Option<String>,
+        /// Completion vectors of the fabric's devices from now on, each with a thread of the fabric that raises its events: vector-0, vector-1 and
+        /// so on, which can be pinned to processors. By default there are two, and whoever brings a completion raises its event.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+        vectors: Option<u32>,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
@@ -119,13 +123,15 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode, Error> {
     match action {
-        Action::Run { fabric, address, faults, record, latency, device_kind, command } => {
+        Action::Run { fabric, address, faults, record, latency, device_kind, vectors, command } => {
             let place = Place::of(&fabric)?;
             let libraries = place.libraries()?;
             // Keeps the fabric there until the program has ended, which takes the place of this one.
             let mut presence = place.enter()?;
-            if latency.is_some() || device_kind.is_some() {
-                let _known = tell(&mut presence, &Request::Configure { latency, device_kind }, None)?;
+            if latency.is_some() || device_kind.is_some() || vectors.is_some() {
+                let change = Request::Configure { latency, device_kind, vectors };
+                tell(&mut presence, &change, None)?
+                    .map_err(|error| Error::System { what: "a change of the fabric".into(), error })?;
             }
             if let Some(path) = record {
                 record_in(&mut presence, path)?;
@@ -224,7 +230,7 @@ fn running(fabric: &str) -> Result<Socket, Error> {
 fn status(fabric: &str) -> Result<ExitCode, Error> {
     let mut socket = running(fabric)?;
     let mut ask = |request: &Request<'_>| exchange(&mut socket, request, None);
-    let Reply::Status { sessions, struck, failures } = ask(&Request::Status)? else {
+    let Reply::Status { sessions, struck, failures, vectors } = ask(&Request::Status)? else {
         return Err(Error::Refused);
     };
     let mut pairs: Vec<Pair> = Vec::new();
@@ -243,6 +249,10 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     }
     if !failures.is_empty() {
         println!("\n{}", classes(&failures));
+    }
+    if !vectors.is_empty() {
+        let counts: Vec<_> = vectors.iter().map(u64::to_string).collect();
+        println!("events of completion vectors: {}", counts.join(", "));
     }
     if struck > 0 {
         println!("faults: {struck} so far");

@@ -15,7 +15,8 @@ fn completion_queues_without_a_channel_share_a_descriptor() {
     let fabric = Fabric::new().expect("a fabric");
     let mut program = open(&fabric, 1);
     let mut create = || {
-        let reply = ask(&mut program, &Request::CreateQueue { device: 0, depth: 1, channel: None });
+        let reply =
+            ask(&mut program, &Request::CreateQueue { device: 0, depth: 1, channel: None, vector: 0 });
         assert!(matches!(reply, Reply::Made(_)), "{reply:?}");
     };
     create();

@@ -34,7 +34,7 @@ fn kind(socket: &mut Socket, channel: Name) -> Option<u32> {
 
 fn pair(socket: &mut Socket) -> Name {
     let domain = make(socket, &Request::AllocateDomain(0));
-    let queue = make(socket, &Request::CreateQueue { device: 0, depth: 4, channel: None });
+    let queue = make(socket, &Request::CreateQueue { device: 0, depth: 4, channel: None, vector: 0 });
     let (send_depth, receive_depth, inline) = (1, 1, 0);
     let request = Request::CreatePair {
         domain,
@@ -121,7 +121,8 @@ fn events_that_find_no_room_in_the_pipe_come_later() {
         panic!("no channel")
     };
     let domain = make(&mut program, &Request::AllocateDomain(0));
-    let queue = make(&mut program, &Request::CreateQueue { device: 0, depth: 4, channel: Some(channel) });
+    let queue =
+        make(&mut program, &Request::CreateQueue { device: 0, depth: 4, channel: Some(channel), vector: 0 });
     let request = Request::CreatePair {
         domain,
         send_queue: queue,

@@ -22,7 +22,7 @@ fn honest() -> Vec<u8> {
             Request::AllocateDomain(0),
             Request::Register { domain: 1, at: 0, address: 4096, len: 4096, access },
             Request::CreateCompletionChannel,
-            Request::CreateQueue { device: 0, depth: 8, channel: Some(3) },
+            Request::CreateQueue { device: 0, depth: 8, channel: Some(3), vector: 0 },
             Request::CreateShared { domain: 1, depth: 4, limit: 1 },
             Request::CreatePair {
                 domain: 1,

@@ -91,8 +91,9 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::Deregister),
         Just(Request::CreateCompletionChannel),
         name().prop_map(Request::DestroyCompletionChannel),
-        (0..3_u32, prop_oneof![1_u32..64, any::<u32>()], proptest::option::of(name()))
-            .prop_map(|(device, depth, channel)| Request::CreateQueue { device, depth, channel }),
+        (0..3_u32, prop_oneof![1_u32..64, any::<u32>()], proptest::option::of(name())).prop_map(
+            |(device, depth, channel)| Request::CreateQueue { device, depth, channel, vector: depth % 3 }
+        ),
         name().prop_map(Request::DestroyQueue),
         (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
         (name(), any::<bool>()).prop_map(|(queue, solicited)| Request::Arm { queue, solicited }),
@@ -232,7 +233,9 @@ proptest! {
 fn what_a_program_leaves_behind_goes_with_it() {
     let fabric = Fabric::new().expect("a fabric");
     let mut socket = open(&fabric, 1);
-    for request in [Request::AllocateDomain(0), Request::CreateQueue { device: 0, depth: 4, channel: None }] {
+    for request in
+        [Request::AllocateDomain(0), Request::CreateQueue { device: 0, depth: 4, channel: None, vector: 0 }]
+    {
         assert!(matches!(ask(&mut socket, &request), Reply::Made(_)));
     }
     assert!(!fabric.is_deserted());
@@ -303,7 +306,8 @@ impl Program {
     fn new(fabric: &Arc<Fabric>, last: u8, at: u64) -> Self {
         let mut socket = open(fabric, last);
         let Reply::Made(domain) = ask(&mut socket, &Request::AllocateDomain(0)) else { panic!("no domain") };
-        let created = ask(&mut socket, &Request::CreateQueue { device: 0, depth: 8, channel: None });
+        let created =
+            ask(&mut socket, &Request::CreateQueue { device: 0, depth: 8, channel: None, vector: 0 });
         let Reply::Made(queue) = created else { panic!("no queue") };
         let access = Access { local_write: true, remote_write: true, remote_read: true };
         let len = 3 * PAGE;

@@ -96,6 +96,29 @@ fn long_chains() {
     home.is_left();
 }
 
+/// Each completion vector has its thread, which alone raises what queues raise on it.
+#[test]
+fn completion_vectors_have_threads() {
+    let home = Home::new("vectors");
+    let Some(program) = compiled(&home, "vectors") else { return };
+    for (vectors, said) in [(Some("4"), "0, 1, 2, 3"), (Some("1"), "0"), (None, "")] {
+        let mut command = home.softrdma(&["run", "--address", SERVER]);
+        command.args(vectors.map(|count| ["--vectors", count]).into_iter().flatten()).args(["--", &program]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("starts");
+        let mut told = child.stdin.take().expect("is piped");
+        let mut lines = BufReader::new(child.stdout.take().expect("is piped")).lines().map_while(Result::ok);
+        let count = vectors.unwrap_or("2");
+        assert_eq!(lines.next(), Some(format!("{count} vectors")));
+        let status = succeeded(&home.softrdma(&["status"]).output().expect("runs"));
+        let events = status.lines().find_map(|line| line.strip_prefix("events of completion vectors: "));
+        assert_eq!(events.unwrap_or_default(), said);
+        told.write_all(b"\n").expect("it reads");
+        assert!(child.wait().expect("a child").success());
+        home.is_left();
+    }
+}
+
 /// Completion queues and queue pairs with functions, shared receives, solicited events, SQD, a child, acknowledgements.
 #[test]
 fn the_newer_calls() {

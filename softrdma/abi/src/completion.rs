@@ -78,9 +78,7 @@ pub(crate) unsafe fn create_queue(
 ) -> Result<*mut ibv_cq, c_int> {
     let vectors = link()?.limits.vectors;
     let depth = u32::try_from(depth).map_err(|_| libc::EINVAL)?;
-    if u32::try_from(vector).map_or(true, |vector| vector >= vectors) {
-        return Err(libc::EINVAL);
-    }
+    let vector = u32::try_from(vector).ok().filter(|vector| *vector < vectors).ok_or(libc::EINVAL)?;
     let channel_name = match channel.is_null() {
         true => None,
         // SAFETY: ibv_create_cq(3): null, or what `ibv_create_comp_channel` gave: a `Channel`.
@@ -88,7 +86,7 @@ pub(crate) unsafe fn create_queue(
     };
     // SAFETY: the caller vouches for `context`.
     let device = unsafe { number_in(context) };
-    let handle = make(&Request::CreateQueue { device, depth, channel: channel_name })?;
+    let handle = make(&Request::CreateQueue { device, depth, channel: channel_name, vector })?;
     let mut cq: ibv_cq = zeroed();
     cq.context = context;
     cq.channel = channel;

@@ -16,6 +16,7 @@ mod signals;
 #[cfg(test)]
 mod tests;
 mod translate;
+mod vectors;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,6 +34,7 @@ use movers::Movers;
 use seats::{PATIENCE, Watch};
 use service::{Presence, Service};
 use session::Info;
+use vectors::Vectors;
 
 /// Sessions at a time.
 const MOST_SESSIONS: usize = 1024;
@@ -86,6 +88,8 @@ struct State {
     awaited: Vec<inject::Awaited>,
     /// The recording, if there ever was one.
     writing: Option<record::Writing>,
+    /// The threads of completion vectors, if they were asked for.
+    vectors: Option<Arc<Vectors>>,
 }
 
 impl Fabric {
@@ -207,7 +211,12 @@ impl Fabric {
     }
 
     /// Changes the devices.
-    fn configure(&self, latency: Option<u32>, device_kind: Option<&str>) -> Reply {
+    fn configure(&self, latency: Option<u32>, device_kind: Option<&str>, vectors: Option<u32>) -> Reply {
+        match vectors.map(Vectors::start) {
+            Some(Ok(started)) => self.lock().vectors = Some(Arc::new(started)),
+            Some(Err(errno)) => return Reply::Refused(errno.raw_os_error()),
+            None => {}
+        }
         let kind = device_kind.map(|name| DeviceKind::ALL.into_iter().find(|kind| kind.name() == name));
         match kind {
             Some(None) => return Reply::Refused(Errno::INVAL.raw_os_error()),
@@ -263,7 +272,8 @@ impl Fabric {
             observed: counts.observed(*class),
         });
         let failures = failures.filter(|failure| failure.injected + failure.observed > 0).collect();
-        Reply::Status { sessions, struck: self.model.faults_struck(), failures }
+        let vectors = self.lock().vectors.as_ref().map_or_else(Vec::new, |vectors| vectors.raised());
+        Reply::Status { sessions, struck: self.model.faults_struck(), failures, vectors }
     }
 }
 

@@ -86,8 +86,8 @@ impl Service {
             (None, Request::Status) => fabric.status(),
             (None, Request::Pairs { above }) => fabric.pairs(above),
             (None, Request::Inject { seed, faults }) => fabric.inject(seed, &faults),
-            (None, Request::Configure { latency, device_kind }) => {
-                fabric.configure(latency, device_kind.as_deref())
+            (None, Request::Configure { latency, device_kind, vectors }) => {
+                fabric.configure(latency, device_kind.as_deref(), vectors)
             }
             (None, Request::Record) => fabric.record(descriptor),
             (none, Request::Hello { version, program, devices, above }) => {
@@ -133,7 +133,9 @@ fn open(
     let program = program.chars().take(NAME).collect();
     let machine = fabric.machine(devices.clone())?;
     let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone()));
-    let session = Session::new(&machine, Arc::clone(&info), above)?;
+    let vectors = fabric.lock().vectors.clone();
+    let count = vectors.as_ref().map_or(LIMITS.completion_vectors, |vectors| vectors.count());
+    let session = Session::new(&machine, Arc::clone(&info), above, vectors)?;
     fabric.lock().sessions.insert(*number, Some(info));
     let limits = wire::Limits {
         max_mr_size: LIMITS.max_region,
@@ -143,7 +145,7 @@ fn open(
         max_cq: LIMITS.max_completion_queues,
         max_cqe: LIMITS.max_completions,
         max_qp_rd_atom: LIMITS.max_read_depth,
-        vectors: LIMITS.completion_vectors,
+        vectors: count,
     };
     Ok((session, Reply::Welcome { devices, limits, fabric: std::process::id() }))
 }

@@ -14,6 +14,8 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::{PipeFlags, pipe_with};
 use softrdma_wire::{Name, RECORD};
 
+use super::vectors::Vector;
+
 /// A descriptor that is readable while something waits: of event channels and asynchronous events.
 pub(super) struct Level {
     ours: OwnedFd,
@@ -103,7 +105,7 @@ impl Records {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, queue: Name) {
+    pub(super) fn tell(&self, queue: Name) {
         let mut waiting = self.lock();
         let none = waiting.is_empty();
         *waiting.entry(queue).or_default() += 1;
@@ -155,6 +157,8 @@ impl AsFd for Records {
 pub(super) struct QueueSignal {
     pub(super) queue: Name,
     pub(super) channel: Arc<Records>,
+    /// Whose thread raises it, if not the one that brings the completion.
+    pub(super) vector: Option<Arc<Vector>>,
 }
 
 impl AsFd for QueueSignal {
@@ -165,7 +169,10 @@ impl AsFd for QueueSignal {
 
 impl Signal for QueueSignal {
     fn raise(&self) {
-        self.channel.tell(self.queue);
+        match &self.vector {
+            Some(vector) => vector.raise(&self.channel, self.queue),
+            None => self.channel.tell(self.queue),
+        }
     }
 
     /// The program reads its records itself.

@@ -35,7 +35,7 @@ impl Program {
         let devices = vec![vec![address]];
         program.ask(&Request::Hello { version: wire::VERSION, program: String::new(), devices, above: 0 });
         let Reply::Made(domain) = program.ask(&Request::AllocateDomain(0)) else { panic!("no domain") };
-        let queue = Request::CreateQueue { device: 0, depth: 8, channel: None };
+        let queue = Request::CreateQueue { device: 0, depth: 8, channel: None, vector: 0 };
         let Reply::Made(queue) = program.ask(&queue) else { panic!("no queue") };
         let access = Access { local_write: true, remote_write: true, remote_read: true };
         let region = Request::Register { domain, at, address: at, len: 64, access };
@@ -185,7 +185,8 @@ fn a_message_holds_the_status_of_all_sessions_that_are_shown() {
         observed: u64::MAX,
     });
     let (sessions, failures) = (vec![session; SHOWN], failures.collect());
-    let status = Reply::Status { sessions, struck: u64::MAX, failures };
+    let vectors = vec![u64::MAX; vectors::MOST as usize];
+    let status = Reply::Status { sessions, struck: u64::MAX, failures, vectors };
     let len = postcard::to_allocvec(&status).expect("a message").len();
     assert!(len <= wire::MAX_MESSAGE, "{len}");
 }

@@ -72,10 +72,11 @@ pub enum Request<'a> {
         faults: Vec<Fault>,
     },
     /// Changes all devices of the fabric from now on: how long a message travels, in microseconds, and of which kind they are, by the name
-    /// that `softrdma run --device-kind` has. Needs no session.
+    /// that `softrdma run --device-kind` has; or has so many completion vectors from now on, each with a thread. Needs no session.
     Configure {
         latency: Option<u32>,
         device_kind: Option<String>,
+        vectors: Option<u32>,
     },
     /// Records what passes from now on in the file that comes as a descriptor with this. Needs no session.
     Record,
@@ -105,6 +106,8 @@ pub enum Request<'a> {
         device: Device,
         depth: u32,
         channel: Option<Name>,
+        /// The completion vector.
+        vector: u32,
     },
     DestroyQueue(Name),
     /// Answer: [`Reply::Completions`].
@@ -399,6 +402,8 @@ pub enum Reply {
         struck: u64,
         /// The classes of failure that came about.
         failures: Vec<Failure>,
+        /// Completion events that each completion vector's thread has raised, if they have threads.
+        vectors: Vec<u64>,
     },
 }
 

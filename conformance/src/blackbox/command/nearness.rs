@@ -106,10 +106,11 @@ mod tests {
                 "rxe0 at 2001:db8::2 near all processors alike",
             ]
         );
-        let has = |address: &str| found.iter().map(|device| device.has(address.parse().unwrap()));
-        assert!(
-            has("192.0.2.1").eq([true, false, false]) && has("::ffff:192.0.2.1").eq([true, false, false])
-        );
+        for address in ["192.0.2.1", "::ffff:192.0.2.1"] {
+            let address = address.parse().unwrap();
+            let has: Vec<_> = found.iter().map(|device| device.has(address)).collect();
+            assert_eq!(has, [true, false, false]);
+        }
         fs::remove_dir_all(&folder).unwrap();
     }
 }

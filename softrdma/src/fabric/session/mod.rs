@@ -26,6 +26,7 @@ use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, MAX_WORK,
 use super::memory::{Process, ProgramMemory};
 use super::signals::{Backlog, Level, QueueSignal, Records};
 use super::translate;
+use super::vectors::Vectors;
 
 /// Channels of either kind, where the fabric may have enough descriptors.
 const MOST_CHANNELS: u64 = 4096;
@@ -113,6 +114,8 @@ pub(super) struct Session {
     devices: Vec<Opened>,
     info: Arc<Info>,
     names: Name,
+    /// The completion vectors, where they have threads.
+    vectors: Option<Arc<Vectors>>,
 }
 
 /// A protection domain, and the device that it and what is made in it belong to.
@@ -166,7 +169,12 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(machine: &[SoftSim], info: Arc<Info>, above: Name) -> Result<Self, Errno> {
+    pub(super) fn new(
+        machine: &[SoftSim],
+        info: Arc<Info>,
+        above: Name,
+        vectors: Option<Arc<Vectors>>,
+    ) -> Result<Self, Errno> {
         Ok(Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
@@ -183,6 +191,7 @@ impl Session {
             devices: machine.iter().map(Opened::open).collect::<Result<_, _>>()?,
             info,
             names: above,
+            vectors,
         })
     }
 
@@ -321,7 +330,9 @@ impl Session {
                 }
                 taken
             }
-            Request::CreateQueue { device, depth, channel } => self.create_queue(device, depth, channel),
+            Request::CreateQueue { device, depth, channel, vector } => {
+                self.create_queue(device, depth, channel, vector)
+            }
             Request::DestroyQueue(name) => take(&mut self.queues, name, CompletionQueue::is_used),
             Request::CreatePair {
                 domain,
@@ -388,7 +399,12 @@ impl Session {
         device: wire::Device,
         depth: u32,
         channel: Option<Name>,
+        vector: u32,
     ) -> Result<Reply, Refusal> {
+        let vector = match &self.vectors {
+            Some(vectors) => Some(vectors.get(vector).ok_or(Errno::INVAL)?),
+            None => None,
+        };
         let channel = match channel {
             Some(name) => Arc::clone(find(&self.completion_channels, name)?),
             None => Arc::clone(match &mut self.unread {
@@ -397,7 +413,7 @@ impl Session {
             }),
         };
         let queue = self.name()?;
-        let signal = Arc::new(QueueSignal { queue, channel });
+        let signal = Arc::new(QueueSignal { queue, channel, vector });
         let device = &self.opened(device)?.device;
         let made = device.create_completion_queue(queue.into(), depth, signal)?;
         self.queues.insert(queue, made);
