@@ -174,8 +174,9 @@ def instructions(folder):
             elif line.startswith("calls="):
                 call = True
             elif line[:1].isdigit() or line[:1] in "+-*":
+                # A line without a count counts nothing.
                 if not call and not device:
-                    total += int(line.split()[1])
+                    total += sum(map(int, line.split()[1:]))
                 call = False
         counts.append(total)
     return counts
