@@ -130,7 +130,7 @@ class LandingTierManager(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return the jobs that have ended since the last call."""
-        ended = []
+        ended: list[JobResult] = []
         while True:
             try:
                 result, missed = self._ended.get_nowait()
