@@ -87,7 +87,7 @@ class Glide(RedisPy):
 class LMCache(RedisPy):
     """The native connector of LMCache's RESP adapter, without the package around it.
 
-    It is linked with torch and calls nothing of it: the table gives it empty libraries of those names, so that torch is not loaded.
+    It is linked with torch's libraries, so the table tells the loader where they are.
     """
 
     def __init__(self, host, port):
@@ -192,10 +192,8 @@ def table(url):
         library = folder / "cost.so"
         flags = ["-O2", "-fPIC", "-shared", "-fno-builtin", "-fno-tree-loop-distribute-patterns"]
         subprocess.run(["cc", *flags, "-o", library, here.with_name("cost.c")], check=True)
-        for library_of_torch in ("c10", "torch", "torch_cpu", "torch_python"):
-            empty = folder / f"lib{library_of_torch}.so"
-            subprocess.run(["cc", "-shared", "-o", empty, "-x", "c", "/dev/null"], check=True)
-        environment["LD_LIBRARY_PATH"] = str(folder)
+        (torch,) = importlib.util.find_spec("torch").submodule_search_locations
+        environment["LD_LIBRARY_PATH"] = str(pathlib.Path(torch, "lib"))
         preloaded = " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")]))
         for client in clients(url):
             alone = [sys.executable, "-P", here, client]
