@@ -22,5 +22,8 @@ def test_there_are_examples():
 
 def test_how_it_is_installed():
     """CI runs the command, from the README of the repository."""
-    assert re.findall("^ *(pip install .*)", README, re.MULTILINE) == ["pip install ./apps/python"]
+    assert re.findall("^ *(pip install .*)", README, re.MULTILINE) == [
+        "pip install ./apps/python",
+        "pip install target/wheels/valkey_rdma-*.whl",
+    ]
     assert "pip install ./apps/python\n" in (pathlib.Path(__file__).parents[3] / "README.md").read_text()
