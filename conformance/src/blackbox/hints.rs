@@ -12,14 +12,16 @@ use rdma_backend::CompletionStatus;
 use rdma_proto::wire::{MESSAGE_LEN, Message, Opcode, Window};
 
 use crate::requirements::Role;
-use crate::tester::{ENDED, REFUSED_REQUEST, SILENCE, UNACKNOWLEDGED};
+use crate::tester::{ENDED, REFUSED_REQUEST, SILENCE, UNACKNOWLEDGED, UNTOLD};
 
 /// What is said first of a client that stops, and of one that reports a failure.
 pub(super) const SILENT_CLIENT: &str = "the client said nothing more within ";
 pub(super) const NOT_CONTENT: &str = "the client was not content: ";
 /// What is said first of an attempt to connect that failed.
 const NO_CONNECTION: &str = "no connection: ";
-/// A pause before the last message that is told with it.
+/// Requests of the suite's that are told before an end: what the target does not take may have others behind it.
+const LAST: usize = 3;
+/// A pause between two of them that is told.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Returns the hint for a case that failed for this reason, if there is one. `held` says whether the suite held a connection besides.
@@ -278,7 +280,8 @@ impl Facts {
         if self.left && (reason.contains(ENDED) || reason.contains(NOT_CONTENT)) {
             return self.last().map(|last| format!("it ended the connection after {last}"));
         }
-        if is_silent {
+        // Where bytes came and no immediate did, that was told.
+        if is_silent && !reason.contains(UNTOLD) {
             let (least, most) = (self.told.iter().min()?, self.told.iter().max()?);
             let range = if least == most { most.to_string() } else { format!("{least} to {most}") };
             return self
@@ -290,11 +293,18 @@ impl Facts {
 
     /// The last requests of the suite's, in words.
     fn last(&self) -> Option<String> {
-        let (at, text, _) = self.posted.last()?;
-        let Some((before, earlier, _)) = self.posted.iter().rev().nth(1) else { return Some(text.clone()) };
-        let pause = Duration::from_nanos(at.saturating_sub(*before));
-        let pause = if pause >= PAUSE { format!(", {} ms later", pause.as_millis()) } else { String::new() };
-        Some(format!("{}, then{pause} {}", short(earlier), short(text)))
+        let last = self.posted.get(self.posted.len().saturating_sub(LAST)..)?;
+        let (begin, first, _) = last.first()?;
+        let mut before = *begin;
+        let mut told = short(first).to_string();
+        for (at, text, _) in last.iter().skip(1) {
+            let pause = Duration::from_nanos(at.saturating_sub(before));
+            let pause =
+                if pause >= PAUSE { format!(" {} ms later", pause.as_millis()) } else { String::new() };
+            told += &format!(", then{pause} {}", short(text));
+            before = *at;
+        }
+        Some(told)
     }
 }
 
@@ -434,6 +444,8 @@ mod tests {
         let ended = format!("{ENDED}disconnected");
         let entries = || vec![registers(WINDOW), writes(20), says(Message::Keepalive), event("Disconnected")];
         says_so(&ended, entries(), "after WRITE 20 bytes at 0 of 65536, imm 20, then Keepalive");
+        let told = hint(&format!("{SILENCE}1s; 20 {UNTOLD}"), vec![registers(WINDOW), writes(20)]);
+        assert_eq!(told, None);
         // Not where the suite disconnected first.
         let mut entries = entries();
         entries.insert(3, EntryKind::Called { call: "disconnect".into() });

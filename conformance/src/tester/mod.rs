@@ -35,6 +35,8 @@ pub(crate) const SILENCE: &str = "nothing came within ";
 pub(crate) const UNACKNOWLEDGED: &str = "no acknowledgement within ";
 pub(crate) const REFUSED_REQUEST: &str = "the suite's request failed: ";
 pub(crate) const ENDED: &str = "the connection ended: ";
+/// What is said of bytes that came without an immediate.
+pub(crate) const UNTOLD: &str = "in its window that no immediate told of";
 
 /// How long the peer waits for anything: enough for a device in software on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -321,7 +323,7 @@ impl<B: Descriptors> Peer<B> {
         match behind.iter().rposition(|byte| *byte != 0) {
             None => String::new(),
             Some(last) => format!(
-                "; {} in its window that no immediate told of, from offset {}: {}",
+                "; {} {UNTOLD}, from offset {}: {}",
                 if last == 0 { "1 byte is".into() } else { format!("{} bytes are", last + 1) },
                 self.taken,
                 hex::start(&behind[..=last])

@@ -14,7 +14,7 @@ use crate::exit::{BROKEN, DONE, worse};
 /// Reports from results.
 #[derive(Args, Clone, Debug)]
 pub struct Report {
-    /// The format to write. HTML and Markdown take several runs; the others take one.
+    /// The format to write. HTML, Markdown and history take several runs; the others take one.
     #[arg(value_enum)]
     format: Format,
     /// results.json of runs.
@@ -56,8 +56,9 @@ pub fn make_report(options: &Report) -> ExitCode {
         let text = match &runs[..] {
             runs if options.format == Format::Html => report::html(runs, options.spec.as_deref()),
             runs if options.format == Format::Markdown => Ok(report::markdown(runs)),
+            runs if options.format == Format::History => Ok(report::history(runs)),
             [run] => report::text(run, options.format, options.strict),
-            _ => return Err(usage("only HTML and Markdown take several runs")),
+            _ => return Err(usage("only HTML, Markdown and history take several runs")),
         };
         let text = text.map_err(|reason| (BROKEN, reason))?;
         match &options.out {

@@ -2,10 +2,10 @@
 //! templates are in `templates/`; the page is whole without JavaScript, which only filters, compares and opens the drawer.
 
 use std::fmt;
-use std::time::{Duration, UNIX_EPOCH};
 
 use askama::Template;
 
+use super::day;
 use crate::blackbox::results::{CaseResult, Run, Teardown};
 use crate::requirements::{Level, Profile, Requirement, Requirements, Role};
 use intercept::trace::sequence;
@@ -36,7 +36,7 @@ pub fn html(runs: &[Run], spec: Option<&str>) -> Result<String, String> {
         cases: rows.len(),
         requirements: all.iter().count(),
         version: runs.first().map_or("", |run| &run.suite.version),
-        date: runs.iter().map(|run| date(run.begun)).max().unwrap_or_default(),
+        date: runs.iter().map(|run| day(run.begun)).max().unwrap_or_default(),
         spec,
         runs: runs.iter().map(Card::new).collect(),
         causes: runs.iter().enumerate().map(Causes::new).filter(|causes| !causes.groups.is_empty()).collect(),
@@ -149,7 +149,7 @@ impl<'a> Card<'a> {
             role: run.target.role,
             backend: &run.target.backend,
             took: format!("{:.1}", run.took),
-            date: date(run.begun),
+            date: day(run.begun),
             scores: run.scores().map(|score| score.to_string()),
             parts,
             withheld: run.says_of_withheld(),
@@ -438,10 +438,4 @@ impl<'a> Detail<'a> {
             requirements: requirements.iter().map(|id| (id.as_str(), text(id))).collect(),
         }
     }
-}
-
-/// Returns the day of a time in seconds since 1970, as ISO 8601 has it.
-fn date(seconds: u64) -> String {
-    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
-    time.split('T').next().unwrap_or_default().into()
 }

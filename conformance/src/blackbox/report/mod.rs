@@ -6,12 +6,13 @@ mod markdown;
 mod tap;
 
 use std::fmt::Write as _;
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::ValueEnum;
 use serde_json::json;
 
 use super::results::Teardown;
-use super::results::{CaseResult, Run};
+use super::results::{CaseResult, Run, Target};
 use super::run::title;
 use crate::requirements::Profile;
 use suite::Verdict;
@@ -34,6 +35,8 @@ pub enum Format {
     Html,
     /// Tables of what did not pass.
     Markdown,
+    /// Lines of a table, one for each run: how it came out, to be kept beside those of other versions.
+    History,
     /// A badge, as shields.io's endpoint takes it.
     Badge,
 }
@@ -50,8 +53,26 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
         Format::Tap => Ok(tap::tap(run, strict)),
         Format::Html => html(std::slice::from_ref(run), None),
         Format::Markdown => Ok(markdown(std::slice::from_ref(run))),
+        Format::History => Ok(history(std::slice::from_ref(run))),
         Format::Badge => Ok(format!("{:#}\n", badge(run))),
     }
+}
+
+/// Returns a line for each run: the day, the program, where it ran, its scores, and how many cases failed of those that were tried.
+pub fn history(runs: &[Run]) -> String {
+    let line = |run: &Run| {
+        let [wire, hardened] = run.scores().map(|score| format!("{} of {}", score.passed, score.decided));
+        let Target { name, role, backend, .. } = &run.target;
+        let (day, suite) = (day(run.begun), &run.suite.version);
+        format!("| {day} | {name} | {role} | {backend} | {wire} | {hardened} | {suite} |\n")
+    };
+    runs.iter().map(line).collect()
+}
+
+/// Returns the day of a time in seconds since 1970, as ISO 8601 has it.
+fn day(seconds: u64) -> String {
+    let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
+    time.split('T').next().unwrap_or_default().into()
 }
 
 /// Returns the result of a run, in two lines.
@@ -192,6 +213,21 @@ mod tests {
             r#"{{"id":"a.b","intent":"","expectation":"","requirements":[],"level":"must","profile":"wire","tags":[],"verdict":"{verdict}",
                 "cause":"{cause}",{expected}"reason":"","took":0,"repro":""}}"#
         )
+    }
+
+    #[test]
+    fn a_line_of_history() {
+        let mut run: Run = serde_json::from_str(
+            r#"{"format":2,"target":{"name":"a server 1.0","role":"server","how":"","backend":"softsim"},"suite":{"version":"0.1.0",
+                "requirements":1},"arguments":[],"begun":86400,"took":0,"results":[]}"#,
+        )
+        .unwrap();
+        run.results = vec![
+            serde_json::from_str(&case("pass", "requirement", "")).unwrap(),
+            serde_json::from_str(&case("fail", "requirement", "")).unwrap(),
+        ];
+        let line = "| 1970-01-02 | a server 1.0 | server | softsim | 1 of 2 | 0 of 0 | 0.1.0 |\n";
+        assert_eq!(history(&[run]), line);
     }
 
     #[test]
