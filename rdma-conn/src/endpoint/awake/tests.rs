@@ -21,7 +21,7 @@ const EVENTS: u32 = 2;
 struct Below {
     completions: u32,
     armed: bool,
-    /// A completion has woken somebody.
+    /// A completion has raised a wake-up.
     wakeup: bool,
     events: u32,
     waker: bool,
