@@ -37,8 +37,8 @@ struct Arguments {
     /// which takes milliseconds.
     #[arg(long)]
     eager: bool,
-    /// Microseconds for which a waiting thread busy-polls before it sleeps. It costs a processor for as
-    /// long.
+    /// Microseconds for which a waiting thread busy-polls before it sleeps. It costs a processor
+    /// for as long.
     #[arg(long, default_value_t = 0)]
     spin: u64,
     /// Clients at the same time, of all threads together.
