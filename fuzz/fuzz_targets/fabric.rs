@@ -9,8 +9,8 @@ mod bodies;
 libfuzzer_sys::fuzz_target!(
     init: {
         // Rust's runtime does this in programs with a Rust main function, which the fuzzer does not
-        // have. The fabric writes to pipes that programs close. SAFETY: signal(2): the signal is
-        // ignored, before there are threads.
+        // have. The fabric writes to pipes that programs close.
+        // SAFETY: signal(2): the signal is ignored, before there are threads.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     },
     |input: &[u8]| bodies::run(input)
