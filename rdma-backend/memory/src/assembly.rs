@@ -107,6 +107,7 @@ mod processor {
     }
 }
 
+/// The string instruction of x86-64.
 #[cfg(target_arch = "x86_64")]
 mod string {
     use core::arch::asm;
@@ -142,6 +143,7 @@ mod string {
     }
 }
 
+/// Registers of 32 bytes.
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use core::arch::asm;
