@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
@@ -17,7 +18,6 @@ use rustix::io::Errno;
 use crate::device::{Any, Device, release};
 use crate::error::{Code, Failed, Failure, Told, call};
 use crate::fork;
-use crate::lock::Lock;
 use crate::options::{self, Limits};
 
 /// Connections and listeners that share one descriptor, for one event loop.
@@ -28,7 +28,7 @@ use crate::options::{self, Limits};
 pub struct Endpoint {
     descriptor: RawFd,
     waker: Waker,
-    state: Lock<State>,
+    state: Mutex<State>,
 }
 
 /// What the lock is for.
@@ -152,16 +152,16 @@ impl Endpoint {
     fn of(mut kind: Kind) -> Result<Self, Failure> {
         let waker = either!(&mut kind, side => side.endpoint.waker())?;
         let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
-        let state = Lock::new(State { kind, names: Names::default(), sleep: Sleep::Awake });
+        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake });
         Ok(Self { descriptor, waker, state })
     }
 
-    /// Runs `does` alone here.
+    /// Runs `does` alone here. A call that panicked has poisoned the lock, and closed the endpoint.
     #[inline(always)]
     fn alone<T>(&self, does: impl FnOnce(&mut State) -> Result<T, Failure>) -> Result<T, Failure> {
-        match self.state.with(does) {
-            Some(done) => done,
-            None => Err(closed()),
+        match self.state.lock() {
+            Ok(mut state) => does(&mut state),
+            Err(_) => Err(closed()),
         }
     }
 

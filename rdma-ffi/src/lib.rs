@@ -27,7 +27,6 @@ mod counts;
 
 mod address;
 mod fork;
-mod lock;
 mod sized;
 
 use std::ffi::c_char;

@@ -278,15 +278,13 @@ impl Facts {
             return Some(format!("{found}: each is posted again when it was used"));
         }
         if self.left && (reason.contains(ENDED) || reason.contains(NOT_CONTENT)) {
-            return self.last().map(|last| format!("it ended the connection after {last}"));
+            return self.last().map(|last| format!("{ENDED_AFTER}{last}"));
         }
         // Where bytes came and no immediate did, that was told.
         if is_silent && !reason.contains(UNTOLD) {
             let (least, most) = (self.told.iter().min()?, self.told.iter().max()?);
             let range = if least == most { most.to_string() } else { format!("{least} to {most}") };
-            return self
-                .last()
-                .map(|last| format!("nothing came after {last}; each immediate told of {range}"));
+            return self.last().map(|last| format!("{NOTHING_AFTER}{last}; each immediate told of {range}"));
         }
         None
     }
@@ -311,6 +309,16 @@ impl Facts {
 /// A request without what is not needed to know it: keys, unless there is something wrong with it.
 fn short(text: &str) -> &str {
     text.split_once(", rkey").filter(|(_, end)| !end.contains('[')).map_or(text, |(start, _)| start)
+}
+
+/// Hints that tell of the place where it showed, which is another in each case.
+const ENDED_AFTER: &str = "it ended the connection after ";
+const NOTHING_AFTER: &str = "nothing came after ";
+
+/// Returns whether a hint tells of the place where a failure showed: failures of one cause differ in it.
+#[must_use]
+pub fn is_about_the_place(hint: &str) -> bool {
+    [ENDED_AFTER, NOTHING_AFTER].iter().any(|start| hint.starts_with(start))
 }
 
 /// Returns what two failures of one cause have in common: a reason or a hint without its numbers, and without what is said of the

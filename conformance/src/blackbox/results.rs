@@ -400,7 +400,8 @@ impl CaseResult {
 
     /// Returns what failures of one cause have in common.
     pub fn cause_in_words(&self) -> String {
-        hints::cause(self.hint.as_deref().unwrap_or(&self.reason))
+        let hint = self.hint.as_deref().filter(|hint| !hints::is_about_the_place(hint));
+        hints::cause(hint.unwrap_or(&self.reason))
     }
 
     /// Returns the last lines of the timeline: what happened on the wire before the case was given up.

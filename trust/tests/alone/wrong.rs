@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum as _;
+use conformance::blackbox::hints::without_numbers;
 use conformance::requirements::Role;
+use intercept::mistakes::Mistake;
 use rdma_softsim::DeviceKind;
 use trust::right::command::try_all;
 use trust::right::{Right, Who};
@@ -84,4 +87,53 @@ fn what_is_allowed_is_right() {
         .map(|((right, role, case), told)| format!("{right} | {role} {case}: {told}"))
         .collect();
     assert!(told.is_empty(), "{}:\n{}", told.len(), told.join("\n"));
+}
+
+/// What somebody sees first of a mistake names it, or its cause, nine times of ten: `docs/mistakes.md` has the words.
+#[test]
+fn first_lines_name_the_mistake() {
+    let page = include_str!("../../../docs/mistakes.md");
+    let rows: Vec<Vec<_>> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |"))
+        .map(|line| line.split(" | ").map(|cell| cell.trim_matches('`')).collect())
+        .collect();
+    let named = rows.iter().filter(|row| row[4] == "yes").count();
+    assert!(10 * named >= 9 * rows.len(), "{named} of {}", rows.len());
+    for mistake in Mistake::value_variants().iter().filter_map(Mistake::to_possible_value) {
+        assert!(rows.iter().any(|row| row[0] == mistake.get_name()), "{} is not there", mistake.get_name());
+    }
+    // A machine that stands still may have the suite say something else of a target. It does not stand still each time.
+    let mut wrong = Vec::new();
+    for _ in 0..3 {
+        wrong = told_otherwise(&rows);
+        if wrong.is_empty() {
+            return;
+        }
+    }
+    panic!("{}", wrong.join("\n"));
+}
+
+/// Returns the rows whose words are not what the suite says now.
+fn told_otherwise(rows: &[Vec<&str>]) -> Vec<String> {
+    let told = programs(&[vec!["verdicts", "--first"]]).concat();
+    // Behind the line that the call of the program is.
+    let mut blocks: Vec<String> = Vec::new();
+    for line in told.lines().skip(1) {
+        match blocks.last_mut() {
+            Some(block) if line.starts_with(' ') => *block = format!("{block} {}", line.trim()),
+            _ => blocks.push(line.into()),
+        }
+    }
+    let mut wrong = Vec::new();
+    for row in rows {
+        // On a slow machine a mistake about time shows in an earlier case.
+        let head = format!("{} {}: ", row[0], row[1]);
+        let block = blocks.iter().find(|block| block.starts_with(&head)).cloned().unwrap_or_default();
+        let says = |words: &str| without_numbers(&block).contains(&without_numbers(words));
+        if !row[3].replace("\\|", "|").split(" — ").all(says) {
+            wrong.push(format!("{}\n    now: {block}", row.join(" | ")));
+        }
+    }
+    wrong
 }

@@ -90,10 +90,14 @@ pub fn narrow(pages: &str, columns: usize) -> String {
 /// Columns of a line of [`last`].
 const LAST_WIDTH: usize = 72;
 
-/// The last `count` lines of rendered pages without their times, each `client  …` or `server  …` and short enough for a terminal.
+/// The last `count` lines of rendered pages that tell something, without their times, each `client  …` or `server  …` and short enough for a terminal.
 #[must_use]
 pub fn last(pages: &str, count: usize) -> Vec<String> {
-    let lines: Vec<_> = pages.lines().filter_map(split).collect();
+    // That a request is done, or a receive is given back, says nothing that the request itself does not.
+    let tells = |(.., text): &(&str, Column, &str)| {
+        !text.starts_with("done: ") && !text.ends_with(" receives flushed")
+    };
+    let lines: Vec<_> = pages.lines().filter_map(split).filter(tells).collect();
     let short = |(_, column, text): &(&str, Column, &str)| {
         let line = format!("{}  {text}", column.name());
         match line.char_indices().nth(LAST_WIDTH) {

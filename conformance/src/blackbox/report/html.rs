@@ -137,8 +137,11 @@ impl<'a> Card<'a> {
         parts.rotate_left(2);
         parts.retain(|part| part.count > 0);
         let machine = run.environment.as_ref().map(|machine| {
-            let devices =
-                if machine.devices.is_empty() { "no RDMA device".into() } else { machine.devices.join(", ") };
+            let devices = if machine.devices.is_empty() {
+                "no RDMA device of the kernel's".into()
+            } else {
+                machine.devices.join(", ")
+            };
             let libraries = machine.libraries.join(", ");
             let of = [&*machine.kernel, &*devices, &*libraries].map(str::to_string);
             let of: Vec<_> = of.into_iter().filter(|one| !one.is_empty()).collect();
