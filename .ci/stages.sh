@@ -3,7 +3,7 @@
 
 # What goes stale most easily comes first. Arguments stand behind a stage's name.
 check=(
-    scripts locks disclosure needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
+    scripts words locks disclosure needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
     'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module libvalkey journeys action sbom benches lab counts
     unprivileged python-valkey fuzz-check
 )
@@ -17,6 +17,7 @@ nightly=(
 all_stages() {
     cat <<'END'
 scripts|the scripts of CI and of the lab|.ci/stages/scripts
+words|plain words, in the folders that are rewritten|.ci/stages/words
 locks|lock files and patches|.ci/stages/locks
 disclosure|what is withheld is named nowhere that is published|env -C "$called_from" "$PWD/.ci/stages/disclosure"
 needs|packages and the Valkey that stages need|install_needs

@@ -1,4 +1,5 @@
-//! One machine, and a driver, an application and a peer that do anything. The body is in `rdma-proto/tests/bodies/connection.rs`.
+//! One machine, with an arbitrary driver, application and peer. The body is in
+//! `rdma-proto/tests/bodies/connection.rs`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Programs that send the fabric of `softrdma` anything. The body is in `softrdma/tests/bodies/`.
+//! Programs that send arbitrary packets to the fabric of `softrdma`. The body is in
+//! `softrdma/tests/bodies/`.
 
 #![no_main]
 
@@ -7,7 +8,8 @@ mod bodies;
 
 libfuzzer_sys::fuzz_target!(
     init: {
-        // As in every program whose main function is Rust's, which the fuzzer's is not: the fabric writes to pipes that programs close.
+        // Rust's runtime does this in programs with a Rust main function, which the fuzzer does not
+        // have. The fabric writes to pipes that programs close.
         // SAFETY: signal(2): the signal is ignored, before there are threads.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     },

@@ -1,4 +1,4 @@
-//! A client or a server of ours, and a peer that does anything. The body is in `trust/tests/bodies/hostile.rs`.
+//! Our client or server, with an arbitrary peer. The body is in `trust/tests/bodies/hostile.rs`.
 
 #![no_main]
 

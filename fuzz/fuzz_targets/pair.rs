@@ -1,4 +1,4 @@
-//! Two machines and a scheduler that does what it likes. The body is in `rdma-proto/tests/bodies/pair.rs`.
+//! Two machines and an arbitrary scheduler. The body is in `rdma-proto/tests/bodies/pair.rs`.
 
 #![no_main]
 

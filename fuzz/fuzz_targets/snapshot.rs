@@ -1,4 +1,5 @@
-//! A publisher of snapshots that says anything. The body is in `apps/rdma-snapshot/tests/snapshot/body.rs`.
+//! A snapshot publisher that sends arbitrary frames. The body is in
+//! `apps/rdma-snapshot/tests/snapshot/body.rs`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Two ends of a connection on any backend, without a protocol above RDMA: a SEND, a WRITE with immediate and a READ.
+//! Connects two ends on any backend, without a protocol above RDMA: a SEND, a WRITE with immediate
+//! and a READ.
 //!
 //! ```text
 //! cargo run -p rdma-backend --example ping_pong               # the embedded fabric; needs no device
@@ -19,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Waiting needs descriptors. Both backends have them; the seam does not ask for them.
+/// Waiting needs descriptors. Both backends have them; the traits do not require them.
 trait Device: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Device for B {}
 
@@ -30,7 +31,8 @@ const PARAMS: ConnectParams = ConnectParams {
     rnr_retry_count: RNR_RETRY_INFINITE,
 };
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of each end's region: the first half is for receives, the second for the peer to write and read.
+/// Bytes of each end's region. The first half is for receives, the second for the peer to write and
+/// read.
 const LEN: usize = 128;
 const HALF: usize = LEN / 2;
 
@@ -63,7 +65,7 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     let client = End::<B>::new(id)?;
     client.id.connect(&PARAMS, &[])?;
 
-    // The server makes its queue pair on the identifier that the request brought, and accepts.
+    // The server makes its queue pair on the identifier of the request, and accepts.
     let CmEventKind::ConnectRequest { id, .. } = next_event::<B>(&servers)? else {
         return Err("the event is not a connect request".into());
     };
@@ -94,7 +96,7 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     client.completes(Completed::RecvWrite { immediate: Immediate(4) })?;
     println!("WRITE with immediate 4: {:?}", String::from_utf8(client.get(HALF, 4)?)?);
 
-    // READ: the server fetches what the client has put there since. The client's program does nothing for it.
+    // READ: the server fetches what the client has put there since, without the client's program.
     client.put(HALF, b"pong")?;
     server.post(SendOp::Read(there), HALF, 4)?;
     server.completes(Completed::Read)?;
@@ -105,7 +107,6 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     Ok(())
 }
 
-/// One end of the connection.
 struct End<B: Device> {
     queue_pair: B::QueuePair,
     completions: B::CompletionQueue,
@@ -114,7 +115,7 @@ struct End<B: Device> {
 }
 
 impl<B: Device> End<B> {
-    /// Everything that must be there before the connection is made; one receive is posted.
+    /// Makes everything that the connection needs, and posts one receive.
     fn new(id: B::Identifier) -> Result<Self> {
         let domain = id.create_domain()?;
         let completions = id.create_completion_queue(16, 0)?;
@@ -141,7 +142,8 @@ impl<B: Device> End<B> {
         Ok(self.queue_pair.post_send(&[request]).map_err(|failed| failed.error)?)
     }
 
-    /// Waits for the next completion, which is of this operation: poll, arm, poll again, and only then sleep.
+    /// Waits for the next completion, which must be of this operation: poll, arm, poll again, and
+    /// only then sleep.
     fn completes(&self, expected: Completed) -> Result<()> {
         let mut one = [Completion::EMPTY];
         let mut armed = false;
@@ -175,7 +177,6 @@ fn expect<B: Device>(channel: &B::EventChannel, kind: &str) -> Result<()> {
     if found.starts_with(kind) { Ok(()) } else { Err(format!("the event {found}, not {kind}").into()) }
 }
 
-/// Waits at most ten seconds.
 fn readable(descriptor: BorrowedFd<'_>) -> Result<()> {
     let timeout = Duration::from_secs(10).try_into()?;
     match poll(&mut [PollFd::from_borrowed_fd(descriptor, PollFlags::IN)], Some(&timeout))? {

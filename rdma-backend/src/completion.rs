@@ -9,32 +9,32 @@ pub struct Completion {
     pub id: u64,
     /// The number of its queue pair.
     pub queue_pair: u32,
-    /// The operation that succeeded, or the reason why it failed.
+    /// The operation that succeeded, or why it failed.
     pub result: Result<Completed, CompletionError>,
 }
 
 impl Completion {
-    /// A value to fill arrays with before a poll.
+    /// A placeholder to fill arrays with before a poll.
     pub const EMPTY: Self = Self { id: 0, queue_pair: 0, result: Ok(Completed::Send) };
 }
 
 /// The operation of a successful work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Completed {
-    /// A SEND left and was acknowledged by the peer's device.
+    /// The peer's device acknowledged a SEND.
     Send,
-    /// A WRITE left and was acknowledged by the peer's device.
+    /// The peer's device acknowledged a WRITE.
     Write,
-    /// A READ has answered.
+    /// The data of a READ has arrived.
     Read,
-    /// A receive took a SEND.
+    /// A SEND consumed a receive.
     Recv {
         /// Its length in bytes.
         len: u32,
         /// Its immediate, if it had one.
         immediate: Option<Immediate>,
     },
-    /// A receive was consumed by a WRITE with immediate.
+    /// A WRITE with immediate consumed a receive.
     RecvWrite {
         /// The immediate.
         immediate: Immediate,

@@ -5,47 +5,50 @@ use core::fmt;
 
 use super::{Backend, ConnectParams, Identifier};
 
-/// Names one identifier within its process; equal to [`Identifier::key`] of the identifier the event is for.
+/// Identifies an identifier within its process. Equals [`Identifier::key`] of the event's
+/// identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdentifierKey(pub u64);
 
-/// A connection-manager event and the identifier it is for (for a connect request: the listening one).
+/// A connection-manager event and its identifier. For a connect request, that is the listening one.
 pub struct CmEvent<B: Backend> {
     /// The identifier this event is for.
     pub id: IdentifierKey,
     /// The kind of event, with its data.
     pub kind: CmEventKind<B>,
-    /// The private data that the peer gave with a request, an acceptance or a refusal. A transport may fill it up with zeros:
-    /// on InfiniBand and RoCE it is 56 bytes of a request, 196 of an acceptance and 148 of a refusal, whatever was given.
+    /// The private data that the peer passed with a request, an acceptance or a refusal. A
+    /// transport may pad it with zeros: on InfiniBand and RoCE it always has 56 bytes in a request,
+    /// 196 in an acceptance and 148 in a refusal.
     pub private_data: Box<[u8]>,
 }
 
-/// The kind of a connection-manager event, `rdma_get_cm_event(3)`. `status` values are negative errno values, except in
-/// `Rejected`, where it is the transport's reason code.
+/// The kind of a connection-manager event, `rdma_get_cm_event(3)`. `status` values are negative
+/// errno values, except in `Rejected`, where it is the transport's reason code.
 #[non_exhaustive]
 pub enum CmEventKind<B: Backend> {
     /// The address was resolved to a device.
     AddressResolved,
-    /// It was not.
+    /// The address could not be resolved.
     AddressError {
         /// Negative errno.
         status: i32,
     },
     /// A route to the peer is known.
     RouteResolved,
-    /// There is none.
+    /// There is no route.
     RouteError {
         /// Negative errno.
         status: i32,
     },
-    /// A peer asks for a connection; `id` belongs to the receiver of the event.
+    /// A peer asks for a connection. `id` belongs to the receiver of the event.
     ConnectRequest {
-        /// The identifier of the connection to be.
+        /// The identifier of the new connection.
         id: B::Identifier,
         /// The parameters that the peer offered.
         peer: ConnectParams,
     },
-    /// Connected, with the peer's parameters (on the accepting side those of its request).
+    /// The connection is established, with the peer's parameters (on the accepting side those of
+    /// its request).
     Established {
         /// The parameters that the peer offered.
         peer: ConnectParams,
@@ -60,27 +63,29 @@ pub enum CmEventKind<B: Backend> {
         /// Negative errno.
         status: i32,
     },
-    /// The peer, or its host, refused; see [`reject`].
+    /// The peer or its host refused; see [`reject`].
     Rejected {
         /// The transport's reason code.
         reason: i32,
     },
     /// The connection has ended.
     Disconnected,
-    /// The queue pair has left the timewait state and its number may be used again.
+    /// The queue pair has left the timewait state. Its number may be reused.
     TimewaitExit,
     /// The device is being removed.
     DeviceRemoval,
     /// The address behind the identifier changed.
     AddressChange,
-    /// The device tells something of the identifier's queue pair, of its completion queue, port, or of itself.
+    /// The device reports something about the identifier's queue pair, its completion queue, its
+    /// port, or the device itself.
     Async(AsyncEvent),
-    /// An event this library does not know or need, by its number in `rdma_cma.h`.
+    /// An unknown or irrelevant event, by its number in `rdma_cma.h`.
     Other(u32),
 }
 
 impl<B: Backend> CmEventKind<B> {
-    /// Returns this event as one of another backend; `map` makes that backend's identifiers of this one's. For backends that wrap one.
+    /// Converts this event to another backend's, with `map` for identifiers. For backends that wrap
+    /// another.
     pub fn map_identifier<C: Backend>(
         self,
         map: impl FnOnce(B::Identifier) -> C::Identifier,
@@ -127,35 +132,38 @@ impl<B: Backend> fmt::Debug for CmEventKind<B> {
     }
 }
 
-/// An asynchronous event of a device, `ibv_get_async_event(3)`. What concerns several identifiers (a completion queue, a port,
-/// the device) is told to each of them, on its event channel.
+/// An asynchronous event of a device, `ibv_get_async_event(3)`. An event that concerns several
+/// identifiers (a completion queue, a port, the device) is reported to each of them, on its event
+/// channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// The completion queue is lost, by overrun or a failure, and with it its queue pairs.
+    /// The completion queue is lost, by overrun or a failure, and so are its queue pairs.
     CqErr,
-    /// The queue pair failed and is in the error state; a completion need not tell so.
+    /// The queue pair failed and is in the error state. There may be no completion that says so.
     QpFatal,
-    /// The peer asked for something invalid, and the queue pair went to the error state. Told when no receive tells of it.
+    /// The peer's request was invalid, and the queue pair went to the error state. Reported if no
+    /// receive reports it.
     QpReqErr,
-    /// The peer reached for memory that it may not reach so, and the queue pair went to the error state. Told when no receive
-    /// tells of it.
+    /// The peer accessed memory without the right to, and the queue pair went to the error state.
+    /// Reported if no receive reports it.
     QpAccessErr,
-    /// The first message came before the connection manager's word that the connection is established; see
-    /// [`Identifier::notify_established`].
+    /// The first message came before the connection manager reported the connection as established;
+    /// see [`Identifier::notify_established`].
     CommEst,
-    /// The device failed; nothing on it works any more.
+    /// The device failed. Nothing on it works any more.
     DeviceFatal,
     /// The port works again.
     PortActive,
     /// The port does not work: its link is down.
     PortErr,
-    /// An event this library does not need, by its number in `enum ibv_event_type`.
+    /// An irrelevant event, by its number in `enum ibv_event_type`.
     Other(u32),
 }
 
 impl AsyncEvent {
-    /// Returns the event with this number in `enum ibv_event_type`. Any number is one: devices and kernels add to them.
+    /// Returns the event with this number in `enum ibv_event_type`. Every number is valid: devices
+    /// and kernels add to them.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::CqErr,
@@ -170,7 +178,7 @@ impl AsyncEvent {
         }
     }
 
-    /// Returns its meaning, in a few words.
+    /// Returns a short description.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::CqErr => "its completion queue was lost",
@@ -185,7 +193,7 @@ impl AsyncEvent {
         }
     }
 
-    /// Returns whether the queue pair of the identifier it is told to works no more.
+    /// Returns whether the queue pair of the notified identifier is unusable.
     pub const fn is_fatal(self) -> bool {
         matches!(self, Self::CqErr | Self::QpFatal | Self::QpReqErr | Self::QpAccessErr | Self::DeviceFatal)
     }
@@ -193,7 +201,7 @@ impl AsyncEvent {
 
 /// Reason codes of [`CmEventKind::Rejected`] (InfiniBand CM, table of REJ reasons).
 pub mod reject {
-    /// Nobody listens on that address and port.
+    /// No listener at that address and port.
     pub const INVALID_SERVICE_ID: i32 = 8;
     /// The listening application refused.
     pub const CONSUMER_DEFINED: i32 = 28;

@@ -20,7 +20,7 @@ pub use rdma_types::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INF
 /// Memory that a peer or a device may change at any time, which regions are made of.
 pub use rdma_memory as memory;
 
-/// One RDMA implementation: the family of types that belong together, and the way in.
+/// An RDMA implementation: its family of types, and its entry point.
 pub trait Backend: Sized + Clone + Send + Sync + 'static {
     /// The error of every call; see [`Failure`].
     type Error: Failure;
@@ -40,14 +40,15 @@ pub trait Backend: Sized + Clone + Send + Sync + 'static {
     /// Opens a channel for connection-manager events, `rdma_create_event_channel(3)`.
     ///
     /// # Errors
-    /// [`ErrorKind::NoDevice`] on a machine without RDMA.
+    /// Returns [`ErrorKind::NoDevice`] on a machine without RDMA.
     fn event_channel(&self) -> Result<Self::EventChannel, Self::Error>;
 
     /// Returns the backend's monotonic clock: real time, or the virtual time of a simulation.
     fn now(&self) -> Instant;
 }
 
-/// An error of a backend, reduced to what generic code may decide on; its `Display` tells the whole story.
+/// An error of a backend, with the class that generic code decides on. Its `Display` has the
+/// details.
 pub trait Failure: core::error::Error + Send + Sync + 'static {
     /// Returns the class of this error.
     fn kind(&self) -> ErrorKind;
@@ -59,15 +60,15 @@ pub trait Failure: core::error::Error + Send + Sync + 'static {
 pub enum ErrorKind {
     /// There is no RDMA device, or no RDMA runtime library.
     NoDevice,
-    /// An address is not one that the device can use (no route, not local, in use).
+    /// The device cannot use the address (no route, not local, in use).
     Address,
     /// Registered memory or another pinned resource is exhausted (`RLIMIT_MEMLOCK`, device limits).
     Memory,
-    /// The process, or the system, may open no more descriptors (`RLIMIT_NOFILE`).
+    /// The process or the system has no descriptor left (`RLIMIT_NOFILE`).
     Descriptors,
-    /// A send or receive queue has no room: back-pressure, not failure.
+    /// A send or receive queue is full. This is back-pressure, not failure.
     QueueFull,
-    /// The object is in a state in which the call makes no sense (for instance: not connected).
+    /// The object's state does not allow the call (for example, it is not connected).
     State,
     /// An argument is outside what the device or the man page allows.
     Argument,
@@ -77,85 +78,105 @@ pub enum ErrorKind {
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`.
 pub trait EventChannel<B: Backend>: Send + Sync {
-    /// Creates an identifier for an outgoing connection whose events arrive here, `rdma_create_id(3)` with
-    /// `RDMA_PS_TCP`.
+    /// Creates an identifier for an outgoing connection whose events arrive here,
+    /// `rdma_create_id(3)` with `RDMA_PS_TCP`.
     fn create_id(&self) -> Result<B::Identifier, B::Error>;
 
-    /// Creates an identifier bound to `address` that accepts connections, `rdma_bind_addr(3)` and `rdma_listen(3)`.
-    /// Port 0 takes any free port; see [`Identifier::local_addr`]. A `backlog` of 0 takes the system's maximum.
+    /// Creates an identifier that listens on `address`, `rdma_bind_addr(3)` and `rdma_listen(3)`.
+    ///
+    /// Port 0 picks a free port; see [`Identifier::local_addr`]. A `backlog` of 0 uses the system's
+    /// maximum.
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<B::Identifier, B::Error>;
 
-    /// Takes the next event, acknowledged, or `None` if there is none now: of the connection manager,
-    /// `rdma_get_cm_event(3)`, or of the device behind an identifier of this channel, `ibv_get_async_event(3)`
-    /// ([`CmEventKind::Async`]). One descriptor of the device serves all channels of the process; whichever channel is asked
-    /// first hands each event to the channels that it is for, and makes their descriptors readable.
+    /// Takes and acknowledges the next event, or returns `None` if there is none now.
+    ///
+    /// It is one of the connection manager, `rdma_get_cm_event(3)`, or of the device behind an
+    /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). The device
+    /// has one descriptor for all channels of the process. The channel that is asked first hands
+    /// each event to its channels and makes their descriptors readable.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 
-/// Connection parameters, `rdma_connect(3)` and `rdma_accept(3)`. In an event they are the peer's, with the two depths as
-/// the receiver sees them: what the peer passed as `initiator_depth` arrives as `responder_resources`.
+/// Connection parameters, `rdma_connect(3)` and `rdma_accept(3)`.
+///
+/// In an event they are the peer's, with the two depths as the receiver sees them: the peer's
+/// `initiator_depth` arrives as `responder_resources`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectParams {
     /// RDMA READs the peer may have outstanding towards us.
     pub responder_resources: u8,
     /// RDMA READs we may have outstanding towards the peer.
     pub initiator_depth: u8,
-    /// How often an unacknowledged request is sent again, 0 to 7. Ignored by `rdma_accept(3)`.
+    /// How often an unacknowledged request is retried, 0 to 7. Ignored by `rdma_accept(3)`.
     pub retry_count: u8,
-    /// How often **the receiver of these parameters** sends again what met no posted receive, 0 to 7; 7 is for ever.
+    /// How often **the receiver of these parameters** retries a send that found no posted receive,
+    /// 0 to 7. 7 is endless.
     pub rnr_retry_count: u8,
 }
 
 /// A connection-manager identifier, `rdma_create_id(3)`.
 pub trait Identifier<B: Backend>: Send + Sync {
-    /// Returns the name under which this identifier's events arrive.
+    /// Returns the key of this identifier's events.
     fn key(&self) -> IdentifierKey;
-    /// Sets the traffic class of the connection's packets, which holds the six bits of DSCP above two of ECN; `rdma_set_option(3)`,
-    /// `RDMA_OPTION_ID_TOS`. Before the address is resolved. A peer that accepts sends with the same class.
+    /// Sets the traffic class of the connection's packets, `rdma_set_option(3)`,
+    /// `RDMA_OPTION_ID_TOS`.
+    ///
+    /// The class holds the six bits of DSCP above two of ECN. Call this before resolving the
+    /// address. A peer that accepts sends with the same class.
     fn set_traffic_class(&self, class: u8) -> Result<(), B::Error>;
-    /// Sets how long the queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^`code`, for ever if `code` is 0, which is
-    /// at most 31; `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`. Before there is a queue pair.
+    /// Sets how long the queue pair waits for an acknowledgement before it retransmits,
+    /// `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    ///
+    /// The time is 4.096 µs · 2^`code`, or for ever if `code` is 0. `code` is at most 31. Call this
+    /// before creating the queue pair.
     fn set_ack_timeout(&self, code: u8) -> Result<(), B::Error>;
-    /// Starts resolving `remote`, from `local` if given; `rdma_resolve_addr(3)`. Ends in `AddressResolved` or
-    /// `AddressError`.
+    /// Starts resolving `remote`, from `local` if given, `rdma_resolve_addr(3)`. `AddressResolved`
+    /// or `AddressError` follows.
     fn resolve_address(
         &self,
         local: Option<SocketAddr>,
         remote: SocketAddr,
         timeout: core::time::Duration,
     ) -> Result<(), B::Error>;
-    /// Starts resolving the route; `rdma_resolve_route(3)`. Ends in `RouteResolved` or `RouteError`.
+    /// Starts resolving the route, `rdma_resolve_route(3)`. `RouteResolved` or `RouteError`
+    /// follows.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
-    /// Returns the device behind this identifier. An error before it has one.
+    /// Returns the device behind this identifier. Fails before the identifier has one.
     fn device(&self) -> Result<DeviceKey, B::Error>;
     /// Returns the limits of that device.
     fn capabilities(&self) -> Result<Capabilities, B::Error>;
     /// Returns a new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
     fn create_domain(&self) -> Result<B::Domain, B::Error>;
-    /// Returns a completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector` is
-    /// taken modulo the device's number of completion vectors.
+    /// Returns a completion queue for at least `depth` completions, with a completion channel,
+    /// `ibv_create_cq(3)`. `vector` is taken modulo the device's number of completion vectors.
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
-    /// Returns the identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
+    /// Returns the identifier's only queue pair, `rdma_create_qp(3)`. Both queues report to
+    /// `completions`.
     ///
     /// # Errors
-    /// [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`] may mean that the peer has gone meanwhile.
+    /// Returns [`ErrorKind::Argument`] for limits beyond the device's. [`ErrorKind::State`] may
+    /// mean that the peer has left meanwhile.
     fn create_queue_pair(
         &self,
         domain: &B::Domain,
         completions: &B::CompletionQueue,
         limits: QueuePairLimits,
     ) -> Result<B::QueuePair, B::Error>;
-    /// Asks the peer for a connection, `rdma_connect(3)`. Receives must be posted before.
+    /// Requests a connection from the peer, `rdma_connect(3)`. Receives must be posted before.
     fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
     /// Accepts a connect request, `rdma_accept(3)`. Receives must be posted before.
     fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
     /// Refuses a connect request, `rdma_reject(3)`.
     fn reject(&self, private_data: &[u8]) -> Result<(), B::Error>;
-    /// Tells the connection manager that the peer's first message has come, [`AsyncEvent::CommEst`], `rdma_notify(3)`: the
-    /// peer is connected, though its word for it (RTU) is late or lost. `Established` follows, unless it was told before; an
-    /// error then, or on an identifier that awaits no such word, means nothing.
+    /// Tells the connection manager that the peer's first message has arrived,
+    /// [`AsyncEvent::CommEst`], `rdma_notify(3)`.
+    ///
+    /// The peer is connected, although its message that says so (RTU) is late or lost.
+    /// `Established` follows, unless it was reported before. An error means nothing in that case,
+    /// or on an identifier that expects no such message.
     fn notify_established(&self) -> Result<(), B::Error>;
-    /// Ends the connection: the queue pair goes to the error state and the peer is told; `rdma_disconnect(3)`.
+    /// Ends the connection, `rdma_disconnect(3)`: the queue pair goes to the error state and the
+    /// peer is notified.
     fn disconnect(&self) -> Result<(), B::Error>;
     /// Moves this identifier's events to another channel, `rdma_migrate_id(3)`.
     fn migrate(&self, to: &B::EventChannel) -> Result<(), B::Error>;
@@ -165,7 +186,8 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
 
-/// Names one open device within its process: a queue pair can only use domains and completion queues of its own device.
+/// Identifies an open device within its process. A queue pair can use only domains and completion
+/// queues of its own device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKey(pub u64);
 
@@ -173,20 +195,20 @@ pub struct DeviceKey(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Work requests in one queue, at most.
+    /// Maximum work requests in one queue.
     pub max_queue_depth: u32,
-    /// Completions in one completion queue, at most.
+    /// Maximum completions in one completion queue.
     pub max_completions: u32,
-    /// Bytes in one region, at most.
+    /// Maximum bytes in one region.
     pub max_region: u64,
-    /// RDMA READs outstanding on a queue pair as its initiator, at most.
+    /// Maximum outstanding RDMA READs of a queue pair as the initiator.
     pub max_read_depth: u8,
     /// Completion vectors.
     pub completion_vectors: u32,
 }
 
 impl Capabilities {
-    /// Capabilities from their values, for implementers of [`Backend`].
+    /// Returns capabilities with these values, for implementers of [`Backend`].
     pub const fn new(
         max_queue_depth: u32,
         max_completions: u32,
@@ -198,15 +220,16 @@ impl Capabilities {
     }
 }
 
-/// Queue pair sizes asked for, `ibv_create_qp(3)`. Each work request has one scatter/gather element; work requests are
-/// signalled only when they say so.
+/// Requested queue pair sizes, `ibv_create_qp(3)`. Each work request has one scatter/gather
+/// element. Work requests are signalled only on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairLimits {
     /// Send work requests outstanding.
     pub send_depth: u32,
     /// Receive work requests outstanding.
     pub recv_depth: u32,
-    /// Bytes of inline data asked for; see [`QueuePair::max_inline`] for what was granted (which may be less).
+    /// Requested bytes of inline data. [`QueuePair::max_inline`] returns what was granted, which
+    /// may be less.
     pub inline: u32,
 }
 
@@ -215,29 +238,38 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// Allocates and registers `len` bytes of zeroed memory, `ibv_reg_mr(3)`.
     ///
     /// # Errors
-    /// [`ErrorKind::Memory`] when the locked-memory limit or the device has no room; the message says which limit and
-    /// how to raise it.
+    /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room. The
+    /// message says which limit and how to raise it.
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
 
-    /// As [`Domain::register`], on huge pages if the system has them. [`Region::pages`] says what came of it. A backend that
-    /// allocates no pages of its own, and one that is asked for less than a huge page, takes what it always takes.
+    /// Allocates and registers `len` bytes of zeroed memory, on huge pages if the system has them.
+    ///
+    /// [`Region::pages`] returns the kind of pages. The region has the same pages as with
+    /// [`Domain::register`] if the backend allocates no pages of its own, or if `len` is less than
+    /// a huge page.
     ///
     /// # Errors
-    /// As [`Domain::register`]. That there are no huge pages is none.
+    /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room. A lack
+    /// of huge pages is not an error.
     fn register_huge(&self, len: usize, access: Access) -> Result<B::Region, B::Error> {
         self.register(len, access)
     }
 
-    /// Registers memory that exists, `ibv_reg_mr(3)`; nothing is copied or cleared. The region keeps `memory` until it has
-    /// deregistered it. [`CallerMemory`] says who may write meanwhile. Memory that is a mapping of a dma-buf
-    /// ([`CallerMemory::dma_buf`]) is registered by `ibv_reg_dmabuf_mr(3)`; that was tried on no device.
+    /// Registers existing memory, `ibv_reg_mr(3)`, without copying or clearing it.
+    ///
+    /// The region keeps `memory` until it has deregistered it. [`CallerMemory`] says who may write
+    /// meanwhile. A mapping of a dma-buf ([`CallerMemory::dma_buf`]) is registered with
+    /// `ibv_reg_dmabuf_mr(3)`, which was tried on no device.
     ///
     /// # Errors
-    /// As [`Domain::register`]; and [`ErrorKind::Argument`] where the device cannot register a dma-buf. `memory` is dropped.
+    /// Drops `memory` and returns an error. It is [`ErrorKind::Memory`] if the locked-memory limit
+    /// or the device has no room, and [`ErrorKind::Argument`] if the device cannot register a
+    /// dma-buf.
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
-/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
+/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always
+/// read it for our own sends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
@@ -250,17 +282,19 @@ impl Access {
     pub const REMOTE_WRITE: Self = Self(1 | 2);
     /// The peer may read it.
     pub const REMOTE_READ: Self = Self(4);
-    /// The device may write the bytes of messages in any order, `IBV_ACCESS_RELAXED_ORDERING`. A completion still says that all
-    /// bytes before it are there. A device, a kernel or a library that has no such choice writes them in order.
+    /// The device may write the bytes of messages in any order, `IBV_ACCESS_RELAXED_ORDERING`.
+    ///
+    /// A completion still says that all bytes before it have arrived. The bytes are written in
+    /// order if the device, the kernel or the library lacks the option.
     pub const RELAXED_ORDERING: Self = Self(8);
 
-    /// Both.
+    /// Returns the rights of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Returns whether everything in `other` is allowed.
+    /// Returns whether these rights include all of `other`.
     pub const fn allows(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -284,40 +318,42 @@ impl fmt::Debug for Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Pages {
-    /// As the system gives them to everybody, or nothing is known about them.
+    /// The system's usual pages, or unknown ones.
     #[default]
     Usual,
-    /// The kernel was advised to use huge ones, `madvise(2)`, and does where it has them.
+    /// The kernel was advised to use huge pages, `madvise(2)`. It does so where it has them.
     Advised,
-    /// Huge ones of those that the administrator reserved, `MAP_HUGETLB`.
+    /// Huge pages that the administrator reserved, `MAP_HUGETLB`.
     Huge,
 }
 
-/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, and frees it or drops its owner.
+/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, then frees it
+/// or drops its owner.
 pub trait Region: Send + Sync {
-    /// Its length in bytes, as asked for.
+    /// Returns the requested length in bytes.
     fn len(&self) -> usize;
-    /// Returns whether its length is zero.
+    /// Returns whether the length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Returns the address under which a peer reaches its first byte.
+    /// Returns the address of the first byte, for the peer.
     fn address(&self) -> u64;
-    /// Returns the key by which a peer reaches it.
+    /// Returns the key, for the peer.
     fn rkey(&self) -> u32;
-    /// Its bytes.
+    /// Returns the bytes.
     fn memory(&self) -> SharedMemory<'_>;
-    /// Returns what its pages are.
+    /// Returns the kind of its pages.
     fn pages(&self) -> Pages {
         Pages::Usual
     }
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies nothing, if the region
+    /// ends before.
     #[must_use]
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory().read(offset, into)
     }
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
+    /// Copies `from` to `offset`. Returns false, and copies nothing, if it does not fit.
     #[must_use]
     #[inline]
     fn write(&self, offset: usize, from: &[u8]) -> bool {
@@ -330,7 +366,7 @@ pub trait Region: Send + Sync {
 pub struct Slice<'a, R> {
     /// The region.
     pub region: &'a R,
-    /// The first byte.
+    /// The offset of the first byte.
     pub offset: usize,
     /// Its length in bytes.
     pub len: usize,
@@ -351,14 +387,14 @@ pub struct SendRequest<'a, R> {
     pub id: u64,
     /// The operation.
     pub op: SendOp,
-    /// From (for a READ: to) where.
+    /// The source; for a READ, the target.
     pub local: Slice<'a, R>,
-    /// Whether success is reported; an error always is.
+    /// Whether success is reported. Errors always are.
     pub signaled: bool,
-    /// Whether the bytes are copied during the call, so that the slice may be written again at once. C makes that copy, without
-    /// atomics: for the length of the call nobody may write these bytes, not even through [`SharedMemory`], from another
-    /// thread. At most
-    /// [`QueuePair::max_inline`] bytes; not for a READ.
+    /// Whether the bytes are copied during the call, so that the slice may be overwritten at once.
+    ///
+    /// C copies them without atomics. During the call no other thread may write these bytes, not
+    /// even through [`SharedMemory`]. At most [`QueuePair::max_inline`] bytes, and not for a READ.
     pub inline: bool,
 }
 
@@ -375,9 +411,9 @@ impl<R> Copy for SendRequest<'_, R> {}
 pub enum SendOp {
     /// SEND: consumes one of the peer's receives.
     Send,
-    /// SEND with immediate: consumes one of the peer's receives and brings a number.
+    /// SEND with immediate: consumes one of the peer's receives and delivers a number.
     SendImmediate(Immediate),
-    /// RDMA WRITE: the peer's processor sees nothing.
+    /// RDMA WRITE: the peer's processor is not involved.
     Write(RemoteAddress),
     /// RDMA WRITE with immediate: consumes one of the peer's receives.
     WriteImmediate(RemoteAddress, Immediate),
@@ -390,7 +426,7 @@ pub enum SendOp {
 pub struct RecvRequest<'a, R> {
     /// Returned in the completion.
     pub id: u64,
-    /// Where a SEND is put.
+    /// Where a SEND's bytes go.
     pub local: Slice<'a, R>,
 }
 
@@ -404,7 +440,7 @@ impl<R> Copy for RecvRequest<'_, R> {}
 
 /// A reliable-connected queue pair, `rdma_create_qp(3)`.
 pub trait QueuePair<B: Backend>: Send + Sync {
-    /// Its number, found again in [`Completion::queue_pair`].
+    /// Returns the number, as in [`Completion::queue_pair`].
     fn number(&self) -> u32;
     /// Returns how many bytes fit inline.
     fn max_inline(&self) -> usize;
@@ -412,23 +448,30 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     ///
     /// # Errors
     /// [`PostError::posted`] requests were posted before the one that failed; the others were not.
-    /// [`ErrorKind::Argument`] for a slice outside its region or of another domain.
+    /// The error is [`ErrorKind::Argument`] for a slice outside its region or of another domain.
     fn post_send(&self, requests: &[SendRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
-    /// Posts a chain of receives, `ibv_post_recv(3)`; errors as for [`QueuePair::post_send`].
-    fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
-    /// Sets how long a peer waits before it repeats a request that met no posted receive, `ibv_modify_qp(3)`,
-    /// `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For a connected queue pair only.
-    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
-    /// Returns whether the path leads back to the port and address that it leaves from, `ibv_query_qp(3)`, `IBV_QP_AV`: the
-    /// peer is on this device then. Unlike [`Identifier::peer_addr`], which repeats what a request says, this is where the
-    /// device sends to (VR-SEC-008).
+    /// Posts a chain of receives, `ibv_post_recv(3)`.
     ///
     /// # Errors
-    /// [`ErrorKind::State`] for a queue pair that was not connected.
+    /// The errors are those of [`QueuePair::post_send`].
+    fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
+    /// Sets how long a peer waits before it retries a send that found no posted receive,
+    /// `ibv_modify_qp(3)`, `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For
+    /// a connected queue pair only.
+    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
+    /// Returns whether the path leads back to the port and address it leaves from,
+    /// `ibv_query_qp(3)`, `IBV_QP_AV`.
+    ///
+    /// The peer is then on this device. [`Identifier::peer_addr`] only repeats what a request
+    /// claims; this is where the device sends to (VR-SEC-008).
+    ///
+    /// # Errors
+    /// Returns [`ErrorKind::State`] for a queue pair that was not connected.
     fn is_loopback(&self) -> Result<bool, B::Error>;
-    /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`: what is posted
-    /// is flushed, and nothing comes any more. It is for where a completion does not tell whose it
-    /// is.
+    /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`.
+    ///
+    /// Posted requests are then flushed, and nothing arrives any more. For completions that do not
+    /// name their queue pair.
     fn has_failed(&self) -> Result<bool, B::Error>;
 }
 
@@ -437,12 +480,12 @@ pub trait QueuePair<B: Backend>: Send + Sync {
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// 655.36 ms: what a queue pair has that nobody set.
+    /// 655.36 ms, the default of a queue pair.
     pub const SLOWEST: Self = Self(0);
     /// 0.64 ms.
     pub const MICROS_640: Self = Self(12);
 
-    /// Returns the timer of a code; `None` above 31.
+    /// Returns the timer of a code, or `None` above 31.
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
@@ -452,7 +495,8 @@ impl RnrTimer {
         self.0
     }
 
-    /// Returns the delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
+    /// Returns the delay of the code (InfiniBand, table of RNR NAK timer values), in steps of 10
+    /// µs.
     pub fn delay(self) -> core::time::Duration {
         const TENS_OF_MICROS: [u64; 32] = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
@@ -465,27 +509,30 @@ impl RnrTimer {
     }
 }
 
-/// A chain of which only a part was posted.
+/// The error of a chain that was posted only in part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError<E> {
     /// How many requests of the chain were posted.
     pub posted: usize,
-    /// Why the next one was not.
+    /// Why the next one was not posted.
     pub error: E,
 }
 
 /// A completion queue and its completion channel, `ibv_create_cq(3)`.
 pub trait CompletionQueue<B: Backend>: Send + Sync {
-    /// Takes completions, at most `into.len()`, and says how many, `ibv_poll_cq(3)`.
+    /// Takes at most `into.len()` completions and returns how many, `ibv_poll_cq(3)`.
     ///
     /// # Errors
-    /// The queue is lost, for instance by overrun; so are its queue pairs.
+    /// Returns an error if the queue is lost, for example by overrun. Its queue pairs are then lost
+    /// too.
     fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
-    /// Asks for one event when the next completion arrives, `ibv_req_notify_cq(3)`. Then poll again: see the module's
-    /// rules.
+    /// Requests one event when the next completion arrives, `ibv_req_notify_cq(3)`. Poll again
+    /// afterwards: see the module's rules.
     fn arm(&self) -> Result<(), B::Error>;
-    /// Takes the events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
-    /// Returns how many; none is not an error. If more were raised than [`CompletionQueue::arm`] was called since, some may be left,
+    /// Takes and acknowledges the channel's pending events, `ibv_get_cq_event(3)`,
+    /// `ibv_ack_cq_events(3)`. Returns how many, possibly none.
+    ///
+    /// If more were raised than [`CompletionQueue::arm`] calls were made since, some may remain,
     /// and the descriptor stays readable.
     fn take_events(&self) -> Result<u32, B::Error>;
 }

@@ -1,4 +1,4 @@
-//! The plain types of the seam: what they say of themselves, and the numbers that verbs gives them.
+//! The plain types of the seam: their descriptions, and their numbers in verbs.
 
 use core::time::Duration;
 use std::sync::atomic::AtomicU8;
@@ -45,8 +45,9 @@ fn statuses_have_names() {
     }
 }
 
-/// The asynchronous events that concern a connection carry the numbers of `enum ibv_event_type` and say what they mean; others keep
-/// their number. Fatal are those after which the queue pair works no more.
+/// Asynchronous events that concern a connection have the numbers of `enum ibv_event_type` and a
+/// description. Others keep their number. An event is fatal if the queue pair no longer works after
+/// it.
 #[test]
 fn asynchronous_events_have_meanings() {
     let known = [
@@ -72,7 +73,7 @@ fn asynchronous_events_have_meanings() {
     assert_eq!(meanings.len(), known.len() + 1, "each has a meaning of its own: {meanings:?}");
 }
 
-/// Writing for the peer includes writing for the device, as `ibv_reg_mr(3)` demands; reading includes nothing.
+/// Remote write includes local write, as `ibv_reg_mr(3)` demands. Remote read includes nothing.
 #[test]
 fn rights_say_what_they_include() {
     assert!(Access::REMOTE_WRITE.allows(Access::LOCAL_WRITE));
@@ -95,7 +96,7 @@ fn rnr_timers_grow_with_their_code() {
     assert_eq!(RnrTimer::from_code(32), None);
 }
 
-/// A region of no, or of some bytes.
+/// A region of `N` bytes, possibly none.
 struct Bytes<const N: usize>([AtomicU8; N]);
 
 impl<const N: usize> Region for Bytes<N> {
@@ -146,7 +147,7 @@ fn capabilities_are_what_they_were_made_of() {
     assert_eq!((made.max_read_depth, made.completion_vectors), (4, 5));
 }
 
-/// No content of a window gets into a log by accident.
+/// The content of a window never gets into a log by accident.
 #[test]
 fn memory_tells_only_its_length() {
     let bytes = b"secret".map(AtomicU8::new);

@@ -1,12 +1,13 @@
-//! Received bytes where the device put them.
+//! Received bytes, read in place.
 
 use rdma_backend::memory::SharedMemory;
 
-/// Bytes that have arrived and were not consumed, in the window where the peer wrote them: a read without a copy.
+/// Bytes that have arrived and are not consumed, in the window where the peer wrote them: a
+/// zero-copy read.
 ///
-/// The peer can write to its window whenever it likes, also to bytes that it has notified, so there is no `&[u8]` of them.
-/// Every look at them is sound, but two looks may differ if the peer breaks the protocol: copy what you decide on, and decide on
-/// the copy (VR-SEC-005).
+/// The peer can write to its window at any time, even to bytes that it has already notified, so
+/// there is no `&[u8]` of them. Every read is sound. If the peer breaks the protocol, two reads may
+/// differ: copy what you decide on, and decide on the copy (VR-SEC-005).
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'a> {
     memory: SharedMemory<'a>,
@@ -15,7 +16,7 @@ pub struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// Returns the `len` bytes from `offset` on, as far as there are so many.
+    /// Returns at most `len` bytes at `offset`, fewer if the memory ends before.
     pub(crate) fn new(memory: SharedMemory<'a>, offset: usize, len: usize) -> Self {
         let offset = offset.min(memory.len());
         Self { memory, offset, len: len.min(memory.len() - offset) }
@@ -31,18 +32,19 @@ impl<'a> Arrived<'a> {
         self.len == 0
     }
 
-    /// Returns the bytes as memory that the peer may change, for who hands on where they lie.
+    /// Returns the bytes as memory that the peer may change, to pass on without a copy.
     pub fn memory(&self) -> SharedMemory<'a> {
         self.memory.slice(self.offset, self.len).unwrap_or(SharedMemory::new(&[]))
     }
 
-    /// Copies `into.len()` bytes from the byte at `at` on. False, and nothing copied, if there are not so many.
+    /// Copies `into.len()` bytes at `at` out. Returns false, and copies nothing, if there are too
+    /// few.
     pub fn copy(&self, at: usize, into: &mut [u8]) -> bool {
         let within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);
         within && self.memory.read(self.offset + at, into)
     }
 
-    /// Returns where the first `byte` lies, at or after `from`.
+    /// Returns the index of the first `byte` at or after `from`.
     pub fn find(&self, byte: u8, from: usize) -> Option<usize> {
         let mut chunk = [0; 64];
         let mut at = from;

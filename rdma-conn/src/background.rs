@@ -1,8 +1,9 @@
-//! The background thread: drives idle streams, and endpoints that nobody else drives.
+//! The background thread, which drives idle streams and endpoints without another driver.
 //!
-//! A stream whose program is busy elsewhere still has keepalives to send, receives to post again, and a peer to answer: a
-//! peer that finds no receive posted waits, or gives up (VR-KEEP-008). One thread per process drives all of them; it leaves alone
-//! an endpoint that a call is using, because that call does what is to be done.
+//! A stream must send keepalives, repost receives and answer its peer even while its program is
+//! busy elsewhere. A peer that finds no receive posted waits, or gives up (VR-KEEP-008). One thread
+//! per process drives all such streams. It skips an endpoint that a call is using, because the call
+//! does the same work.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,38 +16,35 @@ use slotmap::{Key, KeyData, SlotMap, new_key_type};
 
 use crate::error::Error;
 
-/// How often idle streams are looked at: a few times per keepalive interval (3 s), and often enough that a peer cannot use up
-/// 1024 receives with anything but data.
+/// Interval of visits to idle streams: several per keepalive interval (3 s), and often enough that
+/// a peer's control messages cannot use up 1024 receives.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// An endpoint, or several, behind a lock.
 pub(crate) trait Driven: Send + Sync {
-    /// Does what is to be done now. Returns when the next call is due.
+    /// Does pending work. Returns when the next call is due.
     fn drive(&self) -> Schedule;
 
-    /// Becomes readable when there is something to do.
+    /// Returns a descriptor that is readable when there is work.
     fn descriptor(&self) -> Arc<OwnedFd>;
 
-    /// Hears that [`Driven::drive`] has panicked: it is not called again, and what it was about to do was not done. Every wait ends
-    /// with [`panicked`].
+    /// Called after [`Driven::drive`] panicked. It is not called again, and its work is incomplete.
+    /// Every wait must end with [`panicked`].
     fn panicked(&self);
 }
 
-/// Returns the error of a call on a connection that is in a state nobody knows.
+/// Returns the error of a call after a panic has left the connection in an unknown state.
 pub(crate) fn panicked() -> Error {
     Error::Protocol(rdma_proto::Error::Bug(
         "a call on this connection, or the thread that drives it, has panicked",
     ))
 }
 
-/// When a [`Driven`] is driven again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Schedule {
-    /// Every [`INTERVAL`]: its own program does the rest.
+    /// Every [`INTERVAL`]: calls of its program do the rest.
     Periodic,
-    /// As soon as its descriptor is readable, or when so much time has passed: nothing else drives it.
+    /// When its descriptor is readable or this time has passed: only the thread drives it.
     WhenReadable(Option<Duration>),
-    /// Never: it has ended.
     Never,
 }
 
@@ -56,16 +54,15 @@ new_key_type! {
 
 struct Entry {
     driven: Weak<dyn Driven>,
-    /// Watched for as long as this is here.
+    /// The watched descriptor, kept open while it is watched.
     watched: Option<Arc<OwnedFd>>,
-    /// When it is looked at if its descriptor stays silent.
+    /// When to drive it if its descriptor stays silent.
     due: Instant,
 }
 
 struct BackgroundThread {
     entries: Mutex<State>,
     epoll: OwnedFd,
-    /// Wakes the thread.
     changed: OwnedFd,
 }
 
@@ -75,13 +72,12 @@ struct State {
     running: bool,
 }
 
-/// Stands for [`BackgroundThread::changed`].
 const CHANGED: u64 = u64::MAX;
 
-/// Without descriptors for it there is no thread, and streams are driven by the calls on them alone.
+/// `None` if the process has no descriptors for it. Only calls then drive streams.
 static BACKGROUND: LazyLock<Option<BackgroundThread>> = LazyLock::new(|| BackgroundThread::new().ok());
 
-/// Has the thread drive `driven` from now on, until it has ended or is dropped.
+/// Makes the thread drive `driven` until it ends or is dropped.
 pub(crate) fn drive(driven: Weak<dyn Driven>) {
     if let Some(background) = &*BACKGROUND {
         background.add(driven, Instant::now());
@@ -89,7 +85,7 @@ pub(crate) fn drive(driven: Weak<dyn Driven>) {
     }
 }
 
-/// Keeps the thread from starting: only calls drive anything, so that a test runs alike each time.
+/// Keeps the thread from starting, so that a test runs the same way each time.
 #[cfg(all(test, feature = "tokio"))]
 pub(crate) fn disable() {
     if let Some(background) = &*BACKGROUND {
@@ -111,7 +107,7 @@ impl BackgroundThread {
 
     fn add(&self, driven: Weak<dyn Driven>, now: Instant) {
         self.lock().entries.insert(Entry { driven, watched: None, due: now });
-        // Fails only if it is due already.
+        // Fails only if a wake-up is pending already.
         _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 
@@ -125,12 +121,11 @@ impl BackgroundThread {
                 }
             };
             let spawned = std::thread::Builder::new().name("rdma-background".into()).spawn(run);
-            // Without a thread, connections are still driven by every call on them.
+            // Without a thread, every call still drives its connection.
             state.running = spawned.is_ok();
         }
     }
 
-    /// Returns the time until something is due, if no descriptor becomes readable before.
     fn next(&self, now: Instant) -> Option<Duration> {
         let state = self.lock();
         state.entries.values().map(|entry| entry.due.saturating_duration_since(now)).min()
@@ -142,7 +137,7 @@ impl BackgroundThread {
             tv_sec: limit.as_secs().min(3600) as i64,
             tv_nsec: limit.subsec_nanos().into(),
         });
-        // A failure is as good as a wake-up for nothing.
+        // Treat a failure as a spurious wake-up.
         _ = epoll::wait(&self.epoll, spare_capacity(&mut events), limit.as_ref());
         let mut woken = Vec::new();
         for event in events {
@@ -154,7 +149,6 @@ impl BackgroundThread {
         woken
     }
 
-    /// Drives what was woken, or is due.
     fn turn(&self, now: Instant, woken: &[EntryId]) {
         let mut state = self.lock();
         state.entries.retain(|_, entry| {
@@ -172,7 +166,7 @@ impl BackgroundThread {
         }
     }
 
-    /// Who has the descriptor next may watch it.
+    /// Unregister first: another watcher may take over this descriptor.
     fn unwatch(&self, entry: &mut Entry) {
         if let Some(descriptor) = entry.watched.take() {
             _ = epoll::delete(&self.epoll, &descriptor);
@@ -181,13 +175,13 @@ impl BackgroundThread {
 
     fn drive(&self, id: EntryId, driven: &dyn Driven, now: Instant) {
         let descriptor = driven.descriptor();
-        // Watched before it is looked at: what comes from then on makes an edge.
+        // Watch before driving, so that later arrivals cause an edge.
         let newly = self.lock().entries.get(id).is_some_and(|entry| entry.watched.is_none());
         let data = epoll::EventData::new_u64(id.data().as_ffi());
         let watched = newly
             && epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
                 .is_ok();
-        // What is wrong with one must not keep the others from being driven.
+        // A panic in one must not stop the others.
         let schedule = catch_unwind(AssertUnwindSafe(|| driven.drive())).unwrap_or_else(|_| {
             tracing::error!("driving a connection panicked: its calls fail from now on");
             driven.panicked();
@@ -204,7 +198,7 @@ impl BackgroundThread {
                 entry.due = now + INTERVAL;
             }
             Schedule::WhenReadable(after) => {
-                // Where it cannot be watched, it is looked at often.
+                // If it cannot be watched, drive it often.
                 let after = after.unwrap_or(Duration::MAX).min(match entry.watched {
                     Some(_) => Duration::from_secs(3600),
                     None => INTERVAL / 100,
@@ -229,7 +223,6 @@ mod tests {
         calls: AtomicU32,
         schedule: Schedule,
         panics: bool,
-        /// Times that it was told of a panic.
         told: AtomicU32,
         descriptor: Arc<OwnedFd>,
     }
@@ -265,7 +258,7 @@ mod tests {
         driven.calls.load(Ordering::Relaxed)
     }
 
-    /// That one connection wants to be looked at all the time is no reason to look at the others.
+    /// A connection that must be driven constantly does not cause others to be driven.
     #[test]
     fn only_what_is_due_is_driven() {
         let background = BackgroundThread::new().expect("descriptors");
@@ -282,7 +275,7 @@ mod tests {
         assert_eq!((calls(&busy), calls(&idle)), (1000, 4));
     }
 
-    /// Where nobody else drives, a descriptor that becomes readable is enough.
+    /// Without another driver, a readable descriptor is enough.
     #[test]
     fn what_is_watched_is_driven_when_it_wakes() {
         let background = BackgroundThread::new().expect("descriptors");
@@ -300,7 +293,7 @@ mod tests {
         assert_eq!((calls(&watched), calls(&idle)), (2, 1));
     }
 
-    /// The descriptor of what is gone may have become another's, who has it driven too.
+    /// The descriptor of a dropped entry may be reused by another that is driven too.
     #[test]
     fn what_is_gone_is_watched_no_more() {
         let background = BackgroundThread::new().expect("descriptors");

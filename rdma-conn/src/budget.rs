@@ -1,4 +1,4 @@
-//! Limits on what connections use together.
+//! Limits on connections and memory, shared by several connections.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,26 +11,32 @@ use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::options::setters;
 
-/// Limits on what the connections of an endpoint, or those that a listener has accepted, use together.
-/// Start from [`Limits::default`] or [`Limits::NONE`]; fields can be assigned, or set in a chain.
+/// Limits on all connections of an endpoint, or on all that a listener accepted.
+///
+/// Start from [`Limits::default`] or [`Limits::NONE`], then assign fields or chain their setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at the same time, those included that are being made and those on their way to their end. Whoever asks
-    /// for one more is rejected.
+    /// Connections at the same time, including those being made or closed. A further request is
+    /// rejected.
     pub connections: usize,
-    /// Bytes of registered memory of all connections together, before anybody has authenticated (VR-SEC-007). A peer whose
-    /// connection does not fit is rejected; a connection that needs more than there is makes do with less, or fails.
+    /// Bytes of registered memory of all connections together, which bounds what peers cost before
+    /// they authenticate (VR-SEC-007).
+    ///
+    /// A peer whose connection does not fit is rejected. A connection that needs more later makes
+    /// do with less, or fails.
     pub registered_bytes: u64,
 }
 
 impl Limits {
-    /// Half of the memory that a machine with 4 GiB has for programs: about 1900 idle connections with windows of
-    /// 1 MiB, as many as 10,000 with windows of 128 KiB, and still so little that strangers who connect and say nothing
-    /// cannot make a small machine swap. A server that means to have more says so.
+    /// Half of the memory that a machine with 4 GiB has for programs.
+    ///
+    /// It holds about 1900 idle connections with windows of 1 MiB, or 10,000 with windows of 128
+    /// KiB. It is small enough that idle strangers cannot make a small machine swap. Raise it for
+    /// larger servers.
     pub const REGISTERED_BYTES: u64 = 2 << 30;
 
-    /// No limits, for whoever decides about each connection itself.
+    /// No limits, for programs that decide about each connection themselves.
     pub const NONE: Self = Self { connections: usize::MAX, registered_bytes: u64::MAX };
 
     setters! {
@@ -40,14 +46,14 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// 10,000 connections, as Valkey's `maxclients`, and [`Limits::REGISTERED_BYTES`].
+    /// 10,000 connections, like Valkey's `maxclients`, and [`Limits::REGISTERED_BYTES`].
     fn default() -> Self {
         Self { connections: 10_000, registered_bytes: Self::REGISTERED_BYTES }
     }
 }
 
-/// How many connections there may be and how much memory they may register, taken together, whether their peers have
-/// authenticated or not (VR-SEC-007).
+/// Counts connections and registered memory together, whether their peers have authenticated or not
+/// (VR-SEC-007).
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
@@ -60,12 +66,11 @@ impl Budget {
         Arc::new(Self { limits, connections: AtomicUsize::new(0), bytes: AtomicU64::new(0) })
     }
 
-    /// Returns the number of bytes that are registered now.
     pub(crate) fn used(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns a place for one more connection. Nothing has been allocated for it yet.
+    /// Takes a place for one more connection, before anything is allocated for it.
     pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Error> {
         let limit = self.limits.connections;
         self.connections
@@ -74,7 +79,6 @@ impl Budget {
             .map_err(|_| Error::TooManyConnections { limit })
     }
 
-    /// Whether there is room for so many bytes.
     pub(crate) fn has(&self, bytes: u64) -> Result<(), Error> {
         let limit = self.limits.registered_bytes;
         let within = self.used().checked_add(bytes).is_some_and(|used| used <= limit);
@@ -92,7 +96,6 @@ impl Budget {
     }
 }
 
-/// A connection that counts, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     budget: Arc<Budget>,
@@ -104,7 +107,6 @@ impl Drop for Place {
     }
 }
 
-/// A part of a budget, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
@@ -117,14 +119,13 @@ impl Drop for Share {
     }
 }
 
-/// A region and the share of the budget that it takes.
 #[derive(Debug)]
 pub(crate) struct CountedRegion<R> {
     pub(crate) region: R,
     _share: Share,
 }
 
-/// Registers `len` bytes, as far as `budget` goes, on huge pages if the system has them and they are `huge`.
+/// Registers `len` bytes within `budget`, on huge pages if `huge` and the system has them.
 pub(crate) fn register<B: Backend>(
     domain: &ProtectionDomain<B>,
     budget: &Arc<Budget>,
@@ -137,7 +138,6 @@ pub(crate) fn register<B: Backend>(
     Ok(CountedRegion { region: region.map_err(Error::backend(REGISTERING))?, _share: share })
 }
 
-/// Registers memory that the application has, as far as `budget` goes.
 pub(crate) fn register_memory<B: Backend>(
     domain: &ProtectionDomain<B>,
     budget: &Arc<Budget>,
@@ -150,9 +150,9 @@ pub(crate) fn register_memory<B: Backend>(
     Ok(CountedRegion { region, _share: share })
 }
 
-/// Memory of a program that may panic when it is dropped. That comes when the last part of it has
-/// arrived, or a connection ends: in the middle of what an endpoint does for others, too, who must
-/// not suffer by it.
+/// Application memory whose drop may panic. It is dropped when its last part has arrived or a
+/// connection ends. The endpoint may then be serving other connections, which the panic must not
+/// affect.
 struct Contained<M: CallerMemory>(Option<M>);
 
 impl<M: CallerMemory> CallerMemory for Contained<M> {

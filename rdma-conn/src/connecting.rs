@@ -1,4 +1,4 @@
-//! Connecting: from an address, or from a peer's request, to a connection that bytes can flow on.
+//! Connecting: from an address, or from a peer's request, to an open connection.
 //!
 //! ```text
 //! dial    resolve address ─▶ resolve route ─▶ queue pair, ask ─▶ established ─▶ the server's window ─▶ open
@@ -16,7 +16,7 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::options::Options;
 
-/// A connection that is being made, by either side, and how long that may take (VR-CONN-008).
+/// A connection being made by either side, and its time limit (VR-CONN-008).
 pub(crate) struct Connecting<B: Backend> {
     step: Step<B>,
     by: Instant,
@@ -24,24 +24,21 @@ pub(crate) struct Connecting<B: Backend> {
 }
 
 enum Step<B: Backend> {
-    /// The peer's address is being resolved.
     Address(B::Identifier),
-    /// The route to it is being resolved.
     Route(B::Identifier),
-    /// The route is known, and the peer was asked, or is now.
+    /// The route is known, and the request was sent or is sent now.
     Asked,
-    /// The peer asked, and was accepted.
     Accepted,
 }
 
-/// Sets how long the device is to wait for acknowledgements, before there is a queue pair.
+/// Sets how long the device waits for acknowledgements. Call it before creating the queue pair.
 pub(crate) fn set_ack_timeout<B: Backend>(id: &B::Identifier, options: &Options) -> Result<(), Error> {
     let Some(code) = options.ack_timeout else { return Ok(()) };
     id.set_ack_timeout(code).map_err(Error::backend("setting the time-out of acknowledgements"))
 }
 
 impl<B: Backend> Connecting<B> {
-    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011). All of it may take `limit`.
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011), within `limit`.
     pub(crate) fn dial(
         events: &B::EventChannel,
         (peer, local): (SocketAddr, Option<SocketAddr>),
@@ -50,7 +47,7 @@ impl<B: Backend> Connecting<B> {
         limit: Duration,
     ) -> Result<(Self, IdentifierKey), Error> {
         let id = events.create_id().map_err(Error::backend("creating a connection identifier"))?;
-        // Now, because the route that is resolved has them.
+        // Set them now: the resolved route includes them.
         if let Some(class) = options.traffic_class {
             id.set_traffic_class(class).map_err(Error::backend("setting the traffic class"))?;
         }
@@ -60,13 +57,13 @@ impl<B: Backend> Connecting<B> {
         Ok((Self { step: Step::Address(id), by: now.after(limit), limit }, key))
     }
 
-    /// The peer was accepted, and may take `limit` to complete the connection.
+    /// Starts the handshake of an accepted peer, which must complete within `limit`.
     pub(crate) const fn accepted(now: Instant, limit: Duration) -> Self {
         Self { step: Step::Accepted, by: now.after(limit), limit }
     }
 
-    /// Handles an event of the time before there is a queue pair. Returns the identifier when the route is known: the caller then
-    /// makes a queue pair on it, and asks the peer.
+    /// Handles an event before there is a queue pair. Returns the identifier once the route is
+    /// known. The caller then makes the queue pair and asks the peer.
     pub(crate) fn handle_event(
         &mut self,
         event: CmEventKind<B>,
@@ -104,20 +101,19 @@ impl<B: Backend> Connecting<B> {
         }
     }
 
-    /// Returns whether bytes can flow. A dial waits for the server's window: a server that never registers one is found out now
-    /// and not by the first write. That the server has left again does not matter: what it said before can be read
-    /// (VR-CLOSE-002).
+    /// Returns whether bytes can flow. A dial waits for the server's window, so that a server that
+    /// registers none is detected now and not at the first write. If the server has already left,
+    /// what it sent before can still be read (VR-CLOSE-002).
     pub(crate) fn is_done(&self, connection: &Connection<B>) -> bool {
         let established = matches!(connection.state(), State::Open | State::Closing | State::Closed);
         established && (matches!(self.step, Step::Accepted) || connection.has_peer_window())
     }
 
-    /// Returns when the attempt fails if nothing happens.
     pub(crate) const fn by(&self) -> Instant {
         self.by
     }
 
-    /// Returns the error that names what the attempt still waits for.
+    /// Returns the time-out error, which names the missing step.
     pub(crate) fn too_late(&self, connection: Option<&Connection<B>>) -> Error {
         let established = connection.is_some_and(|connection| connection.state() != State::Connecting);
         let doing = match &self.step {

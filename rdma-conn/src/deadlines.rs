@@ -1,12 +1,12 @@
-//! Deadlines, the nearest first.
+//! An ordered set of deadlines.
 
 use std::collections::BTreeSet;
 
-/// Deadlines of an event loop, at most one for each key: its connections' own, beside
-/// [`Endpoint::next_timeout`](crate::Endpoint::next_timeout), for example.
+/// Deadlines of an event loop, at most one per key. For example, a loop keeps its connections' own
+/// deadlines beside [`Endpoint::next_timeout`](crate::Endpoint::next_timeout).
 ///
-/// Whoever has a key keeps its deadline as well, so that it is found without a search, and none is
-/// left of what is gone.
+/// The owner of a key also stores its deadline, so that it is found without a search and can be
+/// removed with the key.
 #[derive(Clone, Debug)]
 pub struct Deadlines<T, K> {
     all: BTreeSet<(T, K)>,
@@ -14,18 +14,18 @@ pub struct Deadlines<T, K> {
 }
 
 impl<T: Copy + Ord, K: Copy + Ord> Deadlines<T, K> {
-    /// Returns none.
+    /// Returns an empty set.
     pub const fn new() -> Self {
         Self { all: BTreeSet::new(), nearest: None }
     }
 
-    /// Returns the nearest.
+    /// Returns the nearest deadline.
     #[inline]
     pub fn nearest(&self) -> Option<T> {
         self.nearest
     }
 
-    /// The deadline of `key` is `new` from now on, and was `*kept`, which becomes the new one.
+    /// Changes the deadline of `key` from `*kept` to `new`, and updates `*kept`.
     pub fn set(&mut self, key: K, kept: &mut Option<T>, new: Option<T>) {
         if *kept == new {
             return;
@@ -40,8 +40,8 @@ impl<T: Copy + Ord, K: Copy + Ord> Deadlines<T, K> {
         self.nearest = self.all.first().map(|(at, _)| *at);
     }
 
-    /// Takes out the nearest if it has come by `now`, and returns its key. What was kept of it is
-    /// out of date then.
+    /// Removes the nearest deadline if it has passed by `now`, and returns its key. The value that
+    /// its owner keeps is then out of date.
     pub fn take(&mut self, now: T) -> Option<K> {
         if self.nearest? > now {
             return None;
@@ -62,7 +62,7 @@ impl<T: Copy + Ord, K: Copy + Ord> Default for Deadlines<T, K> {
 mod tests {
     use super::*;
 
-    /// As a list of all keys has it that is searched each time.
+    /// It behaves like a list of all keys that is searched each time.
     #[test]
     fn each_key_has_one_deadline_and_the_nearest_comes_first() {
         let mut random = rdma_softsim::Random::new(1);

@@ -1,4 +1,4 @@
-//! The protection domain of a connection, which other connections to the same server may share.
+//! Protection domains that connections to one server may share.
 
 use std::sync::Arc;
 
@@ -6,16 +6,19 @@ use rdma_backend::{Backend, DeviceKey, Identifier};
 
 use crate::error::Error;
 
-/// A protection domain: memory that is registered in it serves every connection in it. Each connection has one of its own, unless
-/// its program gives it that of another ([`Stream::connect_in`](crate::Stream::connect_in),
-/// [`Endpoint::connect_in`](crate::Endpoint::connect_in)); accepted connections never share one.
+/// A protection domain. Memory registered in it serves every connection in it.
 ///
-/// A key opens a region to each peer of the domain (VR-SEC-002). A peer that guesses or is told the keys of another can write
-/// to that one's windows, and to all memory that is registered to receive into, for as long as any connection of the domain lasts. So
-/// a client shares a domain only between connections to one server that it trusts as one, such as several to the same
-/// process: that server could write the same bytes through the connection that they belong to.
+/// Each connection has its own, unless the program passes that of another
+/// ([`Stream::connect_in`](crate::Stream::connect_in),
+/// [`Endpoint::connect_in`](crate::Endpoint::connect_in)). Accepted connections never share one.
 ///
-/// It is freed with the last connection and the last region in it.
+/// A key opens a region to each peer of the domain (VR-SEC-002). A peer that guesses or learns
+/// another's keys can write to the other's windows, and to all memory registered to receive into,
+/// while any connection of the domain exists. A client should share a domain only between
+/// connections to one server that it trusts as a whole, such as several to the same process. That
+/// server could write the same bytes through the right connection.
+///
+/// The domain is freed with its last connection and its last region.
 pub struct ProtectionDomain<B: Backend>(Arc<Inner<B>>);
 
 struct Inner<B: Backend> {
@@ -24,7 +27,6 @@ struct Inner<B: Backend> {
 }
 
 impl<B: Backend> ProtectionDomain<B> {
-    /// Makes one on the device of `id`.
     pub(crate) fn create(id: &B::Identifier) -> Result<Self, Error> {
         let what = Error::backend("allocating a protection domain");
         let device = match id.device() {
@@ -34,10 +36,10 @@ impl<B: Backend> ProtectionDomain<B> {
         Ok(Self(Arc::new(Inner { domain: id.create_domain().map_err(what)?, device })))
     }
 
-    /// Checks that a connection on `id` can be in it.
+    /// Checks that a connection on `id` can use this domain.
     ///
     /// # Errors
-    /// It is of another device.
+    /// Returns an error if the domain belongs to another device.
     pub(crate) fn check(&self, id: &B::Identifier) -> Result<(), Error> {
         let device = id.device().map_err(Error::backend("asking for the device"))?;
         if device == self.0.device { Ok(()) } else { Err(Error::ForeignDomain) }

@@ -1,4 +1,4 @@
-//! Errors of connections, in the words of somebody who has to do something about them.
+//! Errors of connections. Each says who is at fault and what to do.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
 
-/// An error of a connection. Cheap to clone: the first error of a connection is reported by every later call.
+/// An error of a connection. Cheap to clone; after the first error, every later call returns it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A host name has no address.
     #[error("cannot find the host {host}: {source}")]
     NoSuchHost {
-        /// As it was given: text, or a pair of a name and a port.
+        /// The host as given: text, or a pair of a name and a port.
         host: String,
         /// The resolver's error.
         source: Arc<io::Error>,
     },
-    /// The RDMA backend could not do something.
+    /// A call on the RDMA backend failed.
     #[error("{doing}: {source}")]
     Backend {
         /// The action that failed.
@@ -29,7 +29,7 @@ pub enum Error {
         /// The backend's own error.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// Nobody listens there.
+    /// No listener is at that address.
     #[error(
         "{peer} refused the connection: nothing listens there for RDMA (a server that listens on the same port by TCP only \
          does not count; for Valkey see --rdma-bind and --rdma-port)"
@@ -38,7 +38,7 @@ pub enum Error {
         /// The peer that refused.
         peer: SocketAddr,
     },
-    /// The application or host there said no.
+    /// The peer's application or host rejected the connection.
     #[error("{peer} rejected the connection (reason {reason})")]
     Rejected {
         /// The peer that rejected.
@@ -46,7 +46,7 @@ pub enum Error {
         /// The reason code of the connection manager.
         reason: i32,
     },
-    /// There is no way from here to there by RDMA.
+    /// There is no RDMA path to the peer.
     #[error("{peer} cannot be reached by RDMA: {what} ({source})")]
     Unreachable {
         /// The peer.
@@ -64,7 +64,7 @@ pub enum Error {
         /// The time-out.
         after: Duration,
     },
-    /// The protocol machine ended the connection, or refused a call; says who is at fault.
+    /// The protocol machine ended the connection or refused a call. The error says who is at fault.
     #[error(transparent)]
     Protocol(#[from] rdma_proto::Error),
     /// A value of [`Options`](crate::Options) is out of bounds.
@@ -78,7 +78,7 @@ pub enum Error {
     /// Waiting for descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
-    /// An endpoint, or all connections of a listener, may not register more memory.
+    /// The memory limit of an endpoint or a listener is reached.
     #[error(
         "as much memory is registered as may be, {limit} bytes: raise Limits::registered_bytes or close connections"
     )]
@@ -86,13 +86,13 @@ pub enum Error {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// An endpoint, or a listener, may not have more connections.
+    /// The connection limit of an endpoint or a listener is reached.
     #[error("there are as many connections as may be, {limit}: raise Limits::connections or close some")]
     TooManyConnections {
         /// The limit.
         limit: usize,
     },
-    /// An endpoint was asked about a connection that it does not have, or not yet.
+    /// The endpoint has no such connection, or has not made it yet.
     #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
     /// A buffer was given to a connection that cannot use it.
@@ -100,18 +100,18 @@ pub enum Error {
         "the buffer was registered in the protection domain of another connection: register one for each, or connect in one domain"
     )]
     ForeignBuffer,
-    /// A connection was to be in a protection domain of another device.
+    /// The protection domain belongs to another device.
     #[error(
         "the way to this peer leads through another device than that of the protection domain: connect without it"
     )]
     ForeignDomain,
-    /// The device told of a failure that no completion tells of.
+    /// The device reported a failure that has no completion.
     #[error("the RDMA device ended the connection: {}", event.describe())]
     Device {
-        /// The event that tells of it.
+        /// The event that reported it.
         event: AsyncEvent,
     },
-    /// The device went away.
+    /// The device was removed.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
 }
@@ -129,17 +129,18 @@ impl From<rdma_proto::ApiMisuse> for Error {
 }
 
 impl Error {
-    /// Returns the error of a resolver about a host, given its `Debug` form.
+    /// Returns the error of a resolver. `host` is the `Debug` form.
     pub(crate) fn no_such_host(host: &str, source: io::Error) -> Self {
         Self::NoSuchHost { host: host.trim_matches('"').into(), source: Arc::new(source) }
     }
 
-    /// Returns the error about a host that a resolver knows and has no address of, given its `Debug` form.
+    /// Returns the error for a host that resolves to no address. `host` is the `Debug` form.
     pub(crate) fn no_address(host: &str) -> Self {
         Self::no_such_host(host, io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
     }
 
-    /// Returns what makes an error of a backend's, given the activity that failed; for use with `map_err`.
+    /// Returns a function for `map_err` that wraps a backend's error. `doing` names the failed
+    /// action.
     pub fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }
     }
@@ -157,19 +158,19 @@ impl Error {
         Self::Unreachable { peer, what, source }
     }
 
-    /// Returns whether it ends a listener: its device has failed, or is gone.
+    /// Returns whether the error ends a listener: its device failed or was removed.
     pub(crate) const fn is_for_good(&self) -> bool {
         matches!(self, Self::DeviceRemoved | Self::Device { .. })
     }
 
-    /// Returns whether it is for want of memory or descriptors, which may be had again at any time.
+    /// Returns whether memory or descriptors ran out. That can pass at any time.
     pub(crate) const fn is_shortage(&self) -> bool {
         matches!(self, Self::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
     }
 
-    /// Returns whether an accept failed for a reason that the next one meets as well: the process
-    /// has no descriptor or no memory left, or there is no device any more. What is polled and
-    /// watched here is the process's own, so its failures are of this kind.
+    /// Returns whether the next accept would fail for the same reason: the process has no
+    /// descriptor or memory left, or the device is gone. A failure to poll counts too, because only
+    /// descriptors of this process are polled.
     pub(crate) const fn concerns_everybody(&self) -> bool {
         matches!(
             self,
@@ -181,7 +182,7 @@ impl Error {
         )
     }
 
-    /// Returns the nearest kind of [`io::Error`].
+    /// Returns the nearest [`io::ErrorKind`].
     pub fn io_kind(&self) -> io::ErrorKind {
         use rdma_proto::Error as Protocol;
         match self {

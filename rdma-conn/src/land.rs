@@ -1,8 +1,9 @@
-//! Receiving without a copy: memory of the application in which windows lie for a while.
+//! Zero-copy receiving: windows that lie in the application's memory.
 //!
-//! A side chooses where its window lies each time it announces one (VR-MEM-003); only the length stays (VR-MEM-008). So a reader
-//! that knows how many bytes follow has whole windows of them written where they belong, and copies no more than what comes
-//! before the first of those and after the last. The peer sees ordinary windows.
+//! A side chooses where its window lies each time it announces one (VR-MEM-003). Only the length is
+//! fixed (VR-MEM-008). A reader that knows how many bytes follow lets whole windows be written
+//! where they belong. Only bytes before the first of those windows and after the last are copied.
+//! The peer sees ordinary windows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,61 +15,62 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::lend::{Landing, RegisteredBuffer};
 
-/// Counts of how the bytes of a [`Receiving`] came to where they belong.
+/// Counts of landed and copied bytes of a [`Receiving`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Received {
-    /// Bytes that the peer wrote where they belong.
+    /// Bytes that the peer wrote to their final place.
     pub landed: u64,
-    /// Bytes that were copied from an ordinary window.
+    /// Bytes copied from an ordinary window.
     pub copied: u64,
 }
 
-/// A part of the stream on its way into a [`RegisteredBuffer`]: the next bytes that are not read yet, as many as a range of the buffer
-/// has. [`Endpoint::receive`](crate::Endpoint::receive) carries it on until all of them are there.
+/// A receive into a range of a [`RegisteredBuffer`], for the next unread bytes of the stream.
 ///
-/// One that is dropped before leaves the bytes that have not arrived to whoever reads next.
+/// [`Endpoint::receive`](crate::Endpoint::receive) continues it until the range is full. If it is
+/// dropped earlier, bytes that have not arrived are left to the next read.
 #[derive(Debug)]
 pub struct Receiving<B: Backend> {
     buffer: Arc<RegisteredBuffer<B>>,
-    /// Where the bytes belong that are still to come.
     range: Range<usize>,
     received: Received,
     begun: bool,
 }
 
 impl<B: Backend> Receiving<B> {
-    /// Returns the next `range.len()` unread bytes of a stream, which belong into `range` of `buffer`.
+    /// Starts a receive of the next `range.len()` unread bytes into `range` of `buffer`.
     pub fn new(buffer: Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Self {
         Self { buffer, range, received: Received::default(), begun: false }
     }
 
-    /// Returns how the bytes came that are there already, from the beginning of the range on.
+    /// Returns the counts of the bytes received so far, from the beginning of the range.
     pub const fn received(&self) -> Received {
         self.received
     }
 }
 
 impl<B: Backend> Connection<B> {
-    /// Registers `len` bytes to receive into without a copy, all zero at first; they can be lent as well. Registering takes much longer
-    /// than copying a few kilobytes, so keep what it returns and use it again.
+    /// Registers `len` bytes for zero-copy receiving, all zero at first. They can also be lent.
     ///
-    /// The peer can write to all of it, at any time, from when the first window in it is announced until it is deregistered, which
-    /// dropping it does. A peer that obeys the protocol writes only to windows, each byte once, and to none that is full
-    /// (VR-SEC-005).
+    /// Registering takes much longer than copying a few kilobytes, so keep the buffer and reuse it.
+    ///
+    /// The peer can write to all of it at any time, from when the first window in it is announced
+    /// until it is deregistered. Dropping it deregisters it. A correct peer writes only to
+    /// announced windows, each byte once, and never to a full window (VR-SEC-005).
     ///
     /// # Errors
-    /// `len` is zero, or no memory can be registered.
+    /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.memory.registrar().buffer(len, Access::REMOTE_WRITE)
     }
 
-    /// Carries `receiving` on with what has arrived, and has the windows to come written where they belong. Returns how the bytes came
-    /// once all of them are there; `None` while some are not.
+    /// Continues `receiving` with what has arrived, and places the next windows in the buffer.
+    /// Returns the counts once all bytes have arrived, and `None` before.
     ///
     /// # Errors
-    /// The connection has ended before all of them arrived; or the range is not inside of the buffer, or is where bytes that an earlier
-    /// call left unread still land ([`ApiMisuse::LandingUnderWay`]); or the buffer belongs to another protection domain.
+    /// Returns an error if the connection ended first, if the range is outside the buffer, if
+    /// unread bytes of an earlier call still land there ([`ApiMisuse::LandingUnderWay`]), or if the
+    /// buffer belongs to another protection domain.
     pub(crate) fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
         if !receiving.begun {
             self.begin(receiving)?;
@@ -94,7 +96,8 @@ impl<B: Backend> Connection<B> {
         Ok(Some(receiving.received))
     }
 
-    /// Says where the windows to come may lie. Where an earlier part of the stream still lands, they lie in ordinary memory.
+    /// Tells the machine where windows may lie. While an earlier receive still lands, they lie in
+    /// ordinary memory.
     fn begin(&mut self, receiving: &mut Receiving<B>) -> Result<(), Error> {
         let Range { start, end } = receiving.range;
         let len = receiving.buffer.len();
@@ -108,11 +111,11 @@ impl<B: Backend> Connection<B> {
             return Err(ApiMisuse::LandingUnderWay.into());
         }
         receiving.begun = true;
-        // Into memory that the peer may not write to, everything is copied.
+        // Memory that the peer may not write to gets copies only.
         let Some(region) = receiving.buffer.landing() else { return Ok(()) };
         let address = region.address().saturating_add(start as u64);
         let memory = RegionAddress { address, rkey: region.rkey() };
-        // What is longer lands as far as the machine counts.
+        // The machine counts at most so many bytes; the rest lands later.
         let length = u32::try_from(end - start).unwrap_or(u32::MAX);
         if !self.machine.is_landing() && self.machine.land(memory, length)?.is_some() {
             self.memory.landing = Some(Landing { buffer: Arc::clone(&receiving.buffer), start });
@@ -121,8 +124,10 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Returns whether no byte is lost by receiving there. In the buffer in which an earlier part of the stream still lands, bytes can be
-    /// received where they lie, elsewhere, or moved as a whole when all of them are there.
+    /// Returns whether receiving there loses no byte.
+    ///
+    /// If an earlier receive still lands in the same buffer, its bytes can be received in place,
+    /// elsewhere, or moved as a whole once all have arrived.
     fn may_go_there(&self, receiving: &Receiving<B>) -> bool {
         let Some(landing) = self.memory.landing.as_ref() else { return true };
         if !Arc::ptr_eq(&landing.buffer, &receiving.buffer) {
@@ -139,7 +144,6 @@ impl<B: Backend> Connection<B> {
         apart || in_place || as_a_whole
     }
 
-    /// Returns whether these bytes lie where they belong.
     fn is_in_place(&self, receiving: &Receiving<B>, part: Readable) -> bool {
         part.region == Readable::LANDED
             && self.memory.landing.as_ref().is_some_and(|landing| {
@@ -148,16 +152,16 @@ impl<B: Backend> Connection<B> {
             })
     }
 
-    /// Has no further window lie in memory of the application. One that was announced there stays until it is full, and its bytes are
-    /// read as any others.
+    /// Stops placing windows in application memory. A window already announced there stays until it
+    /// is full, and its bytes are read as usual.
     pub(crate) fn stop_landing(&mut self) {
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());
         self.went_on();
     }
 
-    /// Returns whether windows of this connection lie in memory of the application now, or unread bytes do. While they do, the
-    /// connection keeps a clone of its [`Arc`].
+    /// Returns whether windows of this connection, or unread bytes, lie in application memory.
+    /// Meanwhile the connection keeps a clone of the buffer's [`Arc`].
     pub const fn is_landing(&self) -> bool {
         self.memory.landing.is_some()
     }

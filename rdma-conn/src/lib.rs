@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
-// The one exception is in `asynchronous::driver`: tokio asks for a promise about descriptors.
+// One exception, in `asynchronous::driver`: tokio's constructor asks for a promise about a
+// descriptor.
 #![cfg_attr(not(feature = "tokio"), forbid(unsafe_code))]
 #![cfg_attr(feature = "tokio", deny(unsafe_code))]
 

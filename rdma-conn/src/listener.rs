@@ -1,4 +1,4 @@
-//! Accepting connections.
+//! A blocking listener, which is also the source of requests for endpoints.
 
 use std::fmt::Debug;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,17 +15,19 @@ use crate::options::Options;
 use crate::stream::Stream;
 use crate::waker::Waker;
 
-/// Requests that are looked at in one call, if nothing comes of any (VR-RES-007).
+/// Requests examined in one call if none of them can be accepted (VR-RES-007).
 const ATTEMPTS: u32 = 16;
 
-/// A peer's request for a connection, which [`Listener::try_request`] hands out. Nothing was allocated for it yet:
-/// [`Endpoint::accept_request`] makes the connection. Dropping it rejects the peer (VR-RES-006).
+/// A peer's request for a connection, returned by [`Listener::try_request`].
+///
+/// Nothing is allocated for the peer until [`Endpoint::accept_request`] makes the connection.
+/// Dropping a request rejects the peer (VR-RES-006).
 pub struct Request<B: Descriptors> {
     pub(crate) identifier: B::Identifier,
 }
 
 impl<B: Descriptors> Request<B> {
-    /// Returns the peer's address; `None` if the device is gone.
+    /// Returns the peer's address, or `None` if the device was removed.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.identifier.peer_addr()
     }
@@ -44,40 +46,43 @@ impl<B: Descriptors> Debug for Request<B> {
 
 /// Accepts connections on an address.
 ///
-/// Each accepted connection has an [`Endpoint`] of its own, so that threads that serve one connection each have nothing to share,
-/// and a listener may be dropped, and another bound elsewhere, while its connections go on (VR-CONN-014). A program that has endpoints
-/// of its own takes the bare requests instead ([`Listener::try_request`]).
+/// Each accepted connection has an [`Endpoint`] of its own, so threads that serve one connection
+/// each share nothing. A listener may be dropped, and another bound elsewhere, while its
+/// connections continue (VR-CONN-014). A program with its own endpoints takes requests instead,
+/// with [`Listener::try_request`].
 pub struct Listener<B: Descriptors> {
     asked: Mutex<Asked<B>>,
     listener: ListenerId,
     backend: B,
-    /// Shared by all connections that it accepts.
     budget: Arc<Budget>,
     descriptor: Arc<OwnedFd>,
     waker: Waker,
 }
 
-/// The endpoint to which requests come.
 struct Asked<B: Descriptors> {
     endpoint: Endpoint<B>,
-    /// The reason for which nothing comes any more.
     over: Option<Error>,
 }
 
 impl<B: Descriptors> Listener<B> {
-    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings. Its addresses are tried in turn; port 0 takes a
-    /// free one. Ports of RDMA are not those of TCP: one number may serve both (VR-CONN-009).
+    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
+    ///
+    /// The host's addresses are tried in turn. Port 0 picks a free port. RDMA and TCP have separate
+    /// port numbers, so one number may serve both (VR-CONN-009).
     ///
     /// # Errors
-    /// As [`Listener::bind_with`].
+    /// Returns the error of the last address tried: there is no RDMA device, no device has the
+    /// address, or the address is taken.
     pub fn bind(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::bind_with(backend, host, Options::default(), Limits::default())
     }
 
-    /// As [`Listener::bind`], with settings for each connection that is accepted, and limits for all of them, taken together.
+    /// Listens like [`Listener::bind`], with settings for each accepted connection and limits on
+    /// all of them together.
     ///
     /// # Errors
-    /// That of the last address tried. There is no RDMA device, or none has that address, or it is taken, or the options are out of bounds.
+    /// Returns the error of the last address tried: there is no RDMA device, no device has the
+    /// address, the address is taken, or an option is out of bounds.
     pub fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -101,23 +106,26 @@ impl<B: Descriptors> Listener<B> {
         self.lock().endpoint.local_addr(self.listener)
     }
 
-    /// Settings of the connections accepted from now on.
+    /// Sets the options of connections accepted from now on.
     ///
     /// # Errors
-    /// They are out of bounds; the old ones remain.
+    /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&mut self, options: Options) -> Result<(), Error> {
         let listener = self.listener;
         self.lock().endpoint.set_options(listener, options)
     }
 
-    /// Returns the next request for a connection, if a peer has made one, for an endpoint of the caller's
-    /// ([`Endpoint::accept_request`]). Its options and limits count there, those of the listener do not. Call it until it returns `None`,
-    /// whenever the listener's descriptor ([`AsFd`]) is readable.
+    /// Returns the next request, for an endpoint of the caller's own
+    /// ([`Endpoint::accept_request`]).
+    ///
+    /// The options and limits of that endpoint apply, not the listener's. When the listener's
+    /// descriptor ([`AsFd`]) is readable, call this until it returns `None`.
     ///
     /// # Errors
-    /// The listener failed. Either it is over ([`Listener::is_over`]): its device failed or is gone, or its events cannot be read again
-    /// and again. Each call says so from then on, and the descriptor stays readable. Or it goes on, and the next call may do better after
-    /// a moment.
+    /// Returns an error if the listener failed. If [`Listener::is_over`] is true, its device failed
+    /// or was removed, or its events repeatedly could not be read. Every later call then returns
+    /// the error, and the descriptor stays readable. Otherwise the failure is temporary; try again
+    /// after a moment.
     pub fn try_request(&self) -> Result<Option<Request<B>>, Error> {
         let mut asked = self.lock();
         if let Some(error) = &asked.over {
@@ -135,49 +143,56 @@ impl<B: Descriptors> Listener<B> {
         };
         if error.is_for_good() || lost {
             asked.over = Some(error.clone());
-            // What told of it is taken, and others may sleep until something comes. Nothing takes this wake-up.
+            // This call consumed the wake-up of other threads that sleep on the descriptor. The
+            // waker stays readable.
             self.waker.wake();
         }
         Err(error)
     }
 
-    /// Returns whether it accepts no connection any more: each call on it returns the reason.
+    /// Returns whether the listener has stopped for good. Every call on it then returns the reason.
     pub fn is_over(&self) -> bool {
         self.lock().over.is_some()
     }
 
-    /// Returns the next connection, if a peer has asked for one, on an endpoint of its own. It may not be established yet, and
-    /// fails if that takes longer than [`Options::handshake_timeout`]. Call it until it returns `None`, whenever the listener's
-    /// descriptor ([`AsFd`]) is readable.
+    /// Returns the next connection, on an endpoint of its own, if a peer has asked for one.
+    ///
+    /// It may not be established yet. It fails if that takes longer than
+    /// [`Options::handshake_timeout`]. When the listener's descriptor ([`AsFd`]) is readable, call
+    /// this until it returns `None`.
     ///
     /// # Errors
-    /// As [`Listener::try_request`]; or the process has no descriptor or memory left to give to a connection, whose peer was told
-    /// so, and the listener goes on. A single request that fails, as when its peer withdraws it, is no error of the listener.
+    /// Returns an error if the listener failed; see [`Listener::try_request`]. Also returns an
+    /// error if the process has no descriptor or memory left for a connection. That peer was
+    /// rejected, and the listener continues. A single failed request, such as one that its peer
+    /// withdrew, is not an error.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
         for _ in 0..ATTEMPTS {
             let Some(request) = self.try_request()? else { return Ok(None) };
             let Some(options) = self.lock().endpoint.listener_options(self.listener) else { return Ok(None) };
             let peer = request.peer_addr();
-            // Dropping a request that was not accepted rejects its peer, so every error tells it (VR-RES-006).
+            // Dropping an unaccepted request rejects its peer, so the peer learns of every error
+            // (VR-RES-006).
             let accepted = self.budget.place().and_then(|place| {
                 Endpoint::adopt(&self.backend, request.identifier, options, &self.budget, place)
             });
             match accepted {
                 Ok(accepted) => return Ok(Some(accepted)),
                 Err(error) if error.concerns_everybody() => return Err(error),
-                // The peer may have left; the next one has not.
+                // This peer may have left. Try the next one.
                 Err(error) => tracing::warn!(?peer, %error, "a connection was not accepted"),
             }
         }
         Ok(None)
     }
 
-    /// Waits until there may be a request, or [`Listener::waker`] ends the wait, for at most `timeout`.
+    /// Waits until there may be a request or [`Listener::waker`] is called, for at most `timeout`.
     ///
     /// # Errors
-    /// The system cannot wait.
+    /// Returns an error if `poll` fails.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        // Not under the lock, so that others may accept too. The channel is readable for as long as there are requests.
+        // Without the lock, so that other threads can accept. The channel stays readable while
+        // there are requests.
         readable(&self.descriptor, timeout)
     }
 
@@ -194,15 +209,16 @@ impl<B: Descriptors> Listener<B> {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// As [`Listener::try_accept`].
+    /// The errors are those of [`Listener::try_accept`].
     pub fn accept(&self) -> Result<(Stream<B>, SocketAddr), Error> {
         self.accept_within(None)
     }
 
-    /// Waits for the next connection, but no longer than `timeout`.
+    /// Waits for the next connection, for at most `timeout`.
     ///
     /// # Errors
-    /// As [`Listener::try_accept`], and [`Error::TimedOut`].
+    /// Returns [`Error::TimedOut`] if no connection came. Otherwise the errors are those of
+    /// [`Listener::try_accept`].
     pub fn accept_timeout(&self, timeout: Duration) -> Result<(Stream<B>, SocketAddr), Error> {
         self.accept_within(Some(timeout))
     }
@@ -223,7 +239,7 @@ impl<B: Descriptors> Listener<B> {
         }
     }
 
-    /// Returns the endpoint and the listener on it, for a face that drives the endpoint itself.
+    /// Returns the endpoint and its listener, for an adapter that drives the endpoint itself.
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> (Endpoint<B>, ListenerId) {
         let asked = self.asked.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -231,7 +247,7 @@ impl<B: Descriptors> Listener<B> {
     }
 }
 
-/// Listens on the first address of a host that can be had, and hands over what is asked for.
+/// Listens on the first usable address of a host and hands its requests over.
 fn listen<B: Descriptors>(
     endpoint: &mut Endpoint<B>,
     host: impl ToSocketAddrs + Debug,

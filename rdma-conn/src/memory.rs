@@ -1,8 +1,8 @@
 //! The registered memory of one connection.
 //!
-//! The memory that an idle connection needs is registered when it is made: one receive window and the slots of messages. The send
-//! buffer comes with the first write, the second window when the peer fills the first faster than it is read, and
-//! both go again when the connection has been idle for a while.
+//! One receive window and the message slots are registered when the connection is made. The send
+//! buffer comes with the first write. The second window comes when the peer fills the first faster
+//! than it is read. Both are released after idle time.
 
 use std::sync::Arc;
 
@@ -18,26 +18,25 @@ use crate::error::Error;
 use crate::lend::{Buffers, Landing, Lendings, RegisteredBuffer};
 use crate::options::Options;
 
-/// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
+/// Marks the work request ids of receives. The machine's ids of sends leave this bit free.
 const RECEIVE: u64 = 1 << 63;
 
-/// Returns the slot of the receive with this work request id; `None` for a send.
 pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
 }
 
-/// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
-/// written by the peer, and what the application receives into, and nothing can be read by it (VR-SEC-009). None is ever another connection's: it is deregistered first,
-/// which revokes its key (VR-SEC-010).
+/// The regions of one connection, each with the fewest rights (VR-SEC-001).
+///
+/// The peer can write only to the receive windows and to memory registered to receive into. It can
+/// read nothing (VR-SEC-009). Memory is deregistered, which revokes its key, before anything else
+/// can use it (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
     windows: [Option<CountedRegion<B::Region>>; 2],
-    /// A ring of bytes on their way out.
     send: Option<CountedRegion<B::Region>>,
-    /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): first one for each send work request, then one for each receive.
+    /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): one per send work request, then one per
+    /// receive.
     messages: CountedRegion<B::Region>,
-    /// Memory of the application on its way out.
     pub(crate) lendings: Lendings<B>,
-    /// Memory of the application in which windows lie.
     pub(crate) landing: Option<Landing<B>>,
     send_slots: usize,
     window: usize,
@@ -45,17 +44,19 @@ pub(crate) struct Memory<B: Backend> {
     registrar: Registrar<B>,
 }
 
-/// Registers memory for the application of one connection. It takes long, and asks code of the
-/// program for its memory: nobody holds a lock meanwhile that others need, so a face takes a clone.
+/// Registers application memory for one connection.
+///
+/// Registering is slow and calls code of the program. Callers clone this so that they hold no lock
+/// meanwhile.
 #[derive(Clone)]
 pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
     /// Whether received bytes may be written in any order.
     relaxed: bool,
-    /// Whether what is allocated is on huge pages.
+    /// Whether to allocate on huge pages.
     huge: bool,
-    /// What it has registered and still exists.
+    /// The buffers registered for this connection that still exist.
     buffers: Buffers,
 }
 
@@ -64,7 +65,7 @@ impl<B: Backend> Registrar<B> {
         register(&self.domain, &self.budget, (len, self.huge), self.ordered(access))
     }
 
-    /// These rights, with the order in which the options have received bytes written.
+    /// Returns these rights, with relaxed ordering if the options allow it.
     const fn ordered(&self, access: Access) -> Access {
         if self.relaxed && access.allows(Access::REMOTE_WRITE) {
             access.and(Access::RELAXED_ORDERING)
@@ -73,14 +74,12 @@ impl<B: Backend> Registrar<B> {
         }
     }
 
-    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to
-    /// receive into.
+    /// Allocates and registers memory to lend. With [`Access::REMOTE_WRITE`] it can also receive.
     pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
         let memory = self.register(len, access)?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
     }
 
-    /// Registers memory that the application has, with these rights.
     pub(crate) fn register_memory(
         &self,
         memory: impl CallerMemory,
@@ -92,14 +91,12 @@ impl<B: Backend> Registrar<B> {
 }
 
 impl<B: Backend> Memory<B> {
-    /// Returns the number of registered bytes that an idle connection needs.
     pub(crate) fn idle(options: &Options) -> u64 {
         let slots = u64::from(options.protocol.send_depth) + u64::from(options.receives);
         let send = if options.eager_send_buffer { options.protocol.send_buffer } else { 0 };
         u64::from(options.protocol.window) + u64::from(send) + slots * MESSAGE_LEN as u64
     }
 
-    /// Registers what an idle connection needs.
     pub(crate) fn register(
         domain: ProtectionDomain<B>,
         options: &Options,
@@ -124,7 +121,8 @@ impl<B: Backend> Memory<B> {
         })
     }
 
-    /// Registers the window with this index, which is not there yet; what the machine needs to announce it.
+    /// Registers the window with this index, which must not exist yet. Returns what the machine
+    /// announces.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
         let window = self.registrar.register(self.window, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
@@ -134,55 +132,51 @@ impl<B: Backend> Memory<B> {
         Ok(address)
     }
 
-    /// Deregisters the window with this index.
     pub(crate) fn drop_window(&mut self, index: u8) {
         if let Some(place) = self.windows.get_mut(usize::from(index)) {
             *place = None;
         }
     }
 
-    /// Returns where the first window lies.
     pub(crate) fn first_window(&self) -> RegionAddress {
         let [first, _] = &self.windows;
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
     }
 
-    /// Returns what the pages of the first window are.
+    /// Returns the kind of pages of the first window.
     pub(crate) fn pages(&self) -> Pages {
         let [first, _] = &self.windows;
         first.as_ref().map_or(Pages::Usual, |window| window.region.pages())
     }
 
-    /// Returns the send buffer, once it is registered.
     #[inline]
     pub(crate) fn send_buffer(&self) -> Option<&B::Region> {
         self.send.as_ref().map(|send| &send.region)
     }
 
-    /// Registers the send buffer.
     #[cold]
     pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
         self.send = Some(self.registrar.register(self.send_buffer, Access::NONE)?);
         Ok(())
     }
 
-    /// Deregisters the send buffer. Nothing in it may be under way.
+    /// Deregisters the send buffer. No byte in it may be in flight.
     pub(crate) fn drop_send_buffer(&mut self) {
         self.send = None;
     }
 
-    /// Returns whether there are two windows, one more than an idle connection needs.
     pub(crate) fn has_both_windows(&self) -> bool {
         self.windows.iter().all(Option::is_some)
     }
 
-    /// Returns the number of bytes of all regions, those included that the application has registered to lend.
+    /// Returns the bytes of all regions, including those that the application registered.
     pub(crate) fn registered_bytes(&self) -> usize {
         let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
         all.map(|booked| booked.region.len()).sum::<usize>() + self.registrar.buffers.bytes()
     }
 
-    /// Copies received bytes out, from the first one on. False, and nothing copied, if there is no memory where they lie.
+    /// Copies received bytes out. Returns false, and copies nothing, if there is no memory where
+    /// they lie.
     #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> bool {
         match self.windows.get(usize::from(from.region)) {
@@ -192,7 +186,8 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Copies the first `len` received bytes to `at` in a buffer. False if they are not all inside of both.
+    /// Copies the first `len` received bytes to `at` in a buffer. Returns false if they do not fit
+    /// inside both.
     pub(crate) fn copy(&self, from: Readable, len: usize, into: &RegisteredBuffer<B>, at: usize) -> bool {
         let Some((memory, offset)) = self.place(from).filter(|_| len <= from.len as usize) else {
             return false;
@@ -202,18 +197,18 @@ impl<B: Backend> Memory<B> {
         if source.abs_diff(target) >= len {
             return memory.copy_to(offset, to, at, len);
         }
-        // They overlap: what landed before a reader gave up is received into another place of the same buffer.
+        // They overlap. Bytes that landed before a reader gave up are now received elsewhere in the
+        // same buffer.
         let mut bytes = vec![0; len];
         memory.read(offset, &mut bytes) && to.write(at, &bytes)
     }
 
-    /// Received bytes where they lie.
     pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
         let (memory, offset) = self.place(at)?;
         Some(Arrived::new(memory, offset, at.len as usize))
     }
 
-    /// Returns the memory in which received bytes lie, and the offset in it.
+    /// Returns the memory that holds received bytes, and the offset in it.
     fn place(&self, at: Readable) -> Option<(SharedMemory<'_>, usize)> {
         match self.windows.get(usize::from(at.region)) {
             Some(window) => Some((window.as_ref()?.region.memory(), at.offset as usize)),
@@ -234,13 +229,12 @@ impl<B: Backend> Memory<B> {
         place.unwrap_or_else(|| self.nothing())
     }
 
-    /// Returns no bytes: without a send buffer the only WRITE from there is the empty one.
+    /// Returns an empty slice: without a send buffer, the only WRITE is the empty one.
     #[cold]
     fn nothing(&self) -> Slice<'_, B::Region> {
         Slice { region: &self.messages.region, offset: 0, len: 0 }
     }
 
-    /// Returns the work request for an action; `None` for a disconnect.
     #[inline]
     pub(crate) fn request(&self, max_inline: usize, action: Action) -> Option<SendRequest<'_, B::Region>> {
         let (id, signaled, op, local) = match action {
@@ -259,7 +253,7 @@ impl<B: Backend> Memory<B> {
         Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
     }
 
-    /// Lets go of the application's memory, unless windows lie in it.
+    /// Releases the application's memory once no window lies in it.
     #[inline]
     pub(crate) fn keep_landing(&mut self, lies: impl FnOnce() -> bool) {
         if self.landing.is_some() && !lies() {
@@ -275,14 +269,12 @@ impl<B: Backend> Memory<B> {
         &self.registrar
     }
 
-    /// Puts a message into a send slot.
     fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, B::Region> {
         let offset = usize::from(slot) * MESSAGE_LEN;
         let _inside_by_construction = self.messages.region.write(offset, message);
         Slice { region: &self.messages.region, offset, len: MESSAGE_LEN }
     }
 
-    /// Returns the receive request of a slot.
     #[inline]
     pub(crate) fn receive(&self, slot: u16) -> RecvRequest<'_, B::Region> {
         let offset = (self.send_slots + usize::from(slot)) * MESSAGE_LEN;
@@ -292,7 +284,7 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Returns the bytes that a receive slot holds after a SEND of `len` bytes.
+    /// Returns the bytes in a receive slot after a SEND of `len` bytes.
     pub(crate) fn incoming_message(&self, slot: u16, len: u32) -> ([u8; MESSAGE_LEN], usize) {
         let mut bytes = [0; MESSAGE_LEN];
         let len = MESSAGE_LEN.min(len as usize);

@@ -7,8 +7,9 @@ use rdma_proto::{Config, RECEIVES};
 
 use crate::error::Error;
 
-/// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
-/// a type grow, and so forbids other crates to write it as a literal.
+/// Adds a chainable setter for each field of a settings type.
+///
+/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -23,60 +24,85 @@ macro_rules! setters {
 }
 pub(crate) use setters;
 
-/// Settings of a connection, of either side. Start from [`Options::default`]; fields can be assigned, or set in a chain. Each call that
-/// takes them checks them first ([`Options::check`]), and changes none of them except as far as the device goes
-/// ([`Connection::options`](crate::Connection::options)).
+/// Settings of a connection, on either side.
+///
+/// Start from [`Options::default`], then assign fields or chain their setters. Each call that takes
+/// options first checks them with [`Options::check`]. A value that the device cannot provide is
+/// lowered ([`Connection::options`](crate::Connection::options) returns the result).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The protocol's own settings: window sizes, credits, keepalive, limits. Its role does not matter: the side that dials is the
-    /// client, and has the keepalives of one unless the settings name others.
+    /// Protocol settings: window sizes, credits, keepalive, limits.
+    ///
+    /// The role in them is ignored: the dialing side is the client. It sends a client's keepalives
+    /// unless these settings name others.
     pub protocol: Config,
-    /// Receives kept posted, 1 to 16384. Peers count on 1024 (VR-RES-002); fewer is for tests.
+    /// Receives kept posted, 1 to 16384. Peers expect 1024 (VR-RES-002); use fewer only in tests.
     pub receives: u16,
-    /// Bytes that a work request may carry within itself, so that the device need not fetch them. What the device grants
-    /// may be less.
+    /// Bytes that a work request may carry inline, which saves the device a fetch. The device may
+    /// grant fewer.
     pub inline: u32,
-    /// How long a peer waits before it repeats what met no posted receive.
+    /// How long a peer waits before it retries a send that found no posted receive.
     pub rnr_timer: RnrTimer,
-    /// How long an accepted connection may take to be established. A dial has a limit for all of it (VR-CONN-008).
+    /// Time limit for establishing an accepted connection. A dial has a limit of its own for all
+    /// its steps (VR-CONN-008).
     pub handshake_timeout: Duration,
-    /// How long dropping a stream waits for the last bytes to arrive. [`Stream::close`](crate::Stream::close) takes
-    /// its own limit.
+    /// How long dropping a stream waits for the last bytes to arrive.
+    /// [`Stream::close`](crate::Stream::close) takes its own limit.
     pub linger: Duration,
-    /// How long an idle connection keeps memory that only a busy one needs, its send buffer and its second window: at least this long,
-    /// and up to twice as long. At least a millisecond. The send buffer is kept until the peer's device has acknowledged all that lies in
-    /// it, which after a few small writes is not before the next keepalive, and without keepalives not before the connection writes again.
+    /// How long an idle connection keeps its send buffer and its second window. They are released
+    /// after this time and at most twice this time. At least a millisecond.
+    ///
+    /// The send buffer stays until the peer's device has acknowledged all of it. After a few small
+    /// writes that happens with the next keepalive, or, without keepalives, when the connection
+    /// writes again.
     pub keep_memory: Duration,
-    /// Whether the send buffer is registered when the connection is made, rather than by its first write, which takes milliseconds longer
-    /// then. It costs memory for each connection that never writes.
+    /// Registers the send buffer with the connection instead of at its first write, which saves
+    /// that write milliseconds. It costs memory for each connection that never writes.
     pub eager_send_buffer: bool,
-    /// How long whoever waits looks again and again before it asks to be woken, which on a NIC takes longer than a round trip. It costs
-    /// a processor for as long, in each wait: a face that blocks keeps it, an event loop is told to come back at once
-    /// ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)), and a driver of a runtime lets other tasks have their turns. Waits
-    /// that take longer than this make it shorter, down to none, until one is over in time again. An endpoint goes by the
-    /// longest of its connections. Zero, the default, never spins; nor does anybody on a machine with one processor.
+    /// How long a wait busy-polls before it sleeps. On a NIC, a wake-up takes longer than a round
+    /// trip.
+    ///
+    /// It costs a processor during each wait. A blocking stream polls in its call. An event loop is
+    /// told to come back at once ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)). A
+    /// tokio driver lets other tasks run in between. Longer waits shorten the time, down to none,
+    /// until a wait ends within the limit again. An endpoint uses the largest value of its
+    /// connections. Zero, the default, never busy-polls. A machine with one processor never does
+    /// either.
     pub spin: Duration,
-    /// Which completion vector signals completions; taken modulo the device's number of vectors.
+    /// The completion vector that signals completions, modulo the device's number of vectors.
     pub completion_vector: u32,
-    /// The traffic class of the packets of a connection that this side dials: DSCP in the upper six bits, ECN in the lower two. On RoCE it
-    /// chooses the queue of switches and cards; a network whose lossless queue is another than that of class 0 needs it. The server's packets
-    /// have the class of the client's, so it changes nothing on the side that accepts. `None`, the default, leaves it to the system
+    /// The traffic class of the packets of a connection that this side dials. DSCP is in the upper
+    /// six bits, ECN in the lower two.
+    ///
+    /// On RoCE it selects the queue of switches and cards. A network needs it if its lossless queue
+    /// is not that of class 0. The server's packets have the client's class, so the option changes
+    /// nothing on the side that accepts. `None`, the default, leaves it to the system
     /// (`default_roce_tos` of the connection manager).
     pub traffic_class: Option<u8>,
-    /// How long the device waits for an acknowledgement before it sends again: 4.096 µs · 2^`ack_timeout`, at most 31, and for ever if it
-    /// is 0. Each side has its own. Seven of these waits, with the device's own additions, find a peer dead. `None`, the default, leaves it to the
-    /// connection manager, which takes what it assumes of the route: on RoCE about a second or two. Linux has it since 5.1; a connection on an
-    /// older one fails.
+    /// How long the device waits for an acknowledgement before it retransmits: 4.096 µs ·
+    /// 2^`ack_timeout`, or for ever if it is 0. It is at most 31.
+    ///
+    /// Each side has its own. The device finds a peer dead after seven of these waits, with its own
+    /// additions. `None`, the default, leaves it to the connection manager, which uses its
+    /// assumption about the route: on RoCE about a second or two. Linux supports it since 5.1. A
+    /// connection on an older one fails.
     pub ack_timeout: Option<u8>,
-    /// Whether the device may write received bytes in any order ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), into
-    /// windows, and into memory that is registered to receive into. It changes nothing for the program: bytes are read after the completion that
-    /// counts them, and a completion says that all bytes before it are there. On some machines it is faster, on others slower, so
-    /// it is off by default. Without a device, a kernel or a library that knows it, bytes are written in order.
+    /// Whether the device may write received bytes in any order
+    /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)). It applies to windows, and
+    /// to memory that is registered to receive into.
+    ///
+    /// It changes nothing for the program. Bytes are read after the completion that counts them,
+    /// and a completion says that all bytes before it have arrived. It is faster on some machines
+    /// and slower on others, so it is off by default. The bytes are written in order if the device,
+    /// the kernel or the library does not support it.
     pub relaxed_ordering: bool,
-    /// Whether windows, the send buffer, and buffers that the library allocates for the program are on huge pages if they are at least as
-    /// long as one, 2 MiB. [`Connection::pages`](crate::Connection::pages) says what came of it: pages that the administrator reserved, or else
-    /// the kernel's own choice, which it is advised to make. A device then needs fewer translations. Off by default.
+    /// Whether windows, the send buffer, and buffers that the library allocates for the program are
+    /// on huge pages. It applies to memory of at least one such page, 2 MiB.
+    ///
+    /// [`Connection::pages`](crate::Connection::pages) returns the effect: pages that the
+    /// administrator reserved, or else the kernel's choice after advice to use huge pages. A device
+    /// then needs fewer translations. It is off by default.
     pub huge_pages: bool,
 }
 
@@ -98,17 +124,17 @@ impl Options {
         huge_pages: bool,
     }
 
-    /// Checks the bounds of every field.
+    /// Checks that every field is within its bounds.
     ///
     /// # Errors
-    /// [`Error::Options`] names the first field that is out of bounds, or [`rdma_proto::ApiMisuse::Config`] if it is one of
-    /// [`Options::protocol`].
+    /// Returns [`Error::Options`], which names the first field out of bounds, or
+    /// [`rdma_proto::ApiMisuse::Config`] for a field of [`Options::protocol`].
     pub fn check(&self) -> Result<(), Error> {
         self.protocol.check()?;
         if !(1..=1 << 14).contains(&self.receives) {
             return Err(Error::Options { field: "receives", bounds: "1 to 16384" });
         }
-        // Asking all the time whether memory can go would be spinning.
+        // Checking constantly whether memory can go would be busy-polling.
         if self.keep_memory < Duration::from_millis(1) {
             return Err(Error::Options { field: "keep_memory", bounds: "at least a millisecond" });
         }
@@ -118,7 +144,7 @@ impl Options {
         Ok(())
     }
 
-    /// As far as the device goes (VR-RES-009).
+    /// Lowers what the device cannot provide (VR-RES-009).
     pub(crate) fn fitted(mut self, limits: &Capabilities) -> Self {
         let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX).max(1);
         self.protocol.send_depth = self.protocol.send_depth.min(deepest);
@@ -127,14 +153,14 @@ impl Options {
         self
     }
 
-    /// Completions that a connection can have waiting in its queue, all of which must find room there (VR-RES-011).
+    /// Completions that a connection can have waiting; its queue must hold them all (VR-RES-011).
     pub(crate) fn completions(&self) -> u32 {
         u32::from(self.protocol.send_depth) + u32::from(self.receives)
     }
 }
 
 impl Default for Options {
-    /// The settings that suit most connections.
+    /// Settings that suit most connections.
     fn default() -> Self {
         Self {
             protocol: Config::client(),

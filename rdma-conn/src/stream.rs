@@ -1,4 +1,4 @@
-//! The blocking stream.
+//! A blocking byte stream.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
@@ -24,14 +24,18 @@ use crate::lend::RegisteredBuffer;
 use crate::memory::Registrar;
 use crate::options::{Options, setters};
 
-/// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`]. Where the peer cut it means nothing (VR-XFER-007),
-/// and nothing in it is encrypted or authenticated (VR-SEC-006).
+/// A blocking byte stream over RDMA. Like a `TcpStream`, it implements [`Read`] and [`Write`].
 ///
-/// Each `write` is sent at once, as one notification to the peer however many slices it has; use
-/// [`Write::write_vectored`] or a buffer to send several pieces as one. Dropping the stream delivers what was written, for
-/// at most [`Options::linger`]; [`Stream::close`] does it with a report.
+/// Boundaries between the peer's writes carry no meaning (VR-XFER-007). The stream neither encrypts
+/// nor authenticates (VR-SEC-006).
 ///
-/// It is a handle on an [`Endpoint`] of its own, which each call drives for as long as it waits.
+/// Each `write` is sent at once and costs one notification, however many slices it has. Use
+/// [`Write::write_vectored`] or a buffer to send several pieces together. Dropping the stream
+/// delivers written bytes, for at most [`Options::linger`]. [`Stream::close`] does the same and
+/// reports the result.
+///
+/// A stream is a handle on an [`Endpoint`] of its own. Each call drives that endpoint while it
+/// waits.
 pub struct Stream<B: Descriptors> {
     shared: Arc<Private<B>>,
     read_timeout: Option<Duration>,
@@ -39,14 +43,16 @@ pub struct Stream<B: Descriptors> {
     linger: Duration,
 }
 
-/// Settings of a connect; see [`Stream::connect_with`]. Start from [`Connect::default`]; fields can be assigned, or set in a chain.
+/// Settings for [`Stream::connect_with`].
+///
+/// Start from [`Connect::default`], then assign fields or chain their setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Connect {
-    /// The local address to connect from; port 0 takes any.
+    /// The local address to connect from. Port 0 picks a free port.
     pub local: Option<SocketAddr>,
-    /// How long the whole of it may take, for each of the host's addresses. The resolver that looks up a host's name has a limit of
-    /// its own, which comes on top.
+    /// Time limit for one address of the host. Looking up a host name has the resolver's own limit,
+    /// which is not included.
     pub timeout: Duration,
     /// Settings of the connection.
     pub options: Options,
@@ -70,24 +76,28 @@ impl<B: Descriptors> Stream<B> {
     /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
     ///
     /// # Errors
-    /// Says what to do: no RDMA device, no such host, refused, not reachable, timed out, too little locked memory.
+    /// Returns an error if there is no RDMA device, the host is unknown, the peer refuses or cannot
+    /// be reached, the attempt times out, or too little memory can be locked. The message says what
+    /// to do.
     pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
 
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in
+    /// turn.
     ///
     /// # Errors
-    /// That of the last address tried; as [`Stream::connect`].
+    /// Returns the error of the last address tried. [`Stream::connect`] lists them.
     pub fn connect_with(backend: &B, host: impl ToSocketAddrs + Debug, how: &Connect) -> Result<Self, Error> {
         Self::connect_among(backend, host, how, None)
     }
 
-    /// Connects in the protection domain of another connection, so that memory registered for one serves both.
-    /// [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection, so that memory registered for one
+    /// serves both. [`ProtectionDomain`] says when that is safe.
     ///
     /// # Errors
-    /// As [`Stream::connect_with`], or [`Error::ForeignDomain`].
+    /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
+    /// the errors are those of [`Stream::connect_with`].
     pub fn connect_in(
         backend: &B,
         domain: &ProtectionDomain<B>,
@@ -115,7 +125,8 @@ impl<B: Descriptors> Stream<B> {
         Err(last)
     }
 
-    /// Returns the one connection of `endpoint` as a stream, for what [`Listener::try_accept`](crate::Listener::try_accept) gives.
+    /// Wraps the one connection of `endpoint`, as
+    /// [`Listener::try_accept`](crate::Listener::try_accept) returns it.
     pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
@@ -126,7 +137,7 @@ impl<B: Descriptors> Stream<B> {
         Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
-    /// Returns the endpoint and the connection on it, for a face that drives the endpoint itself.
+    /// Returns the endpoint and its connection, for an adapter that drives the endpoint itself.
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> Result<(Endpoint<B>, ConnectionId), Error> {
         let mut slot = self.shared.endpoint.lock().map_err(|_| background::panicked())?;
@@ -145,27 +156,29 @@ impl<B: Descriptors> Stream<B> {
         self.shared.lock().connection().local_addr()
     }
 
-    /// Limits how long a read waits; `None` waits for ever. Reads that time out fail with [`io::ErrorKind::TimedOut`].
+    /// Limits how long a read waits. `None` waits for ever. A read that times out fails with
+    /// [`io::ErrorKind::TimedOut`].
     pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.read_timeout = timeout;
     }
 
-    /// Limits how long a write or flush waits; `None` waits for ever. They time out with [`io::ErrorKind::TimedOut`].
+    /// Limits how long a write or flush waits. `None` waits for ever. A call that times out fails
+    /// with [`io::ErrorKind::TimedOut`].
     pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
         self.write_timeout = timeout;
     }
 
-    /// Returns the protocol's counts of the connection.
+    /// Returns the protocol counters of the connection.
     pub fn counters(&self) -> Counters {
         self.shared.lock().connection().counters()
     }
 
-    /// Returns the counts of what the connection has asked of the device.
+    /// Returns counts of the work requested from the device.
     pub fn work(&self) -> Work {
         self.shared.lock().connection().work()
     }
 
-    /// Returns the bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, including buffers to lend.
     pub fn registered_bytes(&self) -> usize {
         self.shared.lock().connection().registered_bytes()
     }
@@ -174,48 +187,50 @@ impl<B: Descriptors> Stream<B> {
         Ok(self.shared.enter()?.connection().registrar())
     }
 
-    /// Registers memory to send from without a copy, see
+    /// Registers memory for zero-copy sending. See
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// As [`Connection::register_buffer`](crate::Connection::register_buffer).
+    /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.registrar()?.buffer(len, Access::NONE)
     }
 
-    /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
-    /// on their way. [`Stream::returned`] waits for the buffer.
+    /// Sends bytes of `buffer` without a copy, from the beginning of `range`, after everything
+    /// written before.
+    ///
+    /// Returns the number of bytes as soon as they are on their way. Wait for the buffer with
+    /// [`Stream::returned`].
     ///
     /// # Errors
-    /// As [`Endpoint::lend`], or the write time-out passed.
+    /// Returns an error if the write time-out passes. Otherwise the errors are those of
+    /// [`Endpoint::lend`].
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
         self.shared
             .enter()?
             .until(&self.write_timeout, "lending", |endpoint, id| endpoint.lend(id, buffer, range.clone()))
     }
 
-    /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
+    /// Waits until the peer has everything lent from `buffer`. The buffer can then be changed.
     ///
     /// # Errors
-    /// The connection ended before that, or the write time-out passed.
+    /// Returns an error if the connection ends first or the write time-out passes.
     pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         let doing = "waiting for a buffer to come back";
         self.shared.enter()?.until(&self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
     }
 
-    /// Registers memory to receive into without a copy, see
+    /// Registers memory for zero-copy receiving. See
     /// [`Connection::register_landing`](crate::Connection::register_landing).
     ///
     /// # Errors
-    /// As [`Connection::register_landing`](crate::Connection::register_landing).
+    /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.registrar()?.buffer(len, Access::REMOTE_WRITE)
     }
 
-    /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
-    ///
-    /// # Errors
-    /// As [`Connection::register_memory`](crate::Connection::register_memory).
+    /// Registers memory that the application already has. See
+    /// [`Connection::register_memory`](crate::Connection::register_memory).
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,
@@ -229,11 +244,13 @@ impl<B: Descriptors> Stream<B> {
         self.shared.lock().connection().domain().clone()
     }
 
-    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
+    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
+    /// how many landed and how many were copied.
     ///
     /// # Errors
-    /// As [`Endpoint::receive`], or the read time-out passed: the bytes that have
-    /// not come are left to the next read then, and how many have is not known.
+    /// Returns an error if the read time-out passes. Bytes that have not arrived are then left to
+    /// the next read, and how many did arrive is unknown. Otherwise the errors are those of
+    /// [`Endpoint::receive`].
     pub fn receive(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -250,10 +267,10 @@ impl<B: Descriptors> Stream<B> {
         received
     }
 
-    /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`.
+    /// Delivers written bytes and ends the connection, waiting for at most `linger`.
     ///
     /// # Errors
-    /// Not everything arrived.
+    /// Returns an error if some bytes did not arrive.
     pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
         let mut endpoint = self.shared.enter()?;
         let id = endpoint.id;
@@ -262,7 +279,6 @@ impl<B: Descriptors> Stream<B> {
     }
 }
 
-/// Waits for a connection to be made, on an endpoint of its own.
 fn connected<B: Descriptors>(
     backend: &B,
     peer: SocketAddr,
@@ -302,15 +318,17 @@ impl<B: Descriptors> Write for Stream<B> {
         Ok(endpoint.until(&self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?)
     }
 
-    /// Waits until the connection is established and everything written has been handed to the device.
+    /// Waits until the connection is established and all written bytes are with the device.
     fn flush(&mut self) -> io::Result<()> {
         let mut endpoint = self.shared.enter()?;
         Ok(endpoint.until(&self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
     }
 }
 
-/// The descriptor of its endpoint, for programs that list or inherit descriptors. What has come may have been taken already, by a call or
-/// the background thread, so do not wait for it: [`Endpoint`] is for that.
+/// The descriptor of the stream's endpoint, for programs that list or inherit descriptors.
+///
+/// Do not wait for it: a call or the background thread may already have taken what arrived. Use
+/// [`Endpoint`] for that.
 impl<B: Descriptors> AsFd for Stream<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()
@@ -325,7 +343,7 @@ impl<B: Descriptors> Drop for Stream<B> {
         if let Err(error) = self.close(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
-        // Now, though the background thread may hold on to the rest for a moment longer.
+        // Drop the endpoint now: the background thread may keep the rest alive a moment longer.
         let endpoint = self.shared.slot().take();
         drop(endpoint);
     }
@@ -338,10 +356,12 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
     }
 }
 
-/// An endpoint of one connection, which a stream and the background thread share. A call on the stream holds the lock while it runs, and
-/// while it waits, so the thread only finds idle ones.
+/// An endpoint of one connection, shared by a stream and the background thread.
+///
+/// A call holds the lock while it runs and while it waits, so the thread only ever drives idle
+/// streams.
 struct Private<B: Descriptors> {
-    /// None once the stream is gone, or has given it away.
+    /// `None` once the stream is dropped or has given the endpoint away.
     endpoint: Mutex<Option<Endpoint<B>>>,
     id: ConnectionId,
     descriptor: Arc<OwnedFd>,
@@ -356,8 +376,8 @@ impl<B: Descriptors> Private<B> {
         Locked { endpoint: self.slot(), id: self.id }
     }
 
-    /// Returns the endpoint for a call that may fail: it does where a panic has left the endpoint in the middle of something, of which a
-    /// wait might never hear the rest.
+    /// Locks the endpoint, or fails if a panic interrupted an earlier call. Such a call may have
+    /// lost what a wait needs.
     #[inline]
     fn enter(&self) -> Result<Locked<'_, B>, Error> {
         match self.endpoint.lock() {
@@ -367,7 +387,6 @@ impl<B: Descriptors> Private<B> {
     }
 }
 
-/// An endpoint that the caller has for itself.
 struct Locked<'a, B: Descriptors> {
     endpoint: MutexGuard<'a, Option<Endpoint<B>>>,
     id: ConnectionId,
@@ -400,11 +419,13 @@ impl<B: Descriptors> Locked<'_, B> {
         connection
     }
 
-    /// Repeats `step` until it has a result, sleeping in between until the connection has moved: waiting for a peer takes no
-    /// processor time (VR-FLOW-013). `timeout` is looked at only by whoever sleeps.
+    /// Repeats `step` until it has a result and sleeps in between, so that waiting takes no
+    /// processor time (VR-FLOW-013).
+    ///
+    /// The clock is read only before sleeping, to apply `timeout`.
     ///
     /// # Errors
-    /// `step`'s own, or a time-out while `doing`.
+    /// Returns the error of `step`, or a time-out that names `doing`.
     #[inline]
     fn until<T>(
         &mut self,
@@ -422,7 +443,8 @@ impl<B: Descriptors> Locked<'_, B> {
         }
     }
 
-    /// Sleeps until the connection has moved, at most until `deadline`, which is `timeout` from the first call on.
+    /// Sleeps until the connection has moved, at most until `deadline`. The first call sets it,
+    /// `timeout` from now.
     #[inline(never)]
     fn sleep(
         &mut self,
@@ -454,7 +476,7 @@ impl<B: Descriptors> Driven for Private<B> {
         if endpoint.is_open(self.id) || endpoint.check(self.id).is_err() {
             return Schedule::Periodic;
         }
-        // The peer of an accepted connection waits for this side's window, whether its program calls or not.
+        // An accepted peer waits for our first window even if the program does not call.
         Schedule::WhenReadable(endpoint.next_timeout().map(|at| at.since(endpoint.now())))
     }
 
@@ -462,7 +484,7 @@ impl<B: Descriptors> Driven for Private<B> {
         Arc::clone(&self.descriptor)
     }
 
-    /// Whoever waits has the lock, and whoever comes later finds it poisoned.
+    /// A waiting call holds the lock; later calls find it poisoned.
     fn panicked(&self) {}
 }
 

@@ -1,4 +1,4 @@
-//! Ending a wait from elsewhere.
+//! Ends a wait from another thread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -7,31 +7,38 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
 
-/// Ends a wait, from any thread: that of [`Endpoint::wait`](crate::Endpoint::wait), or any other that watches its descriptor
-/// ([`AsFd`]), which is readable from a wake-up until [`Waker::clear`]. Clones are one waker.
+/// Ends a wait from any thread.
+///
+/// It ends [`Endpoint::wait`](crate::Endpoint::wait), or any other wait on its descriptor
+/// ([`AsFd`]). The descriptor is readable from a wake-up until [`Waker::clear`]. Clones are one
+/// waker.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// Returns a waker for a wait of the caller's own.
+    /// Returns a waker for the caller's own wait.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// Returns an error if the process has no descriptor left.
     pub fn new() -> Result<Self, Error> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         event.map(|event| Self(Arc::new(event))).map_err(|errno| Error::Wait(Arc::new(errno.into())))
     }
 
-    /// Ends the wait that is under way, or the next one. Several calls may end one wait. An endpoint takes wake-ups in
-    /// [`Endpoint::progress`](crate::Endpoint::progress), too, so look after either for what they are about.
+    /// Ends the current wait, or the next one. Several calls may end the same wait.
+    ///
+    /// An endpoint also consumes wake-ups in [`Endpoint::progress`](crate::Endpoint::progress).
+    /// After either call, check what the wake-up was for.
     pub fn wake(&self) {
-        // A counter that can grow no more says it already, and nothing else can be wrong with it, eventfd(2).
+        // Fails only if the counter is at its maximum, which is a pending wake-up already,
+        // eventfd(2).
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes the wake-ups until now, for a wait of the caller's own. Endpoints take those of their wakers themselves.
+    /// Consumes the wake-ups so far, for the caller's own wait. Endpoints consume those of their
+    /// own wakers.
     pub fn clear(&self) {
-        // It fails only when there are none.
+        // Fails only if there are none.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
     }
 }

@@ -1,5 +1,6 @@
-//! The tests of this crate that may share a process. Apart are `allocations`, which counts those of its process, `crowd`, which counts
-//! its descriptors, and `observed`, which takes the one recorder of a process.
+//! The tests of this crate that may share a process. Three have processes of their own:
+//! `allocations` counts those of its process, `crowd` counts its descriptors, and `observed` takes
+//! the one recorder of a process.
 
 mod card;
 mod connecting;

@@ -1,4 +1,4 @@
-//! What is done again and again allocates nothing, on any face.
+//! Repeated operations allocate nothing, on any type.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 const ROUNDS: usize = 300;
 
-/// Repeats `round` until what grows has grown, and then counts.
+/// Repeats `round` until all buffers have grown, and then counts.
 fn count(mut round: impl FnMut()) -> AllocationInfo {
     for _ in 0..ROUNDS {
         round();
@@ -47,7 +47,7 @@ fn streams_allocate_nothing() {
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 
-/// Both ends are tasks of one thread, which the reactor and the driver run on too.
+/// Both ends are tasks of one thread, which also runs the reactor and the driver.
 #[cfg(feature = "tokio")]
 #[test]
 fn tasks_allocate_nothing() {
@@ -115,7 +115,7 @@ fn endpoints_allocate_nothing() {
     let mut own = AllocationInfo::default();
     for round in 0..2 * ROUNDS {
         for (from, to) in [(0, 1), (1, 0)] {
-            // What the fabric does in its own time is its own.
+            // The fabric's own allocations do not count.
             let mut counted = measure(|| {
                 assert_eq!(ends[from].write(ids[from], &[IoSlice::new(b"ping")]).expect("open"), Some(4));
             });

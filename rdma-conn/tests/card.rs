@@ -1,4 +1,4 @@
-//! Options that cards and their networks want: what of them reaches the device.
+//! Options for cards and their networks reach the device.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
 type End = (Endpoint<SoftSim>, ConnectionId);
 
-/// Lets everything happen until each side has an open connection.
+/// Runs both sides until each has an open connection.
 fn connected(sim: &Simulation, ours: Options, theirs: Options) -> (End, End) {
     let [server, client] = [SERVER, CLIENT].map(|ip| sim.host(&[ip.into()], Limits::default()));
     let address = SocketAddr::from((SERVER, 6379));
@@ -44,7 +44,7 @@ fn simulation() -> Simulation {
     Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new())
 }
 
-/// The classes of what passes.
+/// Records the traffic classes of all transfers.
 #[derive(Clone, Default)]
 struct Classes(Arc<Mutex<Vec<u8>>>);
 
@@ -61,7 +61,7 @@ impl Capture for Classes {
 fn the_class_of_the_side_that_dials_is_that_of_both() {
     let classed = Options::default().traffic_class(Some(104));
     let none = Options::default();
-    // What the side that accepts is told changes nothing.
+    // The option of the accepting side changes nothing.
     for (ours, theirs, class) in [(classed, none, 104), (none, classed, 0)] {
         let (sim, classes) = (simulation(), Classes::default());
         assert!(sim.fabric().capture(Box::new(classes.clone())));
@@ -70,14 +70,14 @@ fn the_class_of_the_side_that_dials_is_that_of_both() {
         server.write(id, &[IoSlice::new(b"and back")]).expect("is open");
         sim.advance(sim.now().after(Duration::from_millis(1)));
         let seen = classes.0.lock().expect("is held for a push").clone();
-        // Each side's window, its bytes, and the answers.
+        // Each side sends its window, its bytes, and the answers.
         assert!(seen.len() >= 8 && seen.iter().all(|found| *found == class), "{seen:?}");
     }
 }
 
 #[test]
 fn the_time_out_of_acknowledgements_says_when_a_peer_is_gone() {
-    // 4.096 µs · 2^10, and seven attempts; the simulated device waits 67 ms if it is told nothing.
+    // 4.096 µs · 2^10, and seven attempts. The simulated device waits 67 ms by default.
     let waited = |options: Options| {
         let sim = simulation();
         let ((mut client, own), _server) = connected(&sim, options, Options::default());
@@ -102,7 +102,7 @@ fn a_time_out_has_five_bits() {
     assert!(matches!(error, Error::Options { field: "ack_timeout", .. }), "{error}");
 }
 
-/// The rights of what each host registered, the server's first.
+/// Returns the rights of each host's regions, the server's first.
 fn registered(sim: &Simulation) -> [Vec<Access>; 2] {
     let mut found = [Vec::new(), Vec::new()];
     for entry in sim.take_trace() {
@@ -123,7 +123,8 @@ fn received_bytes_alone_are_written_in_any_order_and_only_if_asked() {
     let _sending = connection.register_buffer(1 << 16).expect("there is room");
     let [server, client] = registered(&sim);
     assert!(server.iter().all(|access| !access.allows(Access::RELAXED_ORDERING)), "{server:?}");
-    // Two windows at most, and the memory to receive into; neither messages, nor what is sent.
+    // At most two windows and the memory to receive into have it. Messages and the send buffer do
+    // not.
     let relaxed = |access: &&Access| access.allows(Access::RELAXED_ORDERING);
     assert!(client.iter().filter(relaxed).count() >= 2, "{client:?}");
     for access in client {
@@ -135,7 +136,7 @@ fn received_bytes_alone_are_written_in_any_order_and_only_if_asked() {
     }
 }
 
-/// A fabric in a process has no pages of its own to choose: it says so, and the connection is as any other.
+/// A fabric in a process cannot choose its pages. It says so, and the connection works as usual.
 #[test]
 fn without_huge_pages_there_are_usual_ones() {
     let sim = simulation();

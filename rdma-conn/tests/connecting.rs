@@ -1,4 +1,4 @@
-//! How connections come about, over the embedded fabric.
+//! Making connections, over the embedded fabric.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
-/// A client's stream and a server's, connected.
+/// A connected pair of streams, client and server.
 fn connected(
     client: &SoftSim,
     listener: &Listener<SoftSim>,
@@ -53,7 +53,7 @@ fn a_client_connects_from_the_address_it_is_given() {
     }
 }
 
-/// VR-CONN-014: the listener goes, another comes, and the connection stays.
+/// VR-CONN-014: a connection outlives its listener, and another listener can be bound.
 #[test]
 fn connections_outlive_their_listener() {
     let fabric = Fabric::new();
@@ -87,7 +87,8 @@ fn queues_are_as_deep_as_the_device_allows() {
     }
 }
 
-/// A request that is withdrawn before it is accepted is no error of the listener, and hides nobody behind it.
+/// A request withdrawn before it is accepted is no error of the listener, and does not hide those
+/// behind it.
 #[test]
 fn a_withdrawn_request_does_not_concern_the_listener() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
@@ -116,7 +117,8 @@ fn a_withdrawn_request_does_not_concern_the_listener() {
     assert_eq!(endpoint.peer_addr(id).map(|peer| peer.ip()), Some(IpAddr::from([192, 0, 2, 3])));
 }
 
-/// VR-SEC-007: what all accepted connections have registered together is bounded, before anybody says who it is.
+/// VR-SEC-007: the memory of all accepted connections together is bounded before any peer
+/// authenticates.
 #[test]
 fn the_connections_of_a_listener_share_a_budget() {
     let fabric = Fabric::new();
@@ -135,7 +137,7 @@ fn the_connections_of_a_listener_share_a_budget() {
         let held = fabric.resources(SERVER);
         let third = thread::scope(|scope| {
             let dial = scope.spawn(|| Stream::connect(&host, address));
-            // The one too many is refused inside, whenever it comes.
+            // The surplus connection is refused inside, whenever it comes.
             while !dial.is_finished() {
                 let waited =
                     listener.accept_timeout(Duration::from_millis(20)).expect_err("it is one too many");
@@ -146,16 +148,16 @@ fn the_connections_of_a_listener_share_a_budget() {
         assert!(matches!(third, Err(rdma_conn::Error::Rejected { .. })), "{third:?}");
         assert_eq!(fabric.resources(SERVER), held, "nothing was allocated for it");
         drop((first, other));
-        // Its own end too, when it has seen the peer's.
+        // Its own end too, when it has seen the peer's end.
         drop(connected(&host, &listener, &Connect::default()));
     }
 }
 
-/// A listener that cannot accept because its process has no descriptor left says so, wherever they
-/// run out.
+/// A listener that cannot accept because its process has no descriptor left returns an error,
+/// wherever descriptors run out.
 #[test]
 fn a_listener_says_that_descriptors_are_lacking() {
-    // In a process of its own, whose limit concerns nobody else.
+    // In a process of its own, because the limit is per process.
     let own = std::env::current_exe().expect("this test");
     let mut command = std::process::Command::new(own);
     let run = command.args(["--exact", "--ignored", "connecting::accepting_with_few_descriptors"]).output();
@@ -164,9 +166,9 @@ fn a_listener_says_that_descriptors_are_lacking() {
     assert!(run.status.success() && said.contains("1 passed"), "{said}\n{run:?}");
 }
 
-/// Calls `act` when so many more descriptors may be opened and no more.
+/// Calls `act` with room for exactly this many more descriptors.
 fn with_spare<T>(spare: u64, act: impl FnOnce() -> T) -> T {
-    // The lowest that are free, so that those behind them are, too.
+    // Take the lowest free descriptors, so that those behind them are free too.
     let held: Vec<_> = (0..64).map(|_| eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor")).collect();
     let last = held.iter().map(AsRawFd::as_raw_fd).max().expect("some");
     let before = getrlimit(Resource::Nofile);
@@ -177,7 +179,7 @@ fn with_spare<T>(spare: u64, act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A client that has asked for a connection, and whether it was rejected.
+/// A client that has requested a connection, and whether it was rejected.
 fn asked(sim: &Simulation, client: &SoftSim, address: SocketAddr) -> (Endpoint<SoftSim>, ConnectionId) {
     let mut endpoint = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
     let id = endpoint.connect(address, None, LONG, Options::default()).expect("begins");
@@ -204,7 +206,7 @@ fn accepting_with_few_descriptors() {
         matches!(client.check(id), Err(Error::Rejected { .. }))
     };
     let lacks = |error: &Error| matches!(error, Error::Backend { kind: ErrorKind::Descriptors, .. });
-    // For the event channel, what watches it, and the completion queue.
+    // One each for the event channel, the epoll instance, and the completion queue.
     for spare in 0..3 {
         let client = asked(&sim, &client, address);
         let accepted = with_spare(spare, || listener.try_accept().map(drop));
@@ -212,7 +214,7 @@ fn accepting_with_few_descriptors() {
         assert!(if spare == 1 { matches!(error, Error::Wait(_)) } else { lacks(&error) }, "{spare}: {error}");
         assert!(is_rejected(client), "{spare}");
     }
-    // It goes on when there are enough.
+    // With enough descriptors, it continues.
     let _client = asked(&sim, &client, address);
     with_spare(3, || listener.try_accept()).expect("the listener is well").expect("accepts");
 

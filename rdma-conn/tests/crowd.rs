@@ -1,4 +1,5 @@
-//! Many idle connections of one tokio endpoint, alone in this process so that its descriptors can be counted.
+//! Many idle connections of one tokio endpoint, alone in this process so that its descriptors can
+//! be counted.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,13 +25,13 @@ fn small(usual: Options) -> Options {
     options
 }
 
-/// Lets both sides go on, once.
+/// Lets both sides run once.
 async fn turn(endpoint: &mut Endpoint<SoftSim>) {
     endpoint.progress().expect("the fabric stays");
     tokio::task::yield_now().await;
 }
 
-/// Polls of completion queues that a request and its answer cost the server.
+/// Completion queue polls that a request and its answer cost the server.
 async fn polls(
     listener: &AsyncListener<SoftSim>,
     clients: &mut Endpoint<SoftSim>,
@@ -54,8 +55,8 @@ async fn polls(
     (listener.endpoint().usage().polls - before) / ROUNDS
 }
 
-/// 2000 idle connections through one listener cost as much memory as on an `Endpoint`, a handful of descriptors, and nothing for
-/// those that work.
+/// 2000 idle connections through one listener cost as much memory as on an `Endpoint`, few
+/// descriptors, and nothing for the busy connections.
 #[tokio::test]
 async fn idle_connections_cost_what_they_cost_on_an_endpoint() {
     let fabric = Fabric::new();

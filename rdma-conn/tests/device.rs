@@ -1,4 +1,4 @@
-//! Devices that fail without a completion: what they tell unasked ends what they end.
+//! Devices that fail without a completion: their asynchronous events end the right connections.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -17,13 +17,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const LONG: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Settings of a side that says nothing of itself, so that it notices nothing of itself.
+/// Options of a side that sends no keepalives, so that it detects nothing by itself.
 fn silent(mut options: Options) -> Options {
     options.protocol.keepalive = Some(Keepalive::NONE);
     options
 }
 
-/// A simulation in which this befalls the server, and its two hosts.
+/// A simulation that injects this event at the server, and its two hosts.
 fn simulation(
     device_kind: DeviceKind,
     when: When,
@@ -39,7 +39,7 @@ fn simulation(
     (sim, server, client, SocketAddr::from(([192, 0, 2, 1], 6379)))
 }
 
-/// Lets everything happen that happens of itself for a while.
+/// Lets the simulation run by itself for a while.
 fn pass(sim: &Simulation, time: Duration) {
     sim.advance(sim.now().after(time));
 }
@@ -47,7 +47,7 @@ fn pass(sim: &Simulation, time: Duration) {
 /// An endpoint and its one connection.
 type End = (Endpoint<SoftSim>, ConnectionId);
 
-/// A client that asks for a connection.
+/// A client that requests a connection.
 fn asking(client: &SoftSim, address: SocketAddr, options: Options) -> End {
     let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
     let id = endpoint.connect(address, None, LONG, options).expect("begins");
@@ -59,7 +59,7 @@ fn is_readable(descriptor: &impl AsFd) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
-/// Both ends of a connection to whose server this happened while its client was writing.
+/// Both ends of a connection. The event hit the server while the client was writing.
 fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End, End) {
     let (sim, server, client, address) = simulation(device_kind, when, fault);
     let listener =
@@ -83,7 +83,8 @@ fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End
     (sim, (client, own), accepted.expect("struck too early"))
 }
 
-/// VR-CLOSE-008: these end the connection on the server, whose device flushes nothing, reports nothing, and says so once.
+/// VR-CLOSE-008: these events end the server's connection although its device flushes nothing and
+/// reports only once.
 #[test]
 fn failures_without_a_completion_end_the_connection() {
     let late = When::Event(100);
@@ -102,7 +103,7 @@ fn failures_without_a_completion_end_the_connection() {
     }
 }
 
-/// VR-SEC-011: a peer that reaches elsewhere is named, also when no receive tells of it.
+/// VR-SEC-011: a peer that accesses memory out of bounds is named, even if no receive reports it.
 #[test]
 fn a_peer_that_reaches_elsewhere_is_at_fault() {
     let (_sim, _client, (mut server, id)) = struck(DeviceKind::Ibta, When::Event(100), Fault::KeyRefused);
@@ -112,7 +113,7 @@ fn a_peer_that_reaches_elsewhere_is_at_fault() {
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
 }
 
-/// A listener whose device is gone says so, to every call.
+/// A listener whose device was removed returns the error from every call.
 #[test]
 fn a_listener_ends_with_its_device() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
@@ -126,7 +127,7 @@ fn a_listener_ends_with_its_device() {
         for _ in 0..2 {
             let error = listener.try_accept().map(drop).expect_err("the device is gone");
             assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
-            // Threads that wait must hear of it, too.
+            // Waiting threads must learn of it too.
             assert!(is_readable(&listener), "it sleeps on");
             let error = listener.accept().map(drop).expect_err("the device is gone");
             assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
@@ -140,7 +141,8 @@ fn a_listener_ends_with_its_device() {
     }
 }
 
-/// VR-SEC-004: one failure to read events may be that of a single request. A listener that cannot read them again and again is over.
+/// VR-SEC-004: a single failure to read events may be that of one request. Repeated failures end
+/// the listener.
 #[test]
 fn a_listener_whose_events_cannot_be_read_ends() {
     let fabric = Fabric::new();
@@ -157,7 +159,8 @@ fn a_listener_whose_events_cannot_be_read_ends() {
     listener.accept().map(drop).expect_err("so it stays");
 }
 
-/// VR-CONN-007: the peer's word that it is ready is late; its first message, of which the device tells, says as much.
+/// VR-CONN-007: the peer's `Established` is late, but its first message, which the device reports,
+/// proves the same.
 #[test]
 fn a_first_message_establishes() {
     let late = Fault::SlowReady { micros: 5_000_000 };
@@ -178,8 +181,8 @@ fn a_first_message_establishes() {
     }
 }
 
-/// That a device is gone is said also to a program that has not asked what kept it from accepting
-/// before.
+/// The removal of a device is reported even if the program never took the error of an earlier
+/// failed accept.
 #[test]
 fn a_listener_that_ends_says_so_behind_what_has_passed() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
@@ -204,8 +207,8 @@ fn a_listener_that_ends_says_so_behind_what_has_passed() {
     assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
 }
 
-/// What a server with two clients on one queue says of each after its device has refused a request
-/// of the first one.
+/// What a server with two clients on one queue reports of each, after its device refused a request
+/// of the first.
 fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     let settings = SimulationSettings { unnamed_flushes, ..SimulationSettings::default() };
     let sim = Simulation::new(seed, DeviceKind::HostileButLegal, settings, Vec::new());
@@ -237,7 +240,7 @@ fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
         }
     }
     assert_eq!(server.usage().completion_queues, 1, "they share it");
-    // The clients do not look at it meanwhile, so no end of theirs tells of it.
+    // The clients are not driven meanwhile, so their ends cannot reveal it.
     for _ in 0..1000 {
         pass(&sim, MOMENT);
         server.progress().expect("the fabric stays");
@@ -246,8 +249,8 @@ fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     opened.map(|id| id.and_then(|id| server.check(id).err()).map(|error| error.to_string()))
 }
 
-/// VR-CLOSE-008: whose requests were flushed some devices do not say. The one that has failed is
-/// found all the same, and no other.
+/// VR-CLOSE-008: some devices do not say whose requests were flushed. The failed connection is
+/// found, and no other is affected.
 #[test]
 fn a_flush_without_a_name_ends_whom_it_concerns() {
     let mut by_flush = 0;

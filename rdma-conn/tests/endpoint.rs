@@ -26,7 +26,7 @@ fn small() -> Options {
     options
 }
 
-/// Sends back what it gets, until it is told to stop.
+/// Echoes until it is told to stop.
 fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
     let mut owed: HashMap<ConnectionId, Vec<u8>> = HashMap::new();
     while !over.load(Ordering::Relaxed) {
@@ -37,7 +37,7 @@ fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
                 Event::Readable(id) | Event::Writable(id) => {
                     let owed = owed.entry(id).or_default();
                     let mut bytes = [0; 4096];
-                    // Reads no further than it can answer.
+                    // Read no further than it can answer.
                     while flush(endpoint, id, owed) {
                         match endpoint.read(id, &mut bytes) {
                             Ok(Some(read)) if read > 0 => owed.extend(&bytes[..read]),
@@ -52,7 +52,7 @@ fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
     }
 }
 
-/// Returns whether nothing is owed any more.
+/// Returns whether all received bytes were answered.
 fn flush(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, owed: &mut Vec<u8>) -> bool {
     while !owed.is_empty() {
         match endpoint.write(id, &[IoSlice::new(owed)]) {
@@ -64,7 +64,7 @@ fn flush(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, owed: &mut Vec<u8>)
     true
 }
 
-/// Runs `body` beside an endpoint that echoes; what the endpoint had used at the end.
+/// Runs `body` beside an endpoint that echoes. Returns that endpoint's usage at the end.
 fn beside_echo(limits: Limits, body: impl FnOnce(&Fabric, &SoftSim, SocketAddr)) -> Usage {
     let fabric = Fabric::new();
     let mut endpoint = Endpoint::new(&fabric.host(&[SERVER.into()]), limits).expect("a device");
@@ -77,7 +77,7 @@ fn beside_echo(limits: Limits, body: impl FnOnce(&Fabric, &SoftSim, SocketAddr))
             echo(&mut endpoint, &over);
             endpoint.usage()
         });
-        // Also if `body` panics, so that the panic is seen and not a test that never ends.
+        // Stop it even if `body` panics, so that the panic shows and the test ends.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -98,7 +98,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ seed) as u8).collect()
 }
 
-/// Turns the endpoint until it has something to tell.
+/// Drives the endpoint until it has an event.
 fn next(endpoint: &mut Endpoint<SoftSim>) -> Event {
     let deadline = std::time::Instant::now() + LONG;
     loop {
@@ -132,7 +132,7 @@ fn streams_talk_to_an_endpoint() {
     assert_eq!((usage.accepted, usage.rejected), (4, 0));
 }
 
-/// Idle connections cost at most 256 KiB of registered memory each, and share completion queues.
+/// Idle connections register at most 256 KiB each, and share completion queues.
 #[test]
 fn idle_connections_are_small_and_share_queues() {
     const MANY: usize = 200;
@@ -163,7 +163,7 @@ fn idle_connections_are_small_and_share_queues() {
     assert_eq!(fabric.resources(SERVER.into()).event_channels, 1);
 }
 
-/// A connection that was refused has ended, and says why.
+/// A refused connection ends with the reason.
 #[test]
 fn a_refused_connection_says_so() {
     let fabric = Fabric::new();
@@ -179,7 +179,7 @@ fn a_refused_connection_says_so() {
     assert_eq!(fabric.resources(CLIENT.into()), Resources::default());
 }
 
-/// Nobody answers: the time-out tells.
+/// Without an answer, the time-out ends it.
 #[test]
 fn a_connection_that_takes_too_long_ends() {
     let fabric = Fabric::new();
@@ -195,7 +195,7 @@ fn a_connection_that_takes_too_long_ends() {
     assert_eq!(error.to_string(), "timed out after 20ms connecting");
 }
 
-/// VR-RES-006: who is one too many, is told at once; the others go on.
+/// VR-RES-006: a surplus connection is rejected at once, and the others continue.
 #[test]
 fn one_connection_too_many_is_rejected() {
     let usage = beside_echo(Limits::default().connections(1), |_, client, address| {
@@ -205,7 +205,7 @@ fn one_connection_too_many_is_rejected() {
         let mut answer = [0; 5];
         first.write_all(b"hello").and_then(|()| first.read_exact(&mut answer)).expect("answered");
         first.close(LONG).expect("in order");
-        // There is room again, as soon as the server has seen the end.
+        // There is room again once the server has seen the end.
         let deadline = std::time::Instant::now() + LONG;
         while let Err(error) = Stream::connect(client, address) {
             assert!(
@@ -217,7 +217,7 @@ fn one_connection_too_many_is_rejected() {
     assert!(usage.accepted == 2 && usage.rejected >= 1, "{usage:?}");
 }
 
-/// Memory is limited for all connections together: who does not fit is rejected.
+/// Memory is limited for all connections together. A connection that does not fit is rejected.
 #[test]
 fn registered_memory_is_limited() {
     let one = u64::from(small().protocol.window) + 32 * 1280;
@@ -230,7 +230,7 @@ fn registered_memory_is_limited() {
     assert!(usage.registered_bytes <= 2 * one && usage.rejected == 1, "{usage:?}");
 }
 
-/// A server whose client does not read its answers has nothing to do, and sleeps.
+/// A server whose client does not read its answers sleeps.
 #[test]
 fn a_client_that_does_not_read_costs_no_turns() {
     let fabric = Fabric::new();
@@ -254,7 +254,7 @@ fn a_client_that_does_not_read_costs_no_turns() {
         client.wait(Some(Duration::ZERO)).expect("the fabric stays");
         server.wait(Some(Duration::ZERO)).expect("the fabric stays");
     }
-    // Both know all there is to know; from here on only time passes, and keepalives every 3 s.
+    // Both sides are up to date. From here only time passes, with keepalives every 3 s.
     let settle = |endpoint: &mut Endpoint<SoftSim>| while endpoint.next_event().is_some() {};
     for _ in 0..10 {
         client.wait(Some(Duration::from_millis(5))).expect("the fabric stays");
@@ -267,7 +267,8 @@ fn a_client_that_does_not_read_costs_no_turns() {
     assert_eq!((server.usage().turns, server.next_event()), (before + 1, None), "it slept");
 }
 
-/// VR-CLOSE-001: what was written arrives before the end, and the connection is forgotten by itself.
+/// VR-CLOSE-001: written bytes arrive before the end, and the connection is then forgotten by
+/// itself.
 #[test]
 fn closing_delivers_the_last_bytes() {
     let fabric = Fabric::new();
@@ -295,7 +296,7 @@ fn closing_delivers_the_last_bytes() {
     assert_eq!(server.usage().completion_queues, 0);
 }
 
-/// Bytes can be used where they lie, in both windows, and are given back as far as they were used.
+/// Bytes can be used in place, in both windows, and are returned as far as they were used.
 #[test]
 fn bytes_are_read_in_place() {
     let fabric = Fabric::new();
@@ -335,7 +336,8 @@ fn bytes_are_read_in_place() {
     });
 }
 
-/// An event loop lends as it writes: it is told when it may go on, and when its memory has come back.
+/// An event loop lends as it writes. Events tell when it may go on and when its memory has come
+/// back.
 #[test]
 fn an_endpoint_lends() {
     let usage = beside_echo(Limits::default(), |_, client, address| {
@@ -350,7 +352,7 @@ fn an_endpoint_lends() {
         let (mut first, mut second, mut back) = (0, 0, 0);
         let mut got: Vec<u8> = Vec::new();
         while got.len() < 2 * bytes.len() || Arc::strong_count(&buffer) > 1 {
-            // The second round has to wait until the first is posted.
+            // The second round waits until the first is posted.
             for sent in [&mut first, &mut second] {
                 while *sent < bytes.len() {
                     match endpoint.lend(id, &buffer, *sent..bytes.len()).expect("the server is there") {
@@ -387,7 +389,8 @@ fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
     (sim, hosts.map(|host| Endpoint::new(&host, Limits::default()).expect("a device")))
 }
 
-/// VR-RES-007: many requests at once hold nobody up. A turn answers a few and says that there is more to do.
+/// VR-RES-007: many requests at once delay no established connection. A turn answers a few and
+/// reports that more work is left.
 #[test]
 fn requests_are_answered_a_few_at_a_time() {
     const MANY: usize = 100;
@@ -418,7 +421,7 @@ fn requests_are_answered_a_few_at_a_time() {
     assert!(turns >= MANY / 16, "{turns} turns");
 }
 
-/// A completion queue that is lost ends those whose completions it had. The others of the endpoint go on.
+/// A lost completion queue ends the connections that report to it. The endpoint's others continue.
 #[test]
 fn a_lost_queue_is_its_own_connections_affair() {
     let lost = Injection { when: When::Pass(Site::Report, 8), host: 0, fault: Fault::QueueLost };
@@ -476,8 +479,8 @@ fn a_lost_queue_is_its_own_connections_affair() {
     panic!("{ended:?} of {open:?} ended, {heard:?}");
 }
 
-/// A connection that takes the place of one that is gone, and perhaps its queue pair's number, hears nothing of what that one left
-/// in their queue.
+/// A new connection in the place of a destroyed one, perhaps with the same queue pair number,
+/// receives none of its leftover completions.
 #[test]
 fn a_successor_gets_none_of_its_predecessors_completions() {
     let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
@@ -497,12 +500,12 @@ fn a_successor_gets_none_of_its_predecessors_completions() {
         assert!(client.is_open(id));
         id
     };
-    // One that stays, so that the queue does.
+    // This one stays, so that the queue does.
     let _stays = connect(&mut client, &mut server);
     for _ in 0..20 {
         let id = connect(&mut client, &mut server);
         assert_eq!(client.write(id, &[IoSlice::new(b"unseen")]).expect("is open"), Some(6));
-        // Its completions are there, and nobody looks.
+        // Its completions are there, but not polled.
         for _ in 0..50 {
             sim.step();
         }

@@ -1,4 +1,4 @@
-//! A hostile peer that writes into windows of the application's memory after they were given up.
+//! A hostile peer that writes into windows in application memory after a reader gave them up.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ const WINDOW: usize = 4096;
 const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 6, rnr_retry_count: 7 };
 
-/// A client, and a server of raw verbs that does what a test says.
+/// A client, and a scripted server of raw verbs.
 struct World {
     endpoint: Endpoint<SoftSim>,
     id: ConnectionId,
     server: Session<SoftSim>,
-    /// The client's windows, as they were announced.
+    /// The client's windows, as announced.
     windows: Vec<Window>,
-    /// The status of the first request of the server that failed.
+    /// The status of the server's first failed request.
     failed: Option<CompletionStatus>,
 }
 
@@ -91,14 +91,14 @@ impl World {
         self.server.take(Step::Post(op, bytes)).expect("posted");
     }
 
-    /// Writes `len` bytes of this kind as a correct peer does, from `offset` of the newest window on.
+    /// Writes `len` bytes of this kind as a correct peer does, at `offset` of the newest window.
     fn send(&mut self, byte: u8, offset: usize, len: usize) {
         let Window { address, rkey, .. } = *self.windows.last().expect("the first is there");
         let to = RemoteAddress { address: address + offset as u64, rkey };
         self.post(SendOp::WriteImmediate(to, Immediate(len as u32)), vec![byte; len]);
     }
 
-    /// Writes into a window that is not the newest, and says nothing.
+    /// Writes into an older window without a notification.
     fn intrude(&mut self, window: Window, byte: u8) {
         let to = RemoteAddress { address: window.address, rkey: window.rkey };
         self.post(SendOp::Write(to), vec![byte; window.length as usize]);
@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// Memory of the application, of which the test keeps a handle.
+/// Application memory with a handle that the test keeps.
 struct Memory(Arc<[AtomicU8]>);
 
 impl CallerMemory for Memory {
@@ -130,9 +130,10 @@ fn all(buffer: &RegisteredBuffer<SoftSim>, range: std::ops::Range<usize>, byte: 
     buffer.read(range.start, &mut bytes) && bytes.iter().all(|one| *one == byte)
 }
 
-/// VR-MEM-019, VR-SEC-005, VR-SEC-010: a window in memory that a reader gave up stays the peer's until it is full, and no other one is
-/// announced there. Whoever writes there afterwards changes bytes that nobody takes for the stream's; once the memory is
-/// deregistered, the device refuses it, and the program's bytes stay as they are.
+/// VR-MEM-019, VR-SEC-005, VR-SEC-010: a window in application memory that a reader gave up stays
+/// the peer's until it is full, and no other is announced there. Later writes there never become
+/// part of the stream. After deregistration the device refuses them, and the program's bytes stay
+/// unchanged.
 #[test]
 fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     let mut world = World::new();
@@ -156,7 +157,8 @@ fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     assert!(!world.receive(&mut receiving));
     assert!(all(&buffer, 0..WINDOW, 1) && all(&buffer, WINDOW..WINDOW + WINDOW / 2, 2));
 
-    // The reader gives up. The rest of the window is read as any bytes, and the next window lies elsewhere.
+    // The reader gives up. The rest of the window is read as usual, and the next window lies
+    // elsewhere.
     drop(receiving);
     world.endpoint.stop_landing(world.id).expect("is there");
     assert!(Arc::get_mut(&mut buffer).is_none(), "a window lies in it");
@@ -166,7 +168,7 @@ fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     assert!(world.read() == vec![3; WINDOW / 2]);
     assert!(Arc::get_mut(&mut buffer).is_some(), "it is the program's again");
 
-    // The key lives: what is written there shows in the buffer, and in nothing that is read.
+    // The key is still valid: writes show in the buffer, and in nothing that is read.
     world.intrude(landing, 0xee);
     world.send(4, 0, 100);
     world.until("the next bytes", |world| {
@@ -175,7 +177,7 @@ fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     assert!(all(&buffer, WINDOW..2 * WINDOW, 0xee), "the device allows it");
     assert!(world.read() == vec![4; 100] && world.endpoint.check(world.id).is_ok());
 
-    // The key is dead: the device refuses it.
+    // The key is invalid: the device refuses it.
     drop(buffer);
     assert_eq!(Arc::strong_count(&memory), 1, "the region has let go of it");
     world.intrude(landing, 0xdd);

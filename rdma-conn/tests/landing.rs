@@ -1,4 +1,4 @@
-//! Bytes that are received where they belong, without a copy, over the embedded fabric.
+//! Zero-copy receiving over the embedded fabric.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ fn pair(windows: u8) -> (Stream<SoftSim>, Stream<SoftSim>) {
     })
 }
 
-/// Bytes of which no two neighbouring kilobytes are alike.
+/// Bytes in which neighbouring kilobytes differ.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }
@@ -43,8 +43,9 @@ fn bytes_of(buffer: &RegisteredBuffer<SoftSim>, range: std::ops::Range<usize>) -
     bytes
 }
 
-/// A header of 5 bytes, a value, and a trailer, as a server sends them: the value is where it belongs, all windows that lie wholly
-/// in it were written there by the peer, and the buffer comes back.
+/// A header of 5 bytes, a value and a trailer, as a server sends them. The peer writes every window
+/// that lies wholly in the value to its final place, the value is correct, and the buffer comes
+/// back.
 fn receives(windows: u8, len: usize) {
     let (mut client, mut server) = pair(windows);
     let value = pattern(len);
@@ -75,12 +76,13 @@ fn receives(windows: u8, len: usize) {
         );
         client.read_exact(&mut line).expect("the trailer");
         assert_eq!(&line, b"tail\n");
-        // What was announced before the header was read is copied: two windows. So is what is left of the last one.
+        // Two windows were announced before the header was read, so they are copied. So is the rest
+        // of the last one.
         let at_least = len.saturating_sub(3 * WINDOW) as u64;
         assert!(received.landed >= at_least && received.landed % WINDOW as u64 == 0, "{len}: {received:?}");
     }
     assert!(Arc::get_mut(&mut buffer).is_some(), "it was not given back");
-    // Each end answers the other's: one that waits for a peer that nobody drives waits for the background thread.
+    // Both ends must be driven: an end whose peer is idle waits for the background thread.
     let server = sender.join().expect("does not panic");
     thread::scope(|scope| {
         scope.spawn(|| drop(server));
@@ -123,7 +125,7 @@ fn endpoint_and_stream() -> (Endpoint<SoftSim>, ConnectionId, Stream<SoftSim>) {
     (endpoint, id, server)
 }
 
-/// Turns the endpoint until `step` has a result.
+/// Drives the endpoint until `step` has a result.
 fn until<T>(
     endpoint: &mut Endpoint<SoftSim>,
     mut step: impl FnMut(&mut Endpoint<SoftSim>) -> Option<T>,
@@ -139,7 +141,7 @@ fn until<T>(
     }
 }
 
-/// Begins to receive all of `buffer`, and gives up after so many bytes.
+/// Begins to receive all of `buffer`, and gives up after this many bytes.
 fn give_up(
     endpoint: &mut Endpoint<SoftSim>,
     id: ConnectionId,
@@ -159,7 +161,8 @@ fn registered(endpoint: &Endpoint<SoftSim>, id: ConnectionId, len: usize) -> Arc
     Arc::new(endpoint.connection(id).expect("is there").register_landing(len).expect("registered"))
 }
 
-/// A reader that gives up leaves the bytes that have not come to the next read, in order, wherever they arrive.
+/// A reader that gives up leaves the missing bytes to the next read, in order, wherever they
+/// arrive.
 #[test]
 fn a_reader_may_give_up() {
     let (mut endpoint, id, mut server) = endpoint_and_stream();
@@ -184,7 +187,8 @@ fn a_reader_may_give_up() {
     assert!(Arc::get_mut(&mut buffer).is_some(), "it was not given back");
 }
 
-/// Windows still lie in the buffer of a receive that was given up when another one follows: every byte is where it belongs now.
+/// A receive that follows one that was given up puts every byte in its new place, although windows
+/// still lie in the old buffer.
 #[test]
 fn what_was_given_up_does_not_confuse_the_next() {
     let (mut endpoint, id, mut server) = endpoint_and_stream();
@@ -201,7 +205,7 @@ fn what_was_given_up_does_not_confuse_the_next() {
     assert!(bytes_of(&buffer, 0..second.len()) == second);
 }
 
-/// Receives into `range` of the buffer until so many bytes have come, and gives up.
+/// Receives into `range` of the buffer until this many bytes have come, and gives up.
 fn gives_up_after(
     endpoint: &mut Endpoint<SoftSim>,
     id: ConnectionId,
@@ -218,7 +222,8 @@ fn gives_up_after(
     endpoint.stop_landing(id).expect("is there");
 }
 
-/// Has a thread send all of `bytes` meanwhile: behind a window that is full they would wait for the background thread.
+/// Sends all of `bytes` on a thread. Behind a full window they would wait for the background
+/// thread.
 fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -229,7 +234,8 @@ fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
     });
 }
 
-/// What landed before a reader gave up is moved within the buffer, up or down by less than its length.
+/// Bytes that landed before a reader gave up are moved within the buffer, up or down by less than
+/// their length.
 #[test]
 fn what_was_given_up_may_be_received_into_the_same_buffer() {
     for shift in [0_usize, 83, 500] {
@@ -256,7 +262,7 @@ fn what_was_given_up_may_be_received_into_the_same_buffer() {
     }
 }
 
-/// What landed and was not read, and what the peer may still write, is not written over.
+/// Unread landed bytes, and bytes that the peer may still write, are not overwritten.
 #[test]
 fn bytes_that_still_land_are_not_received_over() {
     let (mut endpoint, id, mut server) = endpoint_and_stream();
@@ -270,7 +276,7 @@ fn bytes_that_still_land_are_not_received_over() {
         let told = told.expect_err("it would be written over").to_string();
         assert!(told.contains("landed"), "{told}");
     };
-    // The window in which the peer goes on is not full.
+    // The window that the peer is filling is not full.
     let at = first.len();
     refused(&mut endpoint, at + 83..at + 83 + second.len());
     server.write_all(&second[..WINDOW]).expect("written");
@@ -278,9 +284,9 @@ fn bytes_that_still_land_are_not_received_over() {
         let unread = endpoint.connection(id).expect("is there").unread();
         (unread == (WINDOW - 17) as u64).then_some(())
     });
-    // It is, and a part of it would go over the rest.
+    // Now it is, and part of it would overwrite the rest.
     refused(&mut endpoint, at + 83..at + 93);
-    // Where nothing lands, where it lies, and all of it anywhere.
+    // Allowed: where nothing lands, in place, and all of it anywhere.
     for range in [value.len()..value.len() + 10, at + 10..at + 30, at + 33..at + 33 + WINDOW - 17 - 30] {
         let from = range.len();
         let mut receiving = Receiving::new(Arc::clone(&buffer), range.clone());
@@ -292,7 +298,7 @@ fn bytes_that_still_land_are_not_received_over() {
     }
 }
 
-/// A peer that goes in the middle: an error, and what came is there.
+/// If the peer leaves in the middle, the receive fails and the bytes that arrived are there.
 #[test]
 fn the_end_in_the_middle_is_an_error() {
     let (mut client, mut server) = pair(2);

@@ -1,4 +1,4 @@
-//! Programs that look late, in virtual time.
+//! Programs that drive their endpoint late, in virtual time.
 
 use std::io::{IoSlice, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -11,13 +11,13 @@ use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener,
 use rdma_proto::{State, TransportError, UNACKNOWLEDGED};
 use rdma_softsim::{DeviceKind, FaultPlan, Limits, Link as Wire, Simulation, SimulationSettings, SoftSim};
 
-/// Longer than any device goes on asking a peer that does not answer.
+/// Longer than any device retries a peer that does not answer.
 const LATE: Duration = Duration::from_secs(10);
 
 /// An endpoint and its one connection.
 type End = (Endpoint<SoftSim>, ConnectionId);
 
-/// A client and a server, connected, with their simulation.
+/// A connected client and server, with their simulation.
 fn connected() -> (Simulation, End, End) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
@@ -37,7 +37,7 @@ fn connected() -> (Simulation, End, End) {
     (sim, (client, id), accepted.expect("both are there"))
 }
 
-/// Lets everything happen that happens of itself until then.
+/// Lets the simulation run by itself until then.
 fn pass(sim: &Simulation, time: Duration) {
     let until = sim.now().after(time);
     while sim.deadline().is_some_and(|at| at <= until) {
@@ -46,8 +46,8 @@ fn pass(sim: &Simulation, time: Duration) {
     sim.advance(until);
 }
 
-/// VR-CLOSE-005: the peer has left in order, and what this side sent then was never answered. Whoever looks only after that finds
-/// both, and the end is the cause.
+/// VR-CLOSE-005: the peer has left in order, and this side's later requests were never
+/// acknowledged. A program that looks only then finds both, and the disconnect is the cause.
 #[test]
 fn the_end_comes_before_its_consequences() {
     let (sim, (mut client, own), (mut server, id)) = connected();
@@ -57,7 +57,7 @@ fn the_end_comes_before_its_consequences() {
         sim.step();
         client.progress().expect("the fabric stays");
     }
-    // On its way when the client's queue pair is gone.
+    // In flight when the client's queue pair is destroyed.
     server.write(id, &[IoSlice::new(b"unheard")]).expect("has heard of nothing");
     drop(client);
     pass(&sim, LATE);
@@ -68,7 +68,7 @@ fn the_end_comes_before_its_consequences() {
     assert_eq!(server.read(id, &mut bytes).expect("no error"), Some(0), "{server:?}");
 }
 
-/// A peer that vanished leaves no event: then the device's word counts.
+/// A peer that vanished leaves no event, so the device's error is the cause.
 #[test]
 fn a_peer_that_vanished_is_an_error() {
     let (sim, (client, own), (mut server, id)) = connected();
@@ -82,14 +82,14 @@ fn a_peer_that_vanished_is_an_error() {
     assert!(matches!(error, Error::Protocol(rdma_proto::Error::Transport(_))), "{error}");
 }
 
-/// A client that asks for a connection.
+/// A client that requests a connection.
 fn asking(client: &SoftSim, address: SocketAddr) -> End {
     let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
     let id = endpoint.connect(address, None, LATE, Options::default()).expect("begins");
     (endpoint, id)
 }
 
-/// A client of an endpoint, and what the endpoint calls the connection.
+/// A client of an endpoint, and its connection id.
 fn joined(
     sim: &Simulation,
     client: &SoftSim,
@@ -111,7 +111,8 @@ fn joined(
     ((client, own), id.expect("both are there"))
 }
 
-/// Completions of a queue pair that is gone may still lie in the queue when the next one gets its number: they are nobody's.
+/// Leftover completions of a destroyed queue pair belong to no connection, even if the next queue
+/// pair gets its number.
 #[test]
 fn a_number_that_is_given_again_inherits_nothing() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
@@ -122,7 +123,7 @@ fn a_number_that_is_given_again_inherits_nothing() {
     // Keeps the queue.
     let (_stays, stays) = joined(&sim, &client, &mut endpoint, address);
     let ((mut leaves, own), left) = joined(&sim, &client, &mut endpoint, address);
-    // More than one batch, and none of it looked at.
+    // More than one batch, all unpolled.
     for _ in 0..40 {
         leaves.write(own, &[IoSlice::new(b"unheard")]).expect("there is room");
         pass(&sim, Duration::from_millis(1));
@@ -150,8 +151,9 @@ fn a_number_that_is_given_again_inherits_nothing() {
     assert!(endpoint.check(stays).is_ok());
 }
 
-/// VR-KEEP-006: the client's request says how often *our* device repeats what nobody acknowledges, and soft-RoCE takes seven
-/// for endless: a client that asked for that and vanished is found out all the same.
+/// VR-KEEP-006: the client's request sets how often *our* device retries without acknowledgement,
+/// and soft-RoCE takes seven as endless. A client that asked for seven and vanished is still
+/// detected.
 #[test]
 fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     let sim = Simulation::new(1, DeviceKind::Rxe, SimulationSettings::default(), FaultPlan::new());
@@ -201,7 +203,8 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     drop(pair);
 }
 
-/// VR-CLOSE-002: what a peer sent before it left counts, however much of others lies before it in the queue that they share.
+/// VR-CLOSE-002: what a peer sent before it left counts, however many completions of others precede
+/// it in the shared queue.
 #[test]
 fn last_words_are_heard_behind_a_long_queue() {
     const EACH: usize = 700;
@@ -212,7 +215,7 @@ fn last_words_are_heard_behind_a_long_queue() {
     endpoint.listen(address, Options::default()).expect("a free address");
     let busy = [(); 2].map(|()| joined(&sim, &client, &mut endpoint, address).0);
     let ((mut leaves, own), left) = joined(&sim, &client, &mut endpoint, address);
-    // Nobody looks at the endpoint meanwhile.
+    // The endpoint is not driven meanwhile.
     for (mut busy, own) in busy {
         for _ in 0..EACH {
             assert_eq!(busy.write(own, &[IoSlice::new(b"x")]).expect("is open"), Some(1));
@@ -235,7 +238,8 @@ fn last_words_are_heard_behind_a_long_queue() {
     assert_eq!(endpoint.read(left, &mut bytes).expect("what came before"), Some(10));
 }
 
-/// What was written to an accepted stream before it is established is delivered, though the stream is dropped at once.
+/// Bytes written to an accepted stream before it is established are delivered, even if the stream
+/// is dropped at once.
 #[test]
 fn a_stream_that_is_dropped_before_it_is_established_delivers() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
@@ -266,7 +270,7 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
         std::thread::yield_now();
     };
     assert_eq!(&bytes[..read], b"last words");
-    // The client answers the end.
+    // The client answers the disconnect.
     while !dropping.is_finished() {
         pass(&sim, Duration::from_micros(100));
         client.progress().expect("the fabric stays");
@@ -275,7 +279,7 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
     dropping.join().expect("does not panic");
 }
 
-/// A server's end of a connection that its client waits for: accepted, and not established yet.
+/// A server's end of a connection that its client waits for: accepted, but not established yet.
 fn accepted(sim: &Simulation) -> (End, End) {
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -291,8 +295,8 @@ fn accepted(sim: &Simulation) -> (End, End) {
     }
 }
 
-/// VR-CLOSE-001: what was written to an accepted connection before it is established is delivered,
-/// though it is closed before, too, whether somebody wants to hear of the end or not.
+/// VR-CLOSE-001: bytes written to an accepted connection before it is established are delivered,
+/// even if it is closed before, too, with or without events.
 #[test]
 fn a_connection_that_is_closed_before_it_is_established_delivers() {
     for abandons in [false, true] {
@@ -332,8 +336,8 @@ fn a_connection_that_is_closed_before_it_is_established_delivers() {
     }
 }
 
-/// VR-CLOSE-004: a client that never completes the connection holds its end up no longer than that
-/// may take.
+/// VR-CLOSE-004: a client that never completes the connection delays its end by at most the
+/// handshake time-out.
 #[test]
 fn a_close_before_the_connection_is_established_has_an_end() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());

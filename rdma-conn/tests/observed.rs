@@ -1,4 +1,5 @@
-//! What a program sees of its connections without asking: a span of `tracing` for the life of each, and counts by role.
+//! What a program can observe of its connections: a `tracing` span for the life of each, and counts
+//! by role.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -48,7 +49,7 @@ impl Recorder for Counts {
     }
 }
 
-/// What a subscriber prints.
+/// The subscriber's output.
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<Vec<u8>>>);
 
@@ -70,7 +71,7 @@ impl<'a> MakeWriter<'a> for Printed {
     }
 }
 
-/// A connection of each role that is used and closed, and one to an address where nobody listens.
+/// One connection of each role that is used and closed, and one to an address without a listener.
 #[test]
 fn connections_are_counted_and_have_spans() {
     let (counts, printed) = (Counts::default(), Printed::default());
@@ -84,7 +85,7 @@ fn connections_are_counted_and_have_spans() {
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A host and a port may come apart.
+            // A host and a port may be given separately.
             let mut client = Stream::connect(&host, ("192.0.2.1", 6379)).expect("connects");
             client.write_all(b"hello").expect("written");
             client.close(Duration::from_secs(20)).expect("arrives");

@@ -49,7 +49,7 @@ fn pair() -> (Stream<SoftSim>, Stream<SoftSim>) {
     pair_with(Options::default(), Options::default())
 }
 
-/// Bytes of which no two neighbouring kilobytes are alike.
+/// Bytes in which neighbouring kilobytes differ.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }
@@ -60,16 +60,16 @@ fn read_all(stream: &mut Stream<SoftSim>, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// VR-CLOSE-003: a device that refuses a write ends the connection, and the peer hears of it.
+/// VR-CLOSE-003: a device that refuses a write ends the connection, and the peer learns of it.
 #[test]
 fn a_write_that_is_refused_ends_both_sides() {
-    // No keepalive, which would bring it about in the end.
+    // Without keepalives, which would reveal it in the end.
     let mut options = Options::default();
     options.protocol.keepalive = Some(Keepalive::NONE);
     let [client, server] = [options; 2];
     let test_bed = test_bed(server);
     let (mut client, mut server) = connected(&test_bed, client);
-    // The first write registers the send buffer; the next one goes out in one step.
+    // The first write registers the send buffer. The next one takes the fast path.
     client.write_all(b"first").expect("written");
     assert_eq!(read_all(&mut server, 5), b"first");
     let now = Ok(When::Event(0));
@@ -90,7 +90,7 @@ fn bytes_arrive_in_both_directions() {
     assert_eq!(read_all(&mut client, 6), b"answer");
 }
 
-/// VR-FLOW-006: however many pieces, one notification.
+/// VR-FLOW-006: one notification, however many pieces.
 #[test]
 fn a_vectored_write_is_one_notification() {
     let (mut client, mut server) = pair();
@@ -126,7 +126,8 @@ fn long_transfers_arrive_whole_whatever_the_settings() {
             for mut stream in [client, server] {
                 let sent = &sent;
                 scope.spawn(move || {
-                    // Half of the bytes at a time, so that neither side waits for ever for the other to read.
+                    // Half of the bytes at a time, so that neither side waits for ever for the
+                    // other to read.
                     let mut received = Vec::new();
                     for half in sent.chunks(len.div_ceil(1 << 10)) {
                         stream.write_all(half).expect("written");
@@ -148,7 +149,7 @@ fn a_read_times_out() {
     assert!(error.to_string().contains("20ms reading"), "{error}");
 }
 
-/// A peer that does not read stops the writer, which says so in time.
+/// A peer that does not read stops the writer, whose call times out.
 #[test]
 fn a_write_times_out() {
     let (mut client, _server) = pair();
@@ -161,7 +162,7 @@ fn a_write_times_out() {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
 }
 
-/// VR-CLOSE-001, VR-CLOSE-002: what was written before the end is read before the end.
+/// VR-CLOSE-001, VR-CLOSE-002: bytes written before the end are read before the end.
 #[test]
 fn the_last_bytes_arrive_before_the_end() {
     for shut in [true, false] {
@@ -191,11 +192,12 @@ fn after_the_end_reads_return_nothing_and_writes_fail() {
     assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
 }
 
-/// VR-CLOSE-003: whoever waits for bytes to leave hears that the peer has left, in order, without taking them.
+/// VR-CLOSE-003: a call that waits for bytes to leave fails if the peer disconnects in order
+/// without taking them.
 #[test]
 fn a_flush_ends_when_the_peer_does() {
     let (mut client, server) = pair();
-    // What the server's windows do not hold stays here, and nobody reads.
+    // What the server's windows do not hold stays here, because nothing reads.
     client.set_write_timeout(Some(Duration::from_millis(50)));
     while client.write(&[0; 1 << 20]).is_ok() {}
     client.set_write_timeout(Some(LONG));
@@ -204,7 +206,7 @@ fn a_flush_ends_when_the_peer_does() {
     assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
 }
 
-/// A close that cannot be completed says what was lost.
+/// A close that cannot be completed reports what was lost.
 #[test]
 fn a_shutdown_that_times_out_says_so() {
     let (mut client, _server) = pair();
@@ -268,8 +270,8 @@ fn nothing_is_left_of_a_connection() {
     assert_eq!(test_bed.fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
-/// An idle connection has one window and its slots. The send buffer comes with the first write, the second window with a peer
-/// that is faster than the reader, and both go when nothing happens for a while.
+/// An idle connection has one window and its slots. The first write adds the send buffer, and a
+/// peer faster than the reader adds the second window. Both are released after idle time.
 #[test]
 fn memory_comes_with_work_and_goes_with_it() {
     let mut options = Options::default();
@@ -288,7 +290,7 @@ fn memory_comes_with_work_and_goes_with_it() {
     server.write_all(&bytes).expect("written");
     assert!(read_all(&mut client, bytes.len()) == bytes);
     await_registered(&server, idle, "nothing happens any more");
-    // What was given back is there again when it is needed.
+    // Released memory is registered again when it is needed.
     server.write_all(&bytes).expect("written");
     assert!(read_all(&mut client, bytes.len()) == bytes);
     client.write_all(&bytes).expect("written");
@@ -307,8 +309,8 @@ fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
     }
 }
 
-/// Bytes lent and bytes written arrive in the order of the calls, through windows much shorter than the buffer; the buffer
-/// can be changed again as soon as all has arrived, and not before.
+/// Lent and written bytes arrive in the order of the calls, through windows much shorter than the
+/// buffer. The buffer can be changed again once everything has arrived, and not before.
 #[test]
 fn lent_memory_arrives_and_comes_back() {
     let mut server = Options::default();
@@ -324,7 +326,7 @@ fn lent_memory_arrives_and_comes_back() {
     let tail = thread::spawn({
         let buffer = buffer.clone();
         move || {
-            // Waits until the first part is posted: the peer has to read for that.
+            // Waits until the first part is posted, for which the peer has to read.
             assert_eq!(client.lend(&buffer, 1..3).expect("lent"), 2);
             client.write_all(b"tail").expect("written");
             client.returned(&buffer).expect("all of it arrives");
@@ -367,12 +369,13 @@ fn memory_is_lent_to_its_own_connection_only_and_within_its_bounds() {
     assert!(one.register_buffer(0).is_err(), "no memory at all is registered");
 }
 
-/// Whoever waits for memory to come back hears of the end, and the memory outlives the connection.
+/// A call that waits for memory to come back fails at the end of the connection, and the memory
+/// outlives the connection.
 #[test]
 fn lent_memory_survives_the_end() {
     let (mut client, server) = pair();
     let buffer = Arc::new(client.register_buffer(4 << 20).expect("registered"));
-    // More than both of the server's windows, which nobody reads.
+    // More than both of the server's windows, which nothing reads.
     assert_eq!(client.lend(&buffer, 0..4 << 20).expect("lent"), 4 << 20);
     drop(server);
     let lost = client.returned(&buffer).expect_err("the server left with half of it");
@@ -382,18 +385,20 @@ fn lent_memory_survives_the_end() {
     assert!(buffer.read((4 << 20) - 1, &mut byte) && byte == [0]);
 }
 
-/// An accepted stream that nobody reads comes about at once: its client does not wait for the background thread's next round.
+/// An accepted stream that is not read is established at once. Its client does not wait for the
+/// background thread's next round.
 #[test]
 fn an_accepted_stream_comes_about_by_itself() {
-    // Less than the thread's interval, in which nobody calls the server's stream. A machine that is busy may take longer, but not always.
+    // Less than the thread's interval, during which no call drives the server's stream. A busy
+    // machine may take longer, but not always.
     let how = Connect::default().timeout(Duration::from_millis(400));
     let comes_about = || {
         let test_bed = test_bed(Options::default());
-        // So that it has not come about yet when the thread has looked at it for the first time.
+        // So that it is not established when the thread first visits it.
         test_bed.fabric.set_latency(Duration::from_millis(20));
         thread::scope(|scope| {
             let dial = scope.spawn(|| Stream::connect_with(&test_bed.client, test_bed.address, &how));
-            // A client that has given up before is not there to be accepted.
+            // A client that has given up before cannot be accepted.
             let server = test_bed.listener.accept_timeout(how.timeout);
             dial.join().expect("does not panic").is_ok() && server.is_ok()
         })
@@ -401,7 +406,7 @@ fn an_accepted_stream_comes_about_by_itself() {
     assert!((0..5).any(|_| comes_about()), "is not connected where the server's program does nothing");
 }
 
-/// The side that dials is the client and the other the server, whatever their settings say.
+/// The dialing side is the client and the other the server, whatever role their settings name.
 #[test]
 fn settings_do_not_decide_who_is_who() {
     let mut asks = Options::default();
@@ -417,7 +422,7 @@ fn settings_do_not_decide_who_is_who() {
     assert!(client.counters().messages_sent >= 3 && server.counters().messages_sent >= 2);
 }
 
-/// Settings out of bounds are refused, and not changed in silence.
+/// Settings out of bounds are refused, not silently changed.
 #[test]
 fn settings_out_of_bounds_are_refused() {
     let test_bed = test_bed(Options::default());

@@ -1,4 +1,4 @@
-//! What an endpoint asks of its device and of the kernel while it waits, by counts.
+//! Counts of an endpoint's requests to its device and the kernel while it waits.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -49,7 +49,8 @@ impl Pair {
         Self { sim, server, client, at_server, at_client }
     }
 
-    /// The client asks and the server answers; each makes progress before and after something has come for it.
+    /// The client asks and the server answers. Each makes progress before and after something has
+    /// arrived for it.
     fn round(&mut self) {
         let Self { sim, server, client, at_server, at_client } = self;
         assert_eq!(client.write(*at_client, &[IoSlice::new(b"ping")]).expect("open"), Some(4));
@@ -66,7 +67,7 @@ impl Pair {
         }
     }
 
-    /// Returns what the server asked for in [`ROUNDS`] rounds.
+    /// Returns the server's counts in [`ROUNDS`] rounds.
     fn rounds(&mut self) -> (u64, u64) {
         let Usage { arms, polls, .. } = self.server.usage();
         for _ in 0..ROUNDS {
@@ -84,18 +85,19 @@ fn settle(sim: &Simulation) {
     }
 }
 
-/// A queue is asked once for each wake-up that somebody waits for, and polled once, after it was armed.
+/// A queue is armed once for each awaited wake-up, and polled once, after arming.
 #[test]
 fn each_wake_up_is_asked_for_once() {
     let mut pair = Pair::new(Duration::ZERO);
     pair.rounds();
     let (arms, polls) = pair.rounds();
-    // Now and then a write asks to be told of, which wakes somebody too.
+    // Some writes are signalled, which causes a wake-up too.
     assert!((ROUNDS..=ROUNDS + 1).contains(&arms), "{arms} of {ROUNDS}");
     assert_eq!(polls, arms);
 }
 
-/// Whoever spins asks for no wake-up while what it waits for comes in time, and tells its event loop to come back at once.
+/// A busy-polling endpoint requests no wake-up while data arrives in time, and tells its event loop
+/// to come back at once.
 #[test]
 fn nobody_is_armed_for_who_spins() {
     if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
@@ -108,7 +110,7 @@ fn nobody_is_armed_for_who_spins() {
     assert_eq!(pair.server.next_timeout(), Some(pair.server.now()));
 }
 
-/// A spin ends, and then the queue is armed.
+/// Busy-polling ends, and then the queue is armed.
 #[test]
 fn a_spin_ends_and_the_queue_is_armed() {
     if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
@@ -127,7 +129,8 @@ fn a_spin_ends_and_the_queue_is_armed() {
     assert_eq!(pair.server.usage().arms - before.arms, 1);
 }
 
-/// A wait without a limit ends by a waker, before it begins and while it goes on, and once for several calls.
+/// A waker ends a wait without a limit, whether called before or during it. Several calls end it
+/// once.
 #[test]
 fn a_waker_ends_a_wait() {
     let fabric = rdma_softsim::Fabric::new();
@@ -144,7 +147,7 @@ fn a_waker_ends_a_wait() {
     assert!(endpoint.now().since(before) >= Duration::from_millis(20), "a call ended two waits");
 }
 
-/// Completions that are always there do not keep a wait from seeing that somebody else wants a connection.
+/// A steady flow of completions does not hide a connection request from a wait.
 #[test]
 fn a_wait_sees_more_than_completions() {
     let Pair { sim, mut server, mut client, at_server, at_client } = Pair::new(Duration::ZERO);
@@ -167,7 +170,7 @@ fn a_wait_sees_more_than_completions() {
     assert!(opened);
 }
 
-/// What a connection that writes needs is registered when it is made, if it is to be.
+/// With the option, the memory of a writing connection is registered when it is made.
 #[test]
 fn a_send_buffer_is_registered_early() {
     let registered = |eager: bool| {
@@ -192,7 +195,8 @@ fn a_send_buffer_is_registered_early() {
     assert_eq!(registered(true), registered(false) + buffer);
 }
 
-/// A call of a waker ends the next wait, also one that asks the kernel first because many before it found something at once.
+/// A waker ends the next wait, even if that asks the kernel first because many before it found
+/// something at once.
 #[test]
 fn a_waker_ends_a_wait_of_a_busy_endpoint() {
     let mut pair = Pair::new(Duration::ZERO);
@@ -211,7 +215,8 @@ fn a_waker_ends_a_wait_of_a_busy_endpoint() {
     }
 }
 
-/// What comes for an endpoint that spins is seen at the latest when the spin ends, though its edge was over before.
+/// An event that arrives while an endpoint is busy-polling is seen at the latest when polling ends,
+/// although its edge came before.
 #[test]
 fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
     if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
@@ -234,8 +239,8 @@ fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
     }
 }
 
-/// A queue that goes with a wake-up in it wakes nobody any more, though somebody else holds its
-/// descriptor, as a child does that the process has forked.
+/// A dropped queue with a pending wake-up wakes nothing any more, even if a forked child still
+/// holds its descriptor.
 #[test]
 fn a_queue_that_is_gone_wakes_nobody() {
     let settings = SimulationSettings { held_descriptors: true, ..SimulationSettings::default() };
@@ -264,8 +269,8 @@ fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
-/// A write that was taken in part, or that filled the room exactly, is followed by the word that
-/// there is room again.
+/// A partial write, or one that exactly fills the room, is followed by an event when there is room
+/// again.
 #[test]
 fn a_write_that_leaves_no_room_is_told_of_room() {
     for beyond in [1, 0] {

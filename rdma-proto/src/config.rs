@@ -5,18 +5,21 @@ use core::time::Duration;
 use crate::error::ApiMisuse;
 use crate::wire::FeatureSet;
 
-/// Receives that a Valkey server and libvalkey keep posted; the document recommends it (VR-RES-002).
+/// Receives that a Valkey server and libvalkey keep posted, as the Valkey document recommends
+/// (VR-RES-002).
 pub const RECEIVES: u16 = 1024;
 
-/// The largest window that a Valkey server can be configured to, 16 MiB.
+/// The largest window of a Valkey server, 16 MiB.
 pub const LARGEST_WINDOW: u32 = 16 << 20;
 
-/// How long the peer's device may leave a keepalive without an acknowledgement (VR-KEEP-006). The device itself gives up much
-/// earlier where retries are limited; soft-RoCE takes a `retry_count` of 7 in the peer's request for endless, and a peer that
-/// posts no receives makes the device wait as long as that peer chose.
+/// How long the peer's device may leave a keepalive without an acknowledgement (VR-KEEP-006).
+///
+/// With limited retries the device gives up much earlier. Soft-RoCE takes a `retry_count` of 7 in
+/// the peer's request as endless, and a peer without posted receives makes the device wait as long
+/// as that peer chose.
 pub const UNACKNOWLEDGED: Duration = Duration::from_secs(120);
 
-/// The side that a machine is.
+/// The role of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The side that connected.
@@ -26,7 +29,8 @@ pub enum Role {
 }
 
 impl Role {
-    /// Returns the signs of life that suit this side: a server sends keepalives, a client asks for them.
+    /// Returns the default keepalives of this role. A server sends them regularly, and a client
+    /// probes a silent peer.
     pub const fn keepalive(self) -> Keepalive {
         match self {
             Self::Client => Keepalive { probe: Some(Duration::from_secs(10)), ..Keepalive::NONE },
@@ -35,8 +39,9 @@ impl Role {
     }
 }
 
-/// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
-/// a type grow, and so forbids other crates to write it as a literal.
+/// Adds a chainable setter for each field of a settings type.
+///
+/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -50,17 +55,20 @@ macro_rules! setters {
     };
 }
 
-/// When keepalives are sent, and how long a peer may be silent. Start from [`Keepalive::NONE`]; fields can be assigned, or set
-/// in a chain.
+/// When to send keepalives, and how long a peer may be silent. Start from [`Keepalive::NONE`], then
+/// assign fields or chain their setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Keepalive {
-    /// Send a Keepalive this often, whatever else happens (VR-KEEP-001). Servers do, every 3 s; clients may (VR-KEEP-007).
+    /// Sends a Keepalive at this interval, regardless of other traffic (VR-KEEP-001). Servers do,
+    /// every 3 s. Clients may (VR-KEEP-007).
     pub every: Option<Duration>,
-    /// Send one when nothing was heard for this long. The peer's device acknowledges it even when its program is busy,
-    /// so a dead host is found without disturbing a busy one (VR-KEEP-006), at the latest after [`UNACKNOWLEDGED`].
+    /// Sends a Keepalive after this much silence. The peer's device acknowledges it even if its
+    /// program is busy. A dead host is therefore detected without disturbing a busy one
+    /// (VR-KEEP-006), at the latest after [`UNACKNOWLEDGED`].
     pub probe: Option<Duration>,
-    /// End the connection when the peer *sent* nothing for this long. Off by default: a busy Valkey server sends nothing.
+    /// Ends the connection when the peer *sent* nothing for this long. Off by default, because a
+    /// busy Valkey server sends nothing.
     pub limit: Option<Duration>,
 }
 
@@ -75,35 +83,40 @@ impl Keepalive {
     }
 }
 
-/// Settings of a connection. Start from [`Config::client`] or [`Config::server`]; fields can be assigned, or set in a chain:
-/// `Config::client().window(1 << 16).windows(1)`. [`Machine::new`](crate::Machine::new) checks them.
+/// Settings of a connection. Start from [`Config::client`] or [`Config::server`], then assign
+/// fields or chain their setters: `Config::client().window(1 << 16).windows(1)`.
+/// [`Machine::new`](crate::Machine::new) checks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Config {
-    /// Which side this is.
+    /// The role of this side.
     pub role: Role,
-    /// Length of a receive window, in bytes; the same for the life of the connection (VR-MEM-008). At least 1; Valkey
-    /// itself uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
+    /// Length of a receive window, in bytes, fixed for the life of the connection (VR-MEM-008). At
+    /// least 1. Valkey itself uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
     pub window: u32,
-    /// Receive windows, 1 or 2. With two, the second is announced as soon as the first is full, and filled while the
-    /// application still reads the first (VR-MEM-003).
+    /// Receive windows, 1 or 2. The second is announced as soon as the first is full, and filled
+    /// while the application still reads the first (VR-MEM-003).
     pub windows: u8,
-    /// Length of the buffer in which outgoing bytes wait for window, credit and acknowledgement: 1 byte to 1 GiB.
+    /// Length of the send buffer, 1 byte to 1 GiB. It holds outgoing bytes that wait for window,
+    /// credit or acknowledgement.
     pub send_buffer: u32,
     /// Work requests the send queue holds: 1 to 16384.
     pub send_depth: u16,
-    /// Receives the peer is assumed to keep posted: 2 to 16384. Never more notifications are in flight (VR-FLOW-005).
+    /// Receives that the peer is assumed to keep posted, 2 to 16384. No more notifications are ever
+    /// in flight (VR-FLOW-005).
     pub peer_receives: u16,
     /// The longest window a peer may register (VR-MEM-005).
     pub window_limit: u32,
-    /// Features this side has: none by default. A server tells those who ask (VR-FEAT-002); a client asks if [`Config::negotiate`].
+    /// Features of this side, none by default. A server tells clients that ask (VR-FEAT-002). A
+    /// client asks if [`Config::negotiate`] is set.
     pub features: FeatureSet,
-    /// Whether a client asks for the server's features when connected (VR-FEAT-001: optional).
+    /// Whether a client asks for the server's features once connected, which is optional
+    /// (VR-FEAT-001).
     pub negotiate: bool,
-    /// Signs of life; `None` for [`Role::keepalive`].
+    /// Keepalive settings. `None` uses [`Role::keepalive`].
     pub keepalive: Option<Keepalive>,
-    /// How long the peer may keep data waiting (no window, no receives) before the connection ends (VR-RES-004). Off by
-    /// default: whoever waits has its own time-out.
+    /// How long the peer may keep data waiting (no window, no receives) before the connection ends
+    /// (VR-RES-004). Off by default, because waiting calls have time-outs of their own.
     pub stall_limit: Option<Duration>,
 }
 
@@ -144,10 +157,10 @@ impl Config {
         stall_limit: Option<Duration>,
     }
 
-    /// Checks the bounds of every field.
+    /// Checks that every field is within its bounds.
     ///
     /// # Errors
-    /// [`ApiMisuse::Config`] names the first field that is out of bounds.
+    /// Returns [`ApiMisuse::Config`], which names the first field out of bounds.
     pub fn check(&self) -> Result<(), ApiMisuse> {
         let keepalive = self.keepalive.unwrap_or(Keepalive::NONE);
         let passes = |interval: Option<Duration>| interval != Some(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The connection machine, one for both roles.
+//! The connection machine, for both roles.
 
 mod answers;
 mod input;
@@ -22,32 +22,32 @@ use timers::Timers;
 
 pub use output::Action;
 
-/// Where one of our receive regions lies, as the peer will be told.
+/// A receive region's address and key, as announced to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct RegionAddress {
     /// The address of its first byte.
     pub address: u64,
-    /// The key that opens it to the peer.
+    /// The key that gives the peer access.
     pub rkey: u32,
 }
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Not established yet. It may be closed already: what was written is delivered once it is
+    /// Not established yet. It may be closed already: written bytes are delivered once it is
     /// established.
     Connecting,
-    /// Bytes may flow.
+    /// Bytes can flow.
     Open,
-    /// Closed by us; what was written is still being delivered.
+    /// Closed by this side; written bytes are still being delivered.
     Closing,
-    /// Ended in order, by either side. Received bytes may still be read.
+    /// Ended in order, by either side. Received bytes can still be read.
     Closed,
-    /// Ended by an error. Received bytes may still be read.
+    /// Ended by an error. Received bytes can still be read.
     Failed(Error),
 }
 
-/// Counts of what a connection has done.
+/// Counts of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -75,31 +75,32 @@ pub struct Counters {
 
 /// One connection: wire rules, windows, credits, keepalive and end, for a client or a server.
 ///
-/// The methods come in four groups, as the crate's guide describes: getters; `handle_*`, by which the driver reports what
-/// happened; what the application does; and [`Machine::poll_action`], drained until `None` after any of the others.
+/// The methods come in four groups, as the crate documentation describes: getters; `handle_*`, with
+/// which the driver reports events; calls of the application; and [`Machine::poll_action`], to be
+/// drained until `None` after any of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     config: Config,
     regions: [RegionAddress; 2],
-    /// Memory of the application in which windows lie: that of [`Machine::land`].
+    /// Memory passed to [`Machine::land`].
     landing: RegionAddress,
     stage: Stage,
-    /// The error that ended it.
     failure: Option<Error>,
-    /// Whether [`Action::Disconnect`] is due, and not given out yet.
+    /// Whether [`Action::Disconnect`] is due and was not returned yet.
     disconnect: bool,
     rx: RxWindow,
     tx: TxWindow,
     send: SendState,
     credits: Credits,
-    /// Whether acknowledgements return credits: the peer makes us wait for receives instead of failing (VR-FLOW-015).
+    /// Whether acknowledgements return credits: the peer makes us wait for receives instead of
+    /// failing (VR-FLOW-015).
     patient: bool,
-    /// Slots of the send queue that data leaves to control messages (VR-FLOW-009).
+    /// Send queue slots that data leaves to control messages (VR-FLOW-009).
     slots_kept_back: u64,
     /// The rest of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
     due: Due,
-    /// The limits within which writes may go on while nothing else is due.
+    /// Limits within which writes may go on while nothing else is due.
     budget: Budget,
     answers: Answers,
     negotiation: Negotiation,
@@ -107,11 +108,11 @@ pub struct Machine {
     counters: Counters,
 }
 
-/// [`State`] without the error, so that asking for it costs one comparison.
+/// [`State`] without the error, which is cheaper to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Stage {
     Connecting,
-    /// Closed by us before it was established, with bytes to deliver.
+    /// Closed before it was established, with bytes to deliver.
     Leaving,
     Open,
     Closing,
@@ -119,40 +120,40 @@ enum Stage {
     Ended,
 }
 
-/// The work that may be due, so that nothing is looked at again that cannot have changed.
+/// The work that may be due, so that unchanged state is not checked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Due {
-    /// Something has happened: look at everything.
+    /// Something has happened: check everything.
     Anything,
-    /// One WRITE of all that was taken, within [`Machine::budget`], and nothing else.
+    /// One WRITE of everything taken, within [`Machine::budget`], and nothing else.
     Write,
-    /// Nothing can be done until something happens; something waits for that.
+    /// Something waits, and nothing can be done until an event.
     Blocked,
-    /// Nothing is to be done, and nothing waits.
+    /// Nothing to do, and nothing waits.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Negotiation {
     None,
-    /// A server has said what it has.
+    /// A server has told its features.
     Offered,
-    /// The question for features is to be asked, ...
+    /// The question for features is due.
     Due,
-    /// ... was asked, ...
+    /// The question was asked.
     Asked,
-    /// ... and answered: SetClientFeature is to be sent.
+    /// The answer has come: SetClientFeature is due.
     Answered(FeatureSet),
     Done(FeatureSet),
 }
 
 impl Machine {
-    /// Returns a connection that is being established, with the regions for the peer to write to (the second is ignored unless
-    /// [`Config::windows`] is 2; it can be added later, see [`Machine::lacks_region`]). Each must be [`Config::window`] bytes
-    /// long.
+    /// Returns a connection that is being established, with the regions for the peer to write to.
+    /// Each must be [`Config::window`] bytes long. The second is ignored unless [`Config::windows`]
+    /// is 2; it can be added later, see [`Machine::lacks_region`].
     ///
     /// # Errors
-    /// A value of `config` is out of bounds.
+    /// Returns an error if a value of `config` is out of bounds.
     pub fn new(config: Config, regions: [RegionAddress; 2]) -> Result<Self, ApiMisuse> {
         config.check()?;
         let asks = matches!(config.role, Role::Client) && config.negotiate;
@@ -179,7 +180,7 @@ impl Machine {
         })
     }
 
-    /// Returns its state.
+    /// Returns the state.
     #[inline]
     pub const fn state(&self) -> State {
         match (self.stage, self.failure) {
@@ -191,20 +192,20 @@ impl Machine {
         }
     }
 
-    /// Returns the error that ended it, if one has.
+    /// Returns the error that ended the connection, if any.
     #[inline]
     pub const fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
-    /// The settings it was made with.
+    /// Returns the configuration.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns its counts.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
-        // What was posted is counted by the send state.
+        // The send state counts what was posted.
         let posted = self.send.posted();
         Counters {
             bytes_sent: posted.bytes,
@@ -214,24 +215,24 @@ impl Machine {
         }
     }
 
-    /// Returns the most notifications ever in flight. Only what the peer has handled makes them fewer, so it is enough to ask before
-    /// that.
+    /// Returns the most notifications ever in flight. Only handled notifications reduce the number,
+    /// so this is checked before they do.
     fn most_in_flight(&self) -> u64 {
         self.counters.most_in_flight.max(self.credits.in_flight(self.send.posted().notices))
     }
 
-    /// Returns the number of work requests that were asked for, of every kind.
+    /// Returns the number of work requests returned by `poll_action`, of every kind.
     pub const fn requests(&self) -> u64 {
         self.send.posted().slots
     }
 
-    /// Returns the number of bytes that the peer has notified, as [`Counters::bytes_received`].
+    /// Returns the number of bytes that the peer has notified, like [`Counters::bytes_received`].
     #[inline]
     pub const fn bytes_received(&self) -> u64 {
         self.counters.bytes_received
     }
 
-    /// Returns the features both sides have, once negotiated.
+    /// Returns the features of both sides, once negotiated.
     pub const fn features(&self) -> FeatureSet {
         match self.negotiation {
             Negotiation::Done(features) => features,
@@ -244,41 +245,43 @@ impl Machine {
         self.features().contains(FeatureSet::MULTI_BUFFER)
     }
 
-    /// These features are in force from now on: the peer has handled the choice before whatever is sent next.
+    /// Puts features into force. The peer handles the choice before anything sent later.
     fn agree(&mut self, features: FeatureSet) {
         self.negotiation = Negotiation::Done(features);
         self.rx.go_ahead(self.queues_windows());
     }
 
-    /// Returns whether the peer has given us a window, so that bytes can leave.
+    /// Returns whether the peer has registered a window, so that bytes can leave.
     #[inline]
     pub const fn has_peer_window(&self) -> bool {
         self.tx.is_registered()
     }
 
-    /// Returns the next received bytes. There may be more in the other region, so ask again after consuming.
+    /// Returns the next received bytes. Another region may hold more, so ask again after consuming.
     #[inline]
     pub const fn readable(&self) -> Option<Readable> {
         self.rx.readable()
     }
 
-    /// Returns all received bytes, in order, as they lie in at most three regions.
+    /// Returns all received bytes, in order, from at most three regions.
     pub const fn all_readable(&self) -> [Option<Readable>; 3] {
         self.rx.all_readable()
     }
 
-    /// Returns the number of received bytes that were not consumed.
+    /// Returns the number of unconsumed received bytes.
     #[inline]
     pub const fn unread(&self) -> u64 {
         self.rx.unread()
     }
 
-    /// Returns whether the memory of [`Machine::land`] is in use: a window lies in it, or will, or it holds unread bytes.
+    /// Returns whether the memory of [`Machine::land`] is in use: it holds or will hold a window,
+    /// or holds unread bytes.
     pub const fn is_landing(&self) -> bool {
         self.rx.is_landing()
     }
 
-    /// Returns the part of the memory of [`Machine::land`] that holds unread bytes, or that the peer may still write.
+    /// Returns the part of the memory of [`Machine::land`] with unread bytes, or that the peer may
+    /// still write.
     pub const fn landing_in_use(&self) -> Range<u32> {
         self.rx.landing_in_use()
     }
@@ -288,21 +291,21 @@ impl Machine {
         self.rx.may_land()
     }
 
-    /// Returns whether [`Machine::drop_region`] has nothing to drop for as long as windows are announced ahead
-    /// ([`FeatureSet::MULTI_BUFFER`]).
+    /// Returns whether [`Machine::drop_region`] has nothing to drop while windows are announced
+    /// ahead ([`FeatureSet::MULTI_BUFFER`]).
     pub const fn announces_ahead(&self) -> bool {
         self.rx.announces_ahead()
     }
 
-    /// Returns the index of a second receive region that would let the peer go on at once, for a connection that was made with
-    /// one: the peer has filled it faster than the application reads.
+    /// Returns the index of a second receive region that would let the peer continue at once, for a
+    /// connection that was made with one. The peer has filled it faster than the application reads.
     #[inline]
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
     }
 
-    /// Returns the free space of the send buffer, as far as it lies together. After a [`Machine::commit`] there may be more at its
-    /// beginning.
+    /// Returns the contiguous free space of the send buffer. After a [`Machine::commit`] there may
+    /// be more at its beginning.
     #[inline]
     pub const fn space(&self) -> Span {
         self.send.space()
@@ -314,28 +317,30 @@ impl Machine {
         self.send.has_space()
     }
 
-    /// Returns how many bytes [`Machine::lend`] takes now at most: none while some of what was lent before wait to be posted.
+    /// Returns how many bytes [`Machine::lend`] takes now. None while a previous loan is not
+    /// completely posted.
     pub const fn lendable(&self) -> u32 {
         self.send.lendable()
     }
 
-    /// Returns the number of bytes taken from the application that were not posted yet: they wait for window or credit.
+    /// Returns the number of accepted bytes that are not posted yet. They wait for window or
+    /// credit.
     #[inline]
     pub const fn unposted(&self) -> u64 {
         self.send.unposted()
     }
 
-    /// Returns the number of bytes taken from the application of which it is not known that they arrived.
+    /// Returns the number of accepted bytes that are not known to have arrived.
     pub const fn unconfirmed(&self) -> u64 {
         self.send.unconfirmed()
     }
 
-    /// Returns the number of bytes of which it is known that they arrived.
+    /// Returns the number of bytes known to have arrived.
     pub const fn confirmed(&self) -> u64 {
         self.send.done().bytes
     }
 
-    /// Returns when [`Machine::handle_timeout`] must be called at the latest.
+    /// Returns the latest time for the next call of [`Machine::handle_timeout`].
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.stage {
             Stage::Open | Stage::Closing => self.timers.next(),
@@ -344,19 +349,19 @@ impl Machine {
         }
     }
 
-    /// Returns whether [`Machine::next_timeout`] may have come nearer since this was asked last. Most of what happens only puts it
-    /// off, so whoever notes it need not ask for it each time.
+    /// Returns whether [`Machine::next_timeout`] may have come nearer since the last call. Most
+    /// events only move it later, so a driver that records it need not ask each time.
     #[inline]
     pub fn take_sooner(&mut self) -> bool {
         self.timers.take_sooner()
     }
 
-    // What the application does.
+    // Calls of the application.
 
     /// Takes `bytes` that were put at the beginning of [`Machine::space`].
     ///
     /// # Errors
-    /// More than there is space for, or the connection is not open for writing.
+    /// Returns an error if there is less space, or if the connection is not open for writing.
     #[inline]
     pub fn commit(&mut self, bytes: usize) -> Result<(), Error> {
         self.writable()?;
@@ -367,14 +372,17 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes at most `most` bytes and returns where they belong, as [`Machine::space`] and [`Machine::commit`] in one: put them there
-    /// before the next action is asked for. There may be more room at the beginning of the buffer. `None` if there is none, or the
-    /// connection is not open for writing.
+    /// Takes at most `most` bytes and returns where to put them: [`Machine::space`] and
+    /// [`Machine::commit`] in one step.
+    ///
+    /// Put the bytes there before requesting the next action. There may be more room at the
+    /// beginning of the buffer. Returns `None` if there is no room, or the connection is not open
+    /// for writing.
     #[inline]
     pub fn put(&mut self, most: usize) -> Option<Span> {
         if self.due == Due::Nothing && most > 0 && self.budget.covers(self.send.posted(), most) {
             self.due = Due::Write;
-            // Nothing is due, so all that was taken before is posted.
+            // Nothing is due, so everything taken before is posted.
             let place = self.send.next_span(most as u32);
             self.send.write(most as u64);
             return Some(place);
@@ -395,11 +403,12 @@ impl Machine {
         Some(Span { offset, len })
     }
 
-    /// Takes `bytes` that lie in memory of their own, behind all that was taken before. That memory must stay as it is until
-    /// [`Machine::unconfirmed`] tells that all of them have arrived.
+    /// Takes `bytes` that lie in separate memory, behind everything taken before. That memory must
+    /// stay unchanged until [`Machine::unconfirmed`] shows that all of them have arrived.
     ///
     /// # Errors
-    /// More than [`Machine::lendable`], or the connection is not open for writing.
+    /// Returns an error if there are more than [`Machine::lendable`], or if the connection is not
+    /// open for writing.
     pub fn lend(&mut self, bytes: usize) -> Result<(), Error> {
         self.writable()?;
         self.send.lend(bytes)?;
@@ -414,7 +423,7 @@ impl Machine {
         if self.takes_bytes() { Ok(()) } else { self.refuse_bytes() }
     }
 
-    /// Returns whether the connection is open for writing, or is to be.
+    /// Returns whether the connection accepts bytes, now or once it is established.
     #[inline]
     pub const fn takes_bytes(&self) -> bool {
         matches!(self.stage, Stage::Connecting | Stage::Open)
@@ -430,8 +439,11 @@ impl Machine {
         }
     }
 
-    /// Returns the next received bytes, at most `most`, and gives them back to the peer: [`Machine::readable`] and [`Machine::consume`]
-    /// in one. Copy them before the next action is asked for, which may let the peer write there again. `None` if there are none.
+    /// Returns the next received bytes, at most `most`, and returns them to the peer:
+    /// [`Machine::readable`] and [`Machine::consume`] in one step.
+    ///
+    /// Copy them before requesting the next action, which may let the peer overwrite them. Returns
+    /// `None` if there are none.
     #[inline]
     pub fn take(&mut self, most: usize) -> Option<Readable> {
         let part = self.rx.take(most)?;
@@ -439,16 +451,17 @@ impl Machine {
         Some(part)
     }
 
-    /// As [`Machine::take`], if nothing is to be done because of that; `None` if there may be, or there are no bytes.
+    /// Fast path of [`Machine::take`]. `None`, unchanged, if work may follow from it or there are
+    /// no bytes.
     #[inline]
     pub fn take_at_once(&mut self, most: usize) -> Option<Readable> {
         self.rx.take_at_once(most)
     }
 
-    /// Gives `bytes` of [`Machine::readable`] back to the peer.
+    /// Returns `bytes` of [`Machine::readable`] to the peer.
     ///
     /// # Errors
-    /// More than was readable.
+    /// Returns an error if fewer are readable.
     #[inline]
     pub fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         self.rx.consume(bytes)?;
@@ -456,8 +469,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds the receive region that [`Machine::lacks_region`] asks for. It must be [`Config::window`] bytes long
-    /// (VR-MEM-008).
+    /// Adds the receive region that [`Machine::lacks_region`] requests. It must be
+    /// [`Config::window`] bytes long (VR-MEM-008).
     pub fn add_region(&mut self, address: RegionAddress) {
         let Some(index) = self.rx.lacks_region() else { return };
         let [first, second] = &mut self.regions;
@@ -466,22 +479,28 @@ impl Machine {
         self.look_for_announcement();
     }
 
-    /// Goes on with one receive region. The index of the other, which the driver may deregister: the peer has used it up.
-    /// `None` if there is only one, or both hold unread bytes, or windows are announced ahead.
+    /// Continues with one receive region. Returns the index of the other, which the peer has used
+    /// up and the driver may deregister. `None` if there is only one, both hold unread bytes, or
+    /// windows are announced ahead.
     pub fn drop_region(&mut self) -> Option<u8> {
         self.rx.drop_region()
     }
 
-    /// Receives into memory of the application: the next `length` unread bytes belong to the `length` bytes at `memory`, and windows
-    /// that lie wholly in that part of the stream are announced there (VR-MEM-018, VR-MEM-008). Returns the bytes that will land,
-    /// as they will be in [`Machine::readable`] with the index [`Readable::LANDED`]; `None` if no whole window does. The bytes
-    /// before and behind them come into the regions of the connection, as ever.
+    /// Receives into memory of the application: the next `length` unread bytes belong into the
+    /// `length` bytes at `memory`.
     ///
-    /// The memory must stay registered until [`Machine::is_landing`] is false, or the connection has ended. From then on no
-    /// peer that obeys the protocol writes to it; one that does not can until it is deregistered (VR-SEC-005).
+    /// Windows that lie wholly in that part of the stream are announced there (VR-MEM-018,
+    /// VR-MEM-008). Returns the bytes that will land, as [`Machine::readable`] will return them
+    /// with the index [`Readable::LANDED`]. Returns `None` if no whole window fits. Bytes before
+    /// and after them arrive in the connection's own regions.
+    ///
+    /// The memory must stay registered until [`Machine::is_landing`] is false or the connection has
+    /// ended. From then on a correct peer does not write to it. A faulty one can until it is
+    /// deregistered (VR-SEC-005).
     ///
     /// # Errors
-    /// Memory that was given before is in use, or this one wraps around the address space.
+    /// Returns an error if previous memory is in use, or if this memory wraps around the address
+    /// space.
     pub fn land(&mut self, memory: RegionAddress, length: u32) -> Result<Option<Readable>, ApiMisuse> {
         let RegionAddress { address, .. } = memory;
         if address.checked_add(length.into()).is_none() {
@@ -498,17 +517,18 @@ impl Machine {
         Ok(landed)
     }
 
-    /// Announces no further window in the memory of [`Machine::land`]. One that was announced there stays until it is full
-    /// (VR-MEM-019).
+    /// Announces no further window in the memory of [`Machine::land`]. A window already announced
+    /// there stays until it is full (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
-        // The region that waited for that can be announced ahead.
+        // The region held back for that can be announced ahead.
         self.look_for_announcement();
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004).
-    /// Idempotent. One that is not established yet is established first, if anything was written to
-    /// it (VR-CLOSE-001), and ends at once otherwise.
+    ///
+    /// Idempotent. If the connection is not established yet and bytes were written to it, it is
+    /// established first (VR-CLOSE-001). Without bytes it ends at once.
     pub fn close(&mut self, now: Instant, linger: Duration) {
         match self.stage {
             Stage::Connecting if self.send.unconfirmed() == 0 => self.end(),
@@ -536,7 +556,7 @@ impl Machine {
         matches!(self.stage, Stage::Open | Stage::Closing)
     }
 
-    /// A window that was used up is to be announced again.
+    /// Checks whether a used-up window must be announced again.
     #[inline]
     fn look_for_announcement(&mut self) {
         if self.rx.unannounced().is_some() {
@@ -550,7 +570,7 @@ impl Machine {
         self.due = Due::Anything;
     }
 
-    /// The first error ends the connection, at once and for good (VR-CLOSE-006, VR-CLOSE-007).
+    /// Ends the connection. Only the first error counts (VR-CLOSE-006, VR-CLOSE-007).
     #[cold]
     fn fail(&mut self, error: Error) {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {

@@ -1,19 +1,22 @@
-//! Notification credits: how many of the peer's receives are spoken for.
+//! Notification credits: how many of the peer's receives are in use.
 //!
-//! Every SEND and every WRITE with immediate consumes a receive that the peer posted. Window bytes do not limit that: a
-//! thousand one-byte writes fit any window. A Valkey server accepts with an RNR retry count of 0, so the first
-//! notification without a receive ends the connection (VR-FLOW-005). An acknowledgement by the peer's device proves that a
-//! receive *was* there, not that it was posted again (VR-FLOW-008). What does prove it, since a peer handles its receives
-//! in order and posts each again as it handles it:
+//! Every SEND and every WRITE with immediate consumes a receive that the peer posted. Windows do
+//! not limit them: a thousand one-byte writes fit any window. A Valkey server accepts with an RNR
+//! retry count of 0, so the first notification without a receive ends the connection (VR-FLOW-005).
+//! An acknowledgement by the peer's device proves that a receive *was* there, not that it was
+//! posted again (VR-FLOW-008). A peer handles its receives in order and posts each again as it
+//! handles it. The proofs are therefore:
 //!
 //! * a registration: the peer has handled the immediate that filled its last window;
 //! * the first immediate into a window we announced: the peer has handled that announcement;
-//! * the answer to GetServerFeature: the peer has handled everything before the question, and is about to post the question's
-//!   own receive again. A Valkey server answers first and posts then, so for a moment it has one receive fewer than is
-//!   counted here. With eight receives or more that never matters, because one is
-//!   always left for it; fewer have no room for that, and nobody deployed has fewer than 1024.
+//! * the answer to GetServerFeature: the peer has handled everything before the question, and is
+//!   about to repost the question's own receive. A Valkey server answers before it reposts, so
+//!   briefly it has one receive fewer than counted here. With eight receives or more this never
+//!   matters, because one is always reserved for it. Fewer have no room for that, and every
+//!   deployed peer has 1024.
 //!
-//! A peer that gave us endless RNR retries has chosen to make us wait instead; then acknowledgements count, too.
+//! A peer that gave us endless RNR retries has chosen to make us wait instead. Acknowledgements
+//! then count too.
 
 /// The purpose of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,20 +26,21 @@ pub(crate) enum Purpose {
     Question,
 }
 
-/// Notifications sent, and how many of them the peer has surely handled.
+/// Counts of notifications sent and of those that the peer is proven to have handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Credits {
     limit: u64,
-    /// How many of them may be in flight before one for data is sent.
+    /// In-flight limit for data notifications.
     for_data: u64,
     handled: u64,
-    /// How many of them its program has taken as far as keepalives go by; see [`Credits::has_receive_for_keepalive`].
+    /// Notifications that its program has taken, judged for keepalives; see
+    /// [`Credits::has_receive_for_keepalive`].
     taken: u64,
-    /// The count of notifications after the one that filled the peer's window, ...
+    /// The count of notifications after the one that filled the peer's window.
     filled: Option<u64>,
-    /// ... after our last registration, ...
+    /// The count after our last registration.
     announced: Option<u64>,
-    /// ... and after our last question.
+    /// The count after our last question.
     asked: Option<u64>,
 }
 
@@ -50,9 +54,10 @@ impl Credits {
 
     /// Returns whether one more notification may be sent for `purpose` when `sent` were.
     ///
-    /// Data leaves some credits to control messages, so that a registration never waits behind it; and all leave one to the
-    /// question, whose answer gives credits back, and one for the receive of the last question, which may not be posted again
-    /// when its answer comes.
+    /// Data leaves some credits to control messages, so that a registration never waits behind it.
+    /// Data and control messages leave one credit for the question, whose answer returns credits.
+    /// They leave one more for the receive of the last question, which may not be reposted when its
+    /// answer comes.
     #[inline]
     pub(crate) const fn allow(&self, sent: u64, purpose: Purpose) -> bool {
         let most = match purpose {
@@ -64,7 +69,8 @@ impl Credits {
         self.in_flight(sent) < most
     }
 
-    /// Returns whether a question is under way whose answer will give credits back. One whose proof came by another way will not.
+    /// Returns whether a question is in flight whose answer will return credits. If another proof
+    /// overtook it, it returns none.
     const fn expects_proof(&self) -> bool {
         match self.asked {
             Some(mark) => mark > self.handled,
@@ -77,18 +83,18 @@ impl Credits {
         sent.saturating_sub(self.handled)
     }
 
-    /// Returns whether it is time to ask for a proof: half the budget is unproven.
+    /// Returns whether to ask for a proof: half the budget is unproven.
     #[inline]
     pub(crate) const fn wants_proof(&self, sent: u64) -> bool {
         self.asked.is_none() && self.in_flight(sent) >= self.limit.div_ceil(2)
     }
 
-    /// Returns the count of notifications before which data may be sent.
+    /// Returns the count of notifications below which data may be sent.
     pub(crate) const fn for_data(&self) -> u64 {
         self.handled.saturating_add(self.for_data)
     }
 
-    /// Returns a count of notifications: each that is sent before it leaves no proof to ask for.
+    /// Returns the count of notifications below which no proof need be requested.
     pub(crate) const fn before_proof(&self) -> u64 {
         let half = self.limit.div_ceil(2);
         if self.asked.is_some() { u64::MAX } else { self.handled.saturating_add(half).saturating_sub(1) }
@@ -115,13 +121,14 @@ impl Credits {
         self.prove(mark);
     }
 
-    /// Returns whether the first bytes in a window are to come.
+    /// Returns whether the first bytes in a window are expected.
     #[inline]
     pub(crate) const fn awaits_data(&self) -> bool {
         self.announced.is_some()
     }
 
-    /// Says whether that gave credits back: only the first bytes in a window do.
+    /// Records received data. Returns whether it returned credits, as only the first bytes in a
+    /// window do.
     pub(crate) fn got_data(&mut self) -> bool {
         let before = self.handled;
         let mark = self.announced.take();
@@ -140,17 +147,20 @@ impl Credits {
         }
     }
 
-    /// The peer's program has spoken since the last keepalive: it takes completions, so what its device had acknowledged until
-    /// now it has taken too.
+    /// Records that the peer's program has sent something since the last keepalive. It takes
+    /// completions, so it has also taken what its device had acknowledged by then.
     pub(crate) fn peer_spoke(&mut self, acknowledged: u64) {
         if acknowledged > self.taken {
             self.taken = acknowledged;
         }
     }
 
-    /// Returns whether a Keepalive finds a receive though the peer's program may be idle, and post none again. Acknowledgements,
-    /// by which [`Credits::allow`] goes where the peer makes us wait, do not tell: a Keepalive without a receive would wait for
-    /// that program, and all that is sent later behind it (VR-KEEP-004, VR-KEEP-008).
+    /// Returns whether a Keepalive would find a receive even if the peer's program is idle and
+    /// reposts none.
+    ///
+    /// Acknowledgements, which [`Credits::allow`] uses for patient peers, do not prove that. A
+    /// Keepalive without a receive would wait for the program, and everything sent later would wait
+    /// behind it (VR-KEEP-004, VR-KEEP-008).
     pub(crate) const fn has_receive_for_keepalive(&self, sent: u64) -> bool {
         sent.saturating_sub(self.taken).saturating_add(1) < self.limit
     }
@@ -172,8 +182,9 @@ mod tests {
 
     use super::*;
 
-    /// Tries every order of data, control messages, questions when they are due, and answers, each sent as long as it is allowed, and
-    /// returns the most receives in use at once. The receive of the last question answered is not posted again (VR-FLOW-008).
+    /// Tries every order of data, control messages, due questions and answers, each sent as long as
+    /// it is allowed. Returns the most receives in use at once. The receive of the last answered
+    /// question is not reposted (VR-FLOW-008).
     fn most_receives_in_use(limit: u16) -> u64 {
         let mut most = 0;
         let mut seen = HashSet::new();
@@ -184,7 +195,7 @@ mod tests {
                 continue;
             }
             let may_ask = !credits.has_asked() && credits.allow(sent, Purpose::Question);
-            // A question that is due goes before data, and control messages go before the question.
+            // A due question precedes data, and control messages precede the question.
             let data = credits.allow(sent, Purpose::Data) && !(may_ask && credits.wants_proof(sent));
             if data || credits.allow(sent, Purpose::Control) {
                 open.push((credits, sent + 1, late));
@@ -203,9 +214,9 @@ mod tests {
         most
     }
 
-    /// VR-FLOW-008: of few receives the last is for the next question, unless one is under way
-    /// whose answer gives some back. The answer to one that is acknowledged already, by a peer that
-    /// makes us wait, gives none.
+    /// VR-FLOW-008: of few receives the last is for the next question, unless a question is in
+    /// flight whose answer returns some. If a patient peer has already acknowledged that question,
+    /// its answer returns none.
     #[test]
     fn of_few_receives_the_last_is_for_a_question_whose_answer_proves_something() {
         for limit in 2..8 {

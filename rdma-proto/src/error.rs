@@ -1,11 +1,11 @@
-//! Errors, sorted by who is at fault, and what each does to the connection.
+//! Errors by culprit, and the effect of each on the connection.
 
 use core::time::Duration;
 
 use crate::wire::{MESSAGE_LEN, Opcode};
 use rdma_types::CompletionError;
 
-/// An error, by culprit.
+/// An error, classified by culprit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,21 +15,21 @@ pub enum Error {
     /// The peer broke a rule of the protocol.
     #[error("the peer broke the protocol: {0}")]
     PeerMisbehaved(#[from] PeerMisbehaved),
-    /// The peer is within the protocol but beyond what this side is configured for.
+    /// The peer obeys the protocol but exceeds what this side is configured for.
     #[error("the peer is incompatible with this side's configuration: {0}")]
     PeerIncompatible(#[from] PeerIncompatible),
     /// The fabric, the device or the peer's host failed.
     #[error("the RDMA transport failed: {0}")]
     Transport(#[from] TransportError),
-    /// The program that uses this library called it wrongly. Never caused by a peer.
+    /// The program misused this library. A peer never causes this.
     #[error("this library was called wrongly: {0}")]
     ApiMisuse(#[from] ApiMisuse),
-    /// A state that this library or the backend below it should never reach; please report it.
+    /// A state that this library or its backend should never reach. Please report it.
     #[error("a bug in this library or its backend: {0}")]
     Bug(&'static str),
 }
 
-/// The reason why bytes are no control message.
+/// Why bytes are not a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidMessage {
@@ -39,7 +39,7 @@ pub enum InvalidMessage {
         /// Its length.
         length: usize,
     },
-    /// VR-CTRL-011: longer than the receive posted for it, so that its length is not known.
+    /// VR-CTRL-011: longer than the receive posted for it. The length is unknown.
     #[error("longer than {MESSAGE_LEN} bytes")]
     TooLong,
     /// VR-CTRL-012: an opcode that VR-CTRL-004 does not name.
@@ -70,7 +70,7 @@ pub enum PeerMisbehaved {
         /// The immediate.
         immediate: u32,
     },
-    /// VR-MEM-017: a window replaced before it was full.
+    /// VR-MEM-017: a window was replaced before it was full.
     #[error("it registered a new window when only {used} of the old one's {length} bytes were used")]
     EarlyRegistration {
         /// Bytes of the window used.
@@ -89,57 +89,58 @@ pub enum PeerMisbehaved {
         /// The length.
         length: u32,
     },
-    /// VR-FEAT-005, VR-FEAT-014: a server sent features that nobody asked for.
+    /// VR-FEAT-005, VR-FEAT-014: a server sent features that were not requested.
     #[error("it answered a question for features that was not asked")]
     UnaskedFeatures,
-    /// VR-FEAT-006, VR-FEAT-014: a server sent what only clients send.
+    /// VR-FEAT-006, VR-FEAT-014: a server sent an opcode reserved for clients.
     #[error("a server sent {opcode}, which only a client may")]
     ServerSent {
         /// The opcode.
         opcode: Opcode,
     },
-    /// VR-FEAT-007: questions without end whose answers are never taken.
+    /// VR-FEAT-007: it keeps asking and never takes the answers.
     #[error("it asks for features faster than it takes the answers")]
     FeatureFlood,
-    /// VR-RES-004: bytes wait for a window and none was ever registered.
+    /// VR-RES-004: bytes wait for a window, and it never registered one.
     #[error("it registered no window for {waited:?} while data waits for it")]
     NeverRegistered {
-        /// How long it was given.
+        /// How long this side waited.
         waited: Duration,
     },
-    /// VR-RES-004: the window is full and no new one comes: the peer does not read.
+    /// VR-RES-004: its window is full and it registers no new one, so it does not read.
     #[error("it did not empty its window for {waited:?} while data waits for it")]
     NeverDrained {
-        /// How long it was given.
+        /// How long this side waited.
         waited: Duration,
     },
-    /// VR-MEM-009: the window it registered is not one its device lets us write to.
+    /// VR-MEM-009: its device does not let us write to the window it registered.
     #[error("its device refused the window that it registered")]
     WindowRefused,
-    /// VR-SEC-011: it wrote elsewhere than into a window of this connection, or read, and our device refused.
+    /// VR-SEC-011: it read, or wrote outside the windows of this connection, and our device
+    /// refused.
     #[error("it reached for memory that it was not given")]
     ReachedOutside,
-    /// VR-RES-002: it keeps fewer receives posted than the protocol counts on.
+    /// VR-RES-002: it keeps fewer receives posted than the protocol expects.
     #[error("it had no receive posted for a notification, though no more were in flight than {limit}")]
     TooFewReceives {
         /// [`Config::peer_receives`](crate::Config::peer_receives).
         limit: u16,
     },
-    /// VR-RES-005: notifications are not taken: the peer posts no receives.
+    /// VR-RES-005: it takes no notifications: it posts no receives.
     #[error("it took no notification for {waited:?}: its receives are used up and not posted again")]
     NeverReceives {
-        /// How long it was given.
+        /// How long this side waited.
         waited: Duration,
     },
-    /// VR-KEEP-005: nothing was heard for longer than configured.
+    /// VR-KEEP-005: it sent nothing for longer than configured.
     #[error("nothing was heard from it for {waited:?}")]
     Silent {
-        /// How long it was given.
+        /// How long this side waited.
         waited: Duration,
     },
 }
 
-/// Choices of a peer that this side was configured not to follow.
+/// Valid requests of a peer that exceed this side's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerIncompatible {
@@ -168,7 +169,7 @@ pub enum TransportError {
     /// The time for a graceful close ran out.
     #[error("the connection was closed with {unconfirmed} bytes not yet confirmed by the peer")]
     CloseTimedOut {
-        /// Bytes accepted for sending of which it is not known that they arrived.
+        /// Bytes accepted for sending that are not known to have arrived.
         unconfirmed: u64,
     },
     /// VR-KEEP-006: a keepalive was not acknowledged.
@@ -176,7 +177,7 @@ pub enum TransportError {
         "the peer's device acknowledged nothing for {waited:?}: the peer has vanished, or takes no messages"
     )]
     Unacknowledged {
-        /// How long it was given.
+        /// How long this side waited.
         waited: Duration,
     },
     /// The backend refused a call on the connection's own objects.
@@ -187,11 +188,11 @@ pub enum TransportError {
     },
 }
 
-/// Calls that make no sense.
+/// Invalid calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiMisuse {
-    /// Data after the end.
+    /// Data was written after the end.
     #[error("write after close")]
     WriteAfterClose,
     /// More bytes committed than there was space for.
@@ -202,7 +203,7 @@ pub enum ApiMisuse {
         /// Bytes that were free.
         space: usize,
     },
-    /// More bytes lent than could be.
+    /// More bytes were lent than [`Machine::lendable`](crate::Machine::lendable).
     #[error("{bytes} bytes lent where {lendable} could be")]
     LendBeyondLimit {
         /// Bytes lent.
@@ -210,10 +211,11 @@ pub enum ApiMisuse {
         /// Bytes that could be lent.
         lendable: usize,
     },
-    /// Memory to land in was given while windows still lie in what was given before, or its bytes are not consumed.
+    /// New memory to land in was given while windows lie in the previous memory, or its bytes are
+    /// not consumed.
     #[error("memory to land in given before the bytes that landed are consumed")]
     LandingUnderWay,
-    /// Bytes to be received into a buffer beyond its end.
+    /// A range to receive into ends beyond its buffer.
     #[error("bytes up to {end} to be received into a buffer of {len}")]
     ReceiveBeyondBuffer {
         /// The end of the range.
@@ -221,12 +223,12 @@ pub enum ApiMisuse {
         /// The length of the buffer.
         len: usize,
     },
-    /// Memory to land in that wraps around the address space.
+    /// Memory to land in wraps around the address space.
     #[error("{length} bytes at {address:#x} to land in wrap around the address space")]
     LandingWraps {
-        /// Where it begins.
+        /// Its address.
         address: u64,
-        /// How long it is.
+        /// Its length.
         length: u32,
     },
     /// More bytes consumed than were readable.
@@ -247,18 +249,18 @@ pub enum ApiMisuse {
     },
 }
 
-/// The effect of an error on its connection, and to nothing else (VR-SEC-004).
+/// The effect of an error on its connection. Nothing else is affected (VR-SEC-004).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Nothing: the call is refused, the connection goes on.
+    /// The call is refused, and the connection continues.
     CallRefused,
-    /// The connection ends now; what was received before may still be read.
+    /// The connection ends now. Bytes received before can still be read.
     Disconnect,
 }
 
 impl Error {
-    /// Returns the effect of this error on its connection; this is the one table of effects. An error that ends a connection stays:
-    /// every later call reports it.
+    /// Returns the effect of this error on its connection. This is the only table of effects. An
+    /// error that ends a connection is returned by every later call.
     pub const fn effect(&self) -> Effect {
         match self {
             Self::InvalidMessage(_)

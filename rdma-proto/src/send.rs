@@ -1,27 +1,27 @@
-//! The state of the send side: bytes in the send buffer, work requests, and notifications, each as counts that only grow.
+//! The state of the send side: bytes in the send buffer, work requests and notifications, as counts
+//! that only grow.
 //!
-//! Three counters move together. A work request's id carries all three as they stand *after* it, so that one completion
-//! tells how far each has come: completions of a send queue arrive in order, and that of a signalled request stands for
-//! the unsignalled ones before it.
+//! Three counters move together. The id of a work request holds all three as they are *after* it,
+//! so one completion tells the progress of each. Completions of a send queue arrive in order, and
+//! that of a signalled request covers the unsignalled ones before it.
 
 use crate::error::{ApiMisuse, Error};
 
-/// The bits of each count in an id: 16 for requests, 16 for notifications, 31 for bytes. Each spans more than can be
-/// under way (see the bounds in [`Config`](crate::Config)), so the low bits tell the whole count.
+/// Bits per count in an id: 16 for requests, 16 for notifications, 31 for bytes. Each spans more
+/// than can be in flight (see the bounds in [`Config`](crate::Config)), so the low bits determine
+/// the whole count.
 const BYTE_BITS: u32 = 31;
 const NOTICE_BITS: u32 = 16;
 const BYTES: u64 = 0x7fff_ffff;
 const NOTICES: u64 = 0xffff;
 const SLOTS: u64 = 0xffff;
 
-/// Three counts since the connection began, which tell how far something has come.
+/// Three counts since the connection began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Progress {
     /// Work requests.
     pub(crate) slots: u64,
-    /// Notifications: requests that consume one of the peer's receives.
     pub(crate) notices: u64,
-    /// Bytes out of the send buffer.
     pub(crate) bytes: u64,
 }
 
@@ -31,7 +31,7 @@ impl Progress {
         ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
     }
 
-    /// Returns the progress an id stands for, seen from `self`, which it cannot lie behind.
+    /// Returns the progress that an id encodes. It is never behind `self`.
     const fn advanced_to(self, id: u64) -> Self {
         let upper = id >> BYTE_BITS;
         Self {
@@ -42,7 +42,7 @@ impl Progress {
     }
 }
 
-/// Returns the smallest count not below `from` whose bits under `mask` are those of `value`.
+/// Returns the smallest count not below `from` whose bits under `mask` equal those of `value`.
 const fn catch_up(from: u64, value: u64, mask: u64) -> u64 {
     from.saturating_add(value.wrapping_sub(from) & mask)
 }
@@ -61,12 +61,12 @@ pub struct Span {
 pub enum Source {
     /// In the send buffer.
     Buffer(Span),
-    /// In the memory of the latest [`Machine::lend`](crate::Machine::lend).
+    /// In the memory of the last [`Machine::lend`](crate::Machine::lend).
     Lent(Span),
 }
 
 impl Source {
-    /// Returns how many bytes.
+    /// Returns the number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "no bytes are as good as any other number")]
     pub const fn len(self) -> u32 {
         match self {
@@ -75,34 +75,34 @@ impl Source {
     }
 }
 
-/// Most bytes under way while some of them are lent, so that the bits of an id tell the whole count.
+/// Most bytes in flight while some of them are lent, so that the bits of an id determine the whole
+/// count.
 const LENT_LIMIT: u64 = 1 << 30;
 
-/// The part of the stream that lies in lent memory instead of the send buffer, as counts of bytes. Its place in the buffer stays
-/// unused, which costs nothing: what comes behind it waits until it is done.
+/// The part of the stream that lies in lent memory, as byte counts. Its place in the send buffer
+/// stays unused. That costs nothing, because later bytes wait until it is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Lent {
     begin: u64,
     end: u64,
 }
 
-/// The counts of the send side, and where its bytes lie in the send buffer.
+/// The counts of the send side, and the places of its bytes in the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SendState {
     depth: u64,
     notice_limit: u64,
     capacity: u64,
-    /// Bytes the application has put into the buffer or lent, ...
+    /// Bytes the application put into the buffer or lent.
     written: u64,
-    /// The place in the buffer of what is to be posted next, so that nothing is divided for each
-    /// request.
+    /// The buffer place of the next byte to post, kept so that no request needs a division.
     posted_at: u64,
     /// The memory that was lent last.
     lent: Lent,
     posted: Progress,
-    /// Bytes up to the last request posted with a signal.
+    /// Bytes up to the last signalled request.
     signaled: u64,
-    /// A request that reaches any of these counts is posted with a signal.
+    /// A request that reaches any of these counts is signalled.
     signal_at: Progress,
     done: Progress,
 }
@@ -136,8 +136,8 @@ impl SendState {
         self.done
     }
 
-    /// Returns the free part of the buffer up to its end, none of which a request still reads (VR-XFER-011); the rest, if any,
-    /// begins at offset 0.
+    /// Returns the free part of the buffer up to its end. No request still reads it (VR-XFER-011).
+    /// More free space may begin at offset 0.
     #[inline]
     pub(crate) const fn space(&self) -> Span {
         let free = self.capacity.saturating_sub(self.unconfirmed());
@@ -159,22 +159,22 @@ impl SendState {
         Ok(())
     }
 
-    /// Takes `bytes`, for which there is space.
+    /// Takes `bytes`, which must fit.
     #[inline]
     pub(crate) fn write(&mut self, bytes: u64) {
         self.written = self.written.wrapping_add(bytes);
     }
 
-    /// Returns the place in the buffer of what is taken next.
+    /// Returns the buffer place of the next byte to take.
     #[inline]
     const fn written_at(&self) -> u64 {
         self.place(self.posted_at.wrapping_add(self.unposted()))
     }
 
-    /// Returns the place in the buffer of what lies `behind` its beginning, however often around.
+    /// Returns the buffer place `behind` bytes after its beginning, with wrap-around.
     #[inline]
     const fn place(&self, behind: u64) -> u64 {
-        // Nearly always true, and nothing is divided.
+        // Nearly always true, and saves the division.
         if behind < self.capacity {
             return behind;
         }
@@ -184,7 +184,7 @@ impl SendState {
         }
     }
 
-    /// Returns how many bytes can be lent now at most: none while some of what was lent before are not posted.
+    /// Returns how many bytes can be lent now. None while a previous loan is not completely posted.
     pub(crate) const fn lendable(&self) -> u32 {
         if self.posted.bytes < self.lent.end {
             return 0;
@@ -208,39 +208,39 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn unposted(&self) -> u64 {
-        // Never fewer were taken than are posted.
+        // `posted` never exceeds `written`.
         self.written.wrapping_sub(self.posted.bytes)
     }
 
-    /// Returns whether all that was taken is posted.
     #[inline]
     pub(crate) const fn all_posted(&self) -> bool {
         self.written == self.posted.bytes
     }
 
-    /// Returns the number of bytes accepted from the application and not known to have arrived.
+    /// Returns the number of accepted bytes that are not known to have arrived.
     #[inline]
     pub(crate) const fn unconfirmed(&self) -> u64 {
-        // Never fewer were taken than have arrived.
+        // `done` never exceeds `written`.
         self.written.wrapping_sub(self.done.bytes)
     }
 
-    /// Returns where the first `bytes` lie of what is to be posted: in the buffer, and together.
+    /// Returns where the next `bytes` to post lie, if they are contiguous in the buffer.
     #[inline]
     pub(crate) const fn next_span(&self, bytes: u32) -> Span {
         Span { offset: self.posted_at as u32, len: bytes }
     }
 
-    /// Returns the first `bytes` of what is to be posted, as far as they lie together.
+    /// Returns the next bytes to post, at most `bytes`, as far as they are contiguous.
     #[inline]
     pub(crate) const fn next_source(&self, bytes: u64) -> Source {
         self.source(self.posted.bytes, self.posted_at, bytes)
     }
 
-    /// Returns how many of the next `bytes` can be posted with `requests`, each of which takes what lies together.
+    /// Returns how many of the next `bytes` fit into `requests`, each of which takes a contiguous
+    /// part.
     #[inline]
     pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
-        // Nearly always all of it lies together.
+        // Nearly always contiguous.
         let first = self.next_source(bytes).len() as u64;
         if first == bytes { bytes } else { self.carried_in_parts(first, bytes, requests) }
     }
@@ -259,7 +259,7 @@ impl SendState {
         carried
     }
 
-    /// Returns where the first of `bytes` from `position` on lie together; `at` is the position's place in the buffer.
+    /// Returns the contiguous start of `bytes` at `position`, whose buffer place is `at`.
     #[inline]
     const fn source(&self, position: u64, at: u64, bytes: u64) -> Source {
         if position >= self.lent.end {
@@ -280,7 +280,7 @@ impl SendState {
         Source::Lent(Span { offset: position.saturating_sub(self.lent.begin) as u32, len: len as u32 })
     }
 
-    /// Returns the first of `bytes` from place `at` of the buffer on, up to its end.
+    /// Returns at most `bytes` at buffer place `at`, up to the end of the buffer.
     #[inline]
     const fn span(&self, at: u64, bytes: u64) -> Span {
         let to_end = self.capacity.saturating_sub(at);
@@ -295,7 +295,8 @@ impl SendState {
         self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
     }
 
-    /// Returns the place of the next request in a table of `depth` slots: free as long as [`SendState::free_slots`] is not zero.
+    /// Returns the slot of the next request in a table of `depth` slots. It is free while
+    /// [`SendState::free_slots`] is not zero.
     pub(crate) const fn next_slot(&self) -> u16 {
         match self.posted.slots.checked_rem(self.depth) {
             Some(slot) => slot as u16,
@@ -303,7 +304,7 @@ impl SendState {
         }
     }
 
-    /// Books one request of `bytes`, and says its id.
+    /// Records one request of `bytes`, and returns its id.
     #[inline(always)]
     pub(crate) fn post(&mut self, bytes: u32, notifies: bool) -> u64 {
         self.posted = Progress {
@@ -315,9 +316,11 @@ impl SendState {
         self.posted.to_id()
     }
 
-    /// Says whether the request that was booked last must be signalled: whenever a quarter of any budget is used since the last
-    /// signal, so that whoever waits for room always has a completion to wait for; and when it is the last of what was lent, for whoever
-    /// waits to have that back.
+    /// Returns whether the request recorded last must be signalled.
+    ///
+    /// Every quarter of a budget is signalled, so that a caller waiting for room always has a
+    /// completion to wait for. The last request of a loan is signalled, so that its owner learns
+    /// when the memory is free.
     #[inline]
     pub(crate) fn take_signal(&mut self, force: bool) -> bool {
         let signal = force
@@ -330,8 +333,9 @@ impl SendState {
         signal
     }
 
-    /// Returns how far requests with a notification each may go, when all is posted: before which count of notifications, and before
-    /// which of bytes, they find slots and space, lie together in the buffer, and need no signal.
+    /// Returns the counts of notifications and bytes below which single WRITEs need no check once
+    /// everything is posted. Each finds a slot and space, is contiguous in the buffer, and needs no
+    /// signal.
     pub(crate) fn budget(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
@@ -344,8 +348,8 @@ impl SendState {
         (notices.saturating_add(requests), space.min(self.signal_at.bytes))
     }
 
-    /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget, and at the end
-    /// of what is lent.
+    /// Records that everything posted will be reported, and when to signal next: after a quarter of
+    /// each budget, and at the end of a loan.
     #[cold]
     fn set_signal(&mut self) {
         let Progress { slots, notices, bytes } = self.posted;
@@ -358,12 +362,13 @@ impl SendState {
         };
     }
 
-    /// Returns whether bytes were posted after the last signalled request, so that nothing will tell when they are done.
+    /// Returns whether bytes follow the last signalled request, so that no completion will report
+    /// them.
     pub(crate) const fn has_unsignaled(&self) -> bool {
         self.posted.bytes > self.signaled
     }
 
-    /// Books the completion of the request `id` and of all before it.
+    /// Records the completion of request `id` and of all before it.
     pub(crate) fn complete(&mut self, id: u64) -> Result<(), Error> {
         let done = self.done.advanced_to(id);
         if done.slots > self.posted.slots

@@ -1,8 +1,10 @@
-//! The two offset machines of a direction: [`RxWindow`] where bytes arrive, [`TxWindow`] where they are sent to.
+//! The two offset machines of a direction: [`RxWindow`] for arriving bytes, [`TxWindow`] for bytes
+//! to send.
 //!
-//! A window is filled once, from its first byte to its last, without wrapping. Immediates say by how much. When it is full
-//! its owner registers it, or another of the same length, anew. Nothing else moves the offsets (VR-FLOW-001), so the bytes of
-//! all windows are one stream, each byte once and in order (VR-XFER-001).
+//! A window is filled once, from its first byte to its last, without wrapping. Immediates say by
+//! how much. When it is full, its owner registers it again, or another of the same length. Nothing
+//! else moves the offsets (VR-FLOW-001), so the bytes of all windows form one stream, each byte
+//! once and in order (VR-XFER-001).
 
 use core::ops::Range;
 
@@ -13,43 +15,45 @@ use rdma_types::RemoteAddress;
 #[cfg(test)]
 mod tests;
 
-/// Where the peer's bytes arrive: one region of our own, or two in turn, and for a while memory of the application.
+/// Where the peer's bytes arrive: one or two regions of our own, and temporarily memory of the
+/// application.
 ///
-/// With two, the other region is announced the moment one is full, while its bytes are still being read: from then on no
-/// correct peer writes to the full one, because its immediates have used it up (VR-MEM-003). Announcing before a window is
-/// full is not possible without [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER): nothing would tell which
-/// window an immediate is about. With it ([`RxWindow::go_ahead`]) the free region is announced behind the one that is being filled
-/// (VM-005).
+/// With two regions, the other is announced as soon as one is full, while its bytes are still being
+/// read. A correct peer no longer writes to the full one, because its immediates have used it up
+/// (VR-MEM-003). Without [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) no
+/// window can be announced before the last is full: nothing would tell which window an immediate
+/// means. With it ([`RxWindow::go_ahead`]), the free region is announced behind the one being
+/// filled (VM-005).
 ///
-/// Unread bytes lie in at most three places, in this order: the region that was full before, the memory of the application, and
-/// the region that is being filled.
+/// Unread bytes lie in at most three places, in this order: the previously full region, the
+/// application's memory, and the region being filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RxWindow {
     length: u32,
     /// Regions of our own, 1 or 2.
     windows: u8,
-    /// The region of our own that was announced last.
+    /// The own region that was announced last.
     own: u8,
-    /// Whether the window that is being filled lies in [`RxWindow::landing`]; otherwise it is `own`.
+    /// Whether the window being filled lies in [`RxWindow::landing`]; otherwise it is `own`.
     lands: bool,
-    /// Bytes of the window that is being filled.
+    /// Bytes received in the window being filled.
     received: u32,
-    /// Bytes of `own` that were read, while it is being filled.
+    /// Bytes read from `own` while it is being filled.
     read: u32,
-    /// Where the unread bytes of a full region of our own begin; they go to its end.
+    /// Where the unread bytes of a full own region begin. They extend to its end.
     previous: Option<u32>,
     announced: bool,
-    /// Whether windows may be announced before they are needed, ...
+    /// Whether windows may be announced before they are needed.
     ahead: bool,
-    /// ... and the other region was.
+    /// Whether the other region is announced already.
     next_announced: bool,
     landing: Landing,
-    /// Whether all unread bytes lie in `own`, and it is `own` that is being filled, as nearly always.
+    /// Fast path: whether all unread bytes lie in `own`, and `own` is being filled.
     plain: bool,
 }
 
-/// Memory of the application in which windows lie one behind the other, each wholly inside. Offsets count from its beginning; all
-/// of `read <= received <= next`, and the bytes before `read` are read.
+/// Memory of the application that holds windows one after another. Offsets count from its
+/// beginning. `read <= received <= next`, and bytes before `read` are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Landing {
     length: u32,
@@ -62,7 +66,7 @@ struct Landing {
 impl Landing {
     const NONE: Self = Self { length: 0, next: 0, received: 0, read: 0 };
 
-    /// Returns whether another window of `window` bytes lies inside.
+    /// Returns whether another window of `window` bytes fits.
     const fn takes(&self, window: u32) -> bool {
         self.length.saturating_sub(self.next) >= window
     }
@@ -72,24 +76,25 @@ impl Landing {
     }
 }
 
-/// Bytes that can be read, contiguous in one region.
+/// Readable bytes, contiguous in one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Readable {
     /// The region's index: 0 or 1, or [`Readable::LANDED`].
     pub region: u8,
     /// Offset of the first byte.
     pub offset: u32,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: u32,
 }
 
 impl Readable {
-    /// The index of the memory that was given to [`Machine::land`](crate::Machine::land).
+    /// The index of the memory passed to [`Machine::land`](crate::Machine::land).
     pub const LANDED: u8 = 2;
 }
 
 impl RxWindow {
-    /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
+    /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet
+    /// announced.
     pub(crate) const fn new(length: u32, windows: u8) -> Self {
         let (received, read, previous, landing) = (0, 0, None, Landing::NONE);
         let (announced, ahead, next_announced, plain) = (false, false, false, true);
@@ -109,15 +114,15 @@ impl RxWindow {
         }
     }
 
-    /// Windows may be announced from now on before they are needed, or no longer.
+    /// Sets whether windows may be announced before they are needed.
     pub(crate) fn go_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
     }
 
-    /// Returns whether the other region is free, and to be announced behind the one that is being filled. Memory of the application
-    /// comes in its turn only.
+    /// Returns whether to announce the other region behind the one being filled. The application's
+    /// memory is never announced ahead.
     const fn goes_ahead(&self) -> bool {
-        // Nearly always false by the first.
+        // Nearly always false.
         self.ahead
             && self.windows == 2
             && self.previous.is_none()
@@ -125,8 +130,7 @@ impl RxWindow {
             && !self.is_landing()
     }
 
-    /// Returns where the window lies that is to be announced to the peer now, if one is: the region's index, and the window's
-    /// offset in it.
+    /// Returns the window to announce now, as the region's index and an offset in it.
     #[inline]
     pub(crate) const fn unannounced(&self) -> Option<(u8, u32)> {
         match (self.announced, self.lands) {
@@ -137,24 +141,27 @@ impl RxWindow {
         }
     }
 
-    /// Notes that the window of [`RxWindow::unannounced`] was announced.
+    /// Records that the window of [`RxWindow::unannounced`] was announced.
     pub(crate) fn announce(&mut self) {
         self.next_announced = self.announced;
         self.announced = true;
     }
 
-    /// The peer says that `bytes` more are there. How it wrote them does not matter (VR-XFER-006), nor in how many notifications
-    /// (VR-FLOW-014). The sum is checked like every number of a peer's (VR-SEC-003). Returns whether the window is full.
+    /// Records that the peer has written `bytes` more. Returns whether the window is full.
     ///
-    /// `None`, and nothing is noted: the peer used more than it was given (VR-FLOW-002), or anything before it was given a window
-    /// (VR-FLOW-003); [`RxWindow::refusal`] says which. Zero is always allowed and means nothing (VR-XFER-005).
+    /// How it wrote them does not matter (VR-XFER-006), nor in how many notifications
+    /// (VR-FLOW-014). The sum is checked like every number of a peer (VR-SEC-003). Zero is always
+    /// allowed and has no meaning (VR-XFER-005).
+    ///
+    /// Returns `None`, unchanged, if the peer exceeded its window (VR-FLOW-002) or notified bytes
+    /// before it had one (VR-FLOW-003). [`RxWindow::refusal`] says which.
     #[inline]
     pub(crate) fn receive(&mut self, bytes: u64) -> Option<bool> {
         let room = self.length.saturating_sub(self.received);
         if bytes > room.into() || !self.announced && bytes != 0 {
             return None;
         }
-        // No more than `room`.
+        // At most `room`.
         self.received = self.received.wrapping_add(bytes as u32);
         if self.lands {
             self.landing.received = self.landing.received.saturating_add(bytes as u32);
@@ -162,7 +169,7 @@ impl RxWindow {
         Some(self.rotate())
     }
 
-    /// Returns what is wrong with an immediate that was not received.
+    /// Returns the error of a refused immediate.
     #[cold]
     pub(crate) const fn refusal(&self, immediate: u32) -> PeerMisbehaved {
         if !self.announced {
@@ -171,8 +178,9 @@ impl RxWindow {
         PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length }
     }
 
-    /// Returns the next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
-    /// (VR-XFER-012); more may follow in another region once these are consumed.
+    /// Returns the next bytes to read, in order. Only bytes that an immediate has covered count
+    /// (VR-XFER-008), also after the end (VR-XFER-012). More may follow in another region once
+    /// these are consumed.
     #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
@@ -190,7 +198,6 @@ impl RxWindow {
         self.current_part()
     }
 
-    /// Returns all bytes that can be read, in order.
     pub(crate) const fn all_readable(&self) -> [Option<Readable>; 3] {
         [self.previous_part(), self.landed_part(), self.current_part()]
     }
@@ -220,7 +227,6 @@ impl RxWindow {
         Some(Readable { region: self.own, offset: self.read, len: self.received.saturating_sub(self.read) })
     }
 
-    /// Returns the number of unread bytes.
     #[inline]
     pub(crate) const fn unread(&self) -> u64 {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
@@ -238,7 +244,8 @@ impl RxWindow {
         (previous as u64).saturating_add(landed as u64).saturating_add(current as u64)
     }
 
-    /// Returns the next bytes to read, at most `most`, and notes that they are read; `None` if there are none.
+    /// Returns the next bytes to read, at most `most`, and records them as read. `None` if there
+    /// are none.
     #[inline]
     pub(crate) fn take(&mut self, most: usize) -> Option<Readable> {
         let part = self.readable()?;
@@ -246,12 +253,13 @@ impl RxWindow {
         if len == 0 {
             return None;
         }
-        // At most the part, so it is not refused.
+        // Never refused: at most the part.
         self.consume(len).ok()?;
         Some(Readable { len, ..part })
     }
 
-    /// As [`RxWindow::take`], of a window that is not full; `None` also if bytes lie elsewhere. Nothing follows from reading these.
+    /// Fast path of [`RxWindow::take`] for a window that is not full. `None` also if bytes lie
+    /// elsewhere. Reading these has no consequences.
     #[inline]
     pub(crate) fn take_at_once(&mut self, most: usize) -> Option<Readable> {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
@@ -266,10 +274,10 @@ impl RxWindow {
         Some(Readable { region: self.own, offset, len })
     }
 
-    /// Notes that `bytes` of [`RxWindow::readable`] were read and their memory may be written again.
+    /// Records that `bytes` of [`RxWindow::readable`] were read. Their memory may be overwritten.
     ///
     /// # Errors
-    /// More than was readable.
+    /// Returns an error if fewer are readable.
     #[inline]
     pub(crate) fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         if self.plain && bytes <= self.received.saturating_sub(self.read) {
@@ -310,16 +318,17 @@ impl RxWindow {
         !self.lands && self.previous.is_none() && self.landing.is_read()
     }
 
-    /// The next `length` unread bytes belong into memory of the application: windows that lie wholly in that part of the stream will
-    /// lie there. Returns how many bytes that are, from which offset on; none if no window does.
+    /// Directs the next `length` unread bytes into the application's memory. Windows that lie
+    /// wholly in that part of the stream will be announced there. Returns how many bytes will land
+    /// and at which offset, or `None` if no window fits.
     ///
     /// # Errors
-    /// Memory that was given before is still in use.
+    /// Returns an error if previous memory is still in use.
     pub(crate) fn land(&mut self, length: u32) -> Result<Option<Readable>, ApiMisuse> {
         if self.is_landing() {
             return Err(ApiMisuse::LandingUnderWay);
         }
-        // The window that the peer fills now lies where it lies, and so does one that is announced behind it.
+        // The window being filled stays where it is, and so does one announced behind it.
         let announced = if self.next_announced { self.length } else { 0 };
         let filling = self.length.saturating_sub(self.received).saturating_add(announced);
         let next = self.unread().saturating_add(filling.into());
@@ -335,17 +344,19 @@ impl RxWindow {
         Ok(Some(Readable { region: Readable::LANDED, offset: next, len: landed }))
     }
 
-    /// No further window will lie in the memory of the application. One that was announced does, until it is full.
+    /// Places no further window in the application's memory. An announced one stays there until it
+    /// is full.
     pub(crate) fn stop_landing(&mut self) {
         self.landing.length = self.landing.next;
     }
 
-    /// Returns whether a window lies in memory of the application, or will, or unread bytes do.
+    /// Returns whether a window lies or will lie in the application's memory, or unread bytes do.
     pub(crate) const fn is_landing(&self) -> bool {
         self.may_land() || !self.landing.is_read()
     }
 
-    /// Returns the part of the memory of the application that holds unread bytes, or that the peer may still write.
+    /// Returns the part of the application's memory with unread bytes, or that the peer may still
+    /// write.
     pub(crate) const fn landing_in_use(&self) -> Range<u32> {
         let Landing { length, next, received, read } = self.landing;
         let end = if self.landing.takes(self.length) {
@@ -358,23 +369,24 @@ impl RxWindow {
         read..end
     }
 
-    /// Returns whether the peer may still write to the memory of the application.
+    /// Returns whether the peer may still write to the application's memory.
     pub(crate) const fn may_land(&self) -> bool {
         self.lands || self.landing.takes(self.length)
     }
 
-    /// Returns whether the window behind the one that is being filled is announced, or to be.
+    /// Returns whether the window behind the one being filled is announced, or will be.
     pub(crate) const fn announces_ahead(&self) -> bool {
         self.ahead || self.next_announced
     }
 
-    /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
-    /// are not all read; or it may be announced before that.
+    /// Returns the index of a second region that would let the peer continue at once. The only
+    /// region is full with unread bytes, or may be announced ahead.
     #[inline]
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
-        // What is full and needs no region has gone on already; what landed must be read first, whatever there is.
+        // A full window that needs no region was left already. Landed bytes must be read first in
+        // any case.
         let waits = self.lands || self.landing.is_read();
-        // Ahead at a window's beginning only, so that memory which is lacking is asked for once for each window.
+        // Ahead only at a window's beginning, so that missing memory is requested once per window.
         if (self.is_full() && waits || self.ahead && self.received == 0) && self.windows == 1 {
             Some(self.other())
         } else {
@@ -382,14 +394,14 @@ impl RxWindow {
         }
     }
 
-    /// Goes on with two regions; the second is that of [`RxWindow::lacks_region`].
+    /// Continues with two regions, after adding the one that [`RxWindow::lacks_region`] names.
     pub(crate) fn add_region(&mut self) {
         self.windows = 2;
         self.rotate();
     }
 
-    /// Goes on with one region. The index of the one that is no longer used, unless it still holds unread bytes, is or may be announced
-    /// already, or there is only one anyway.
+    /// Continues with one region. Returns the index of the unused one. `None` if it holds unread
+    /// bytes, is or may be announced already, or there is only one.
     pub(crate) fn drop_region(&mut self) -> Option<u8> {
         if self.windows != 2 || self.previous.is_some() || self.announces_ahead() {
             return None;
@@ -406,8 +418,9 @@ impl RxWindow {
         self.received == self.length
     }
 
-    /// Moves on to the next window once this one is full and the memory of the next one is free (VR-MEM-010); until then its memory
-    /// is the peer's (VR-MEM-015). Returns whether this one was full.
+    /// Moves on to the next window once this one is full and the next one's memory is free
+    /// (VR-MEM-010). Until then that memory is the peer's (VR-MEM-015). Returns whether this one
+    /// was full.
     #[inline]
     fn rotate(&mut self) -> bool {
         let full = self.is_full();
@@ -419,7 +432,7 @@ impl RxWindow {
 
     #[cold]
     fn leave_full(&mut self) {
-        // A full region of our own that is not read becomes the previous one, of which there is one at most.
+        // An unread full region becomes the previous one, of which there is at most one.
         let unread = !self.lands && self.read != self.length;
         if unread && (self.previous.is_some() || !self.landing.is_read()) {
             return;
@@ -449,37 +462,37 @@ fn refuse_to_consume(bytes: u32, readable: Option<Readable>) -> ApiMisuse {
     ApiMisuse::ConsumeBeyondReadable { bytes: bytes as usize, readable }
 }
 
-/// Windows that a peer may have registered behind the one that is being filled (VM-003).
+/// Windows that a peer may register behind the one being filled (VM-003).
 const QUEUED: usize = 3;
 
-/// The peer's windows, where our bytes go: the one that is being filled, and with
-/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) those behind it, in the order of their registrations.
+/// The peer's windows: the one being filled, and with
+/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) those behind it, in
+/// registration order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct TxWindow {
-    /// The window that the peer registered last.
     window: Option<Window>,
-    /// Where the next byte goes.
     next: RemoteAddress,
-    /// Bytes that still fit behind it.
+    /// Bytes that still fit.
     room: u32,
-    /// The windows behind it. The first that is `None` ends the queue.
+    /// The windows behind it. The first `None` ends the queue.
     queued: [Option<Window>; QUEUED],
 }
 
 impl TxWindow {
-    /// No window yet: nothing may be sent (VR-FLOW-004).
+    /// Starts without a window: nothing may be sent (VR-FLOW-004).
     pub(crate) const fn new() -> Self {
         Self { window: None, next: RemoteAddress { address: 0, rkey: 0 }, room: 0, queued: [None; QUEUED] }
     }
 
-    /// The peer registered `window`; sending goes on at its first byte (VR-MEM-002), whatever its address, key and length
-    /// are (VR-MEM-011 to 013). If windows queue (`queues`), it may come before the old one is full, and waits behind it
-    /// (VM-002).
+    /// Records a window that the peer registered. Sending continues at its first byte (VR-MEM-002),
+    /// whatever its address, key and length (VR-MEM-011 to 013). If windows queue (`queues`), it
+    /// may come before the old one is full, and waits behind it (VM-002).
     ///
     /// # Errors
-    /// It is empty, wraps around the address space, is longer than `limit`, or comes before the old one was full and finds no place
-    /// in a queue. In the last case bytes already written cannot be attributed to either window, so the stream is lost (VR-MEM-004,
-    /// VM-003).
+    /// Returns an error if the window is empty, wraps around the address space, is longer than
+    /// `limit`, or comes before the old one is full and the queue has no room. In the last case,
+    /// bytes already written cannot be attributed to either window, so the stream is lost
+    /// (VR-MEM-004, VM-003).
     pub(crate) fn register(&mut self, window: Window, limit: u32, queues: bool) -> Result<(), Error> {
         let place = if queues { self.queued.iter_mut().find(|place| place.is_none()) } else { None };
         if let Some(old) = self.window
@@ -507,14 +520,14 @@ impl TxWindow {
         Ok(())
     }
 
-    /// Goes on at the first byte of `window`.
+    /// Continues at the first byte of `window`.
     fn begin(&mut self, window: Window) {
         let Window { address, length, rkey } = window;
         (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
     }
 
-    /// Goes on in the next window that queues, if there is one, when that which is being filled is
-    /// full. Returns whether it was.
+    /// Moves on to the next queued window, if any, once the current one is full. Returns whether it
+    /// was full.
     pub(crate) fn leave_full(&mut self) -> bool {
         if self.room > 0 {
             return false;
@@ -530,25 +543,24 @@ impl TxWindow {
         true
     }
 
-    /// Returns whether the peer ever registered a window.
     pub(crate) const fn is_registered(&self) -> bool {
         self.window.is_some()
     }
 
-    /// Returns how many bytes still fit.
     #[inline]
     pub(crate) const fn room(&self) -> u32 {
         self.room
     }
 
-    /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
-    /// taken twice (VR-XFER-009). [`TxWindow::leave_full`] follows where they may be the last.
+    /// Takes the next `bytes` of the window and returns their address. `None` if they do not fit
+    /// (VR-FLOW-007). No byte is taken twice (VR-XFER-009). Call [`TxWindow::leave_full`] after the
+    /// last byte.
     #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
         let room = self.room.checked_sub(bytes)?;
         let at = self.next;
         self.room = room;
-        // Within a window that does not wrap.
+        // Inside a window that does not wrap.
         self.next.address = at.address.wrapping_add(bytes as u64);
         Some(at)
     }

@@ -1,5 +1,5 @@
-//! The four control messages: 32 bytes each, integers big-endian (VR-CTRL-003), carried by an RDMA SEND of
-//! exactly that length (VR-CTRL-001).
+//! The four control messages: 32 bytes each, integers big-endian (VR-CTRL-003), each carried by an
+//! RDMA SEND of exactly that length (VR-CTRL-001).
 //!
 //! | offset | features (0, 1) | keepalive (2) | registration (3) |
 //! |-------:|-----------------|---------------|------------------|
@@ -10,8 +10,8 @@
 //! |     24 | features, u64   |               | length, u32      |
 //! |     28 |                 |               | rkey, u32        |
 //!
-//! Reserved bytes are written as zero and never looked at (VR-CTRL-005, VR-CTRL-006). There is no magic number and no
-//! version: an all-zero message is a valid question for the server's features.
+//! Reserved bytes are written as zero and ignored when read (VR-CTRL-005, VR-CTRL-006). There is no
+//! magic number and no version: an all-zero message is a valid question for the server's features.
 
 use core::fmt;
 
@@ -23,18 +23,18 @@ use crate::error::InvalidMessage;
 /// The length of every control message in bytes (VR-CTRL-002).
 pub const MESSAGE_LEN: usize = 32;
 
-/// The first field of a control message. Open: values that this library does not know survive.
+/// The first field of a control message. Unknown values are preserved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Opcode(pub u16);
 
 impl Opcode {
-    /// Asks a server for its features, and is its answer.
+    /// Asks a server for its features, and carries its answer.
     pub const GET_SERVER_FEATURE: Self = Self(0x0000);
-    /// Tells a server the features its client uses. There is no answer.
+    /// Tells a server which features its client uses. Not answered.
     pub const SET_CLIENT_FEATURE: Self = Self(0x0001);
-    /// Shows that the sender lives. There is no answer.
+    /// Shows that the sender is alive. Not answered.
     pub const KEEPALIVE: Self = Self(0x0002);
-    /// Gives the peer a window to write into.
+    /// Announces a window that the peer may write to.
     pub const REGISTER_XFER_MEMORY: Self = Self(0x0003);
 }
 
@@ -56,8 +56,8 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// Feature bits. The specification defines none; whatever is beyond it waits for one (VR-FEAT-011). [`FeatureSet::MULTI_BUFFER`] is a
-/// proposal.
+/// Feature bits. The specification defines none; unknown bits are preserved until it does
+/// (VR-FEAT-011). [`FeatureSet::MULTI_BUFFER`] is a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FeatureSet(pub u64);
 
@@ -65,9 +65,10 @@ impl FeatureSet {
     /// No feature.
     pub const NONE: Self = Self(0);
 
-    /// Several windows, registered before they are needed and filled in the order of their registrations: a proposal, in use only where both
-    /// sides were configured for it (`spec/multi-buffer.md`). The number of the bit is that of an experiment; a definition by Valkey would
-    /// give another one.
+    /// Several windows, registered before they are needed and filled in registration order.
+    ///
+    /// This is a proposal (`spec/multi-buffer.md`), used only if both sides are configured for it.
+    /// The bit number is experimental; a definition by Valkey would assign another.
     pub const MULTI_BUFFER: Self = Self(1 << 63);
 
     /// Returns whether all features of `others` are in this set.
@@ -97,16 +98,16 @@ pub struct Window {
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// Opcode 0. From a client a question (`features` means nothing), from a server the answer to it.
+    /// Opcode 0. A client's question (`features` has no meaning), or a server's answer.
     GetServerFeature {
-        /// Which set of features; the answer repeats it (VR-FEAT-002). No value is defined.
+        /// The feature set in question. The answer repeats it (VR-FEAT-002). No value is defined.
         select: u16,
         /// The server's features.
         features: FeatureSet,
     },
     /// Opcode 1.
     SetClientFeature {
-        /// Which set of features.
+        /// The feature set in question.
         select: u16,
         /// The client's features.
         features: FeatureSet,
@@ -139,10 +140,10 @@ struct Registration {
 const _: () = assert!(size_of::<Features>() == MESSAGE_LEN && size_of::<Registration>() == MESSAGE_LEN);
 
 impl Message {
-    /// Reads a message as it was received.
+    /// Decodes a received message.
     ///
     /// # Errors
-    /// [`InvalidMessage`] if it is not 32 bytes long or its opcode is unknown.
+    /// Returns [`InvalidMessage`] if it is not 32 bytes long or its opcode is unknown.
     pub fn decode(bytes: &[u8]) -> Result<Self, InvalidMessage> {
         let bytes: &[u8; MESSAGE_LEN] =
             bytes.try_into().map_err(|_| InvalidMessage::Length { length: bytes.len() })?;
@@ -164,7 +165,7 @@ impl Message {
         }
     }
 
-    /// The message as it is sent.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; MESSAGE_LEN] {
         match *self {
             Self::GetServerFeature { select, features } => encode_features(self.opcode(), select, features),
@@ -180,7 +181,7 @@ impl Message {
         }
     }
 
-    /// Its opcode.
+    /// Returns the opcode.
     pub const fn opcode(&self) -> Opcode {
         match self {
             Self::GetServerFeature { .. } => Opcode::GET_SERVER_FEATURE,

@@ -1,4 +1,4 @@
-//! The tests of this crate. Apart is `fuzz_bodies`, which needs the rest of the repository.
+//! The tests of this crate, except `fuzz_bodies`, which needs the rest of the repository.
 
 mod bodies;
 mod connection;

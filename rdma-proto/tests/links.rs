@@ -1,9 +1,10 @@
-//! What a link of 100 Gb/s makes of one window, of two, and of windows that are registered ahead: the machines of both sides as they are,
-//! over a model of a link, in virtual time.
+//! Throughput on a link of 100 Gb/s with one window, with two, and with windows registered ahead:
+//! the real machines of both sides, over a model of a link, in virtual time.
 //!
-//! The sender always has bytes. The link carries one WRITE after another at its rate and takes 5 µs one way, so 10 µs pass from a window's
-//! last byte to the first of the next one, if that is registered at once. The receiver's application copies 18 GB/s out of
-//! a window. Nothing else takes time, so this is what the protocol allows.
+//! The sender always has bytes. The link carries one WRITE after another at its rate and takes 5 µs
+//! one way, so 10 µs pass from a window's last byte to the first of the next one, if that is
+//! registered at once. The receiver's application copies 18 GB/s out of a window. Nothing else
+//! takes time, so this is what the protocol allows.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -23,12 +24,13 @@ const DRAIN: u64 = 18_000;
 const WINDOW: u32 = 1 << 20;
 const ALL: u64 = 256 << 20;
 
-/// What happens to one of the sides, by its number: 0 is the sender, a client, and 1 the receiver, a server.
+/// An event of one of the sides, by its number: 0 is the sender, a client, and 1 the receiver, a
+/// server.
 enum Event {
     Message([u8; 32]),
     Immediate(u32),
     Sent(u64),
-    /// The application has copied so many bytes out.
+    /// The application has copied this many bytes out.
     Copied(u32),
 }
 
@@ -65,7 +67,6 @@ impl Link {
         self.events.push(Reverse((at, self.number)));
     }
 
-    /// Posts all that a side has to post.
     fn post(&mut self, side: usize) {
         let now = Instant::from_start(Duration::from_nanos(self.now));
         while let Some(action) = self.machines[side].poll_action(|| now) {
@@ -92,7 +93,8 @@ impl Link {
         }
     }
 
-    /// The sender's application fills the buffer, and the receiver's copies what is there, a part at a time.
+    /// The sender's application fills the buffer, and the receiver's copies the available bytes, a
+    /// part at a time.
     fn go_on(&mut self) {
         while self.machines[0].has_peer_window() && self.machines[0].space().len > 0 {
             let len = self.machines[0].space().len.min(WINDOW);
@@ -107,7 +109,7 @@ impl Link {
         self.post(1);
     }
 
-    /// Returns the part of the link that was used.
+    /// Returns the share of the link that was used.
     fn run(mut self) -> f64 {
         let mut begun = None;
         self.go_on();

@@ -1,7 +1,9 @@
-//! How much of a wire a long value uses, by where the client's windows lie: the machine in a model of a link and of a processor that copies.
+//! How much of a link a long value uses, depending on where the client's windows lie: the machine
+//! in a model of a link and of a processor that copies.
 //!
-//! The server sends each window as Valkey 9.1.2 does a long reply, with one notification when it is full, and has the next part ready. The
-//! link has 100 Gb/s and a round trip of 10 µs; windows have 1 MiB. The client's processor does one thing at a time.
+//! The server sends each window as Valkey 9.1.2 does a long reply, with one notification when it is
+//! full, and has the next part ready. The link has 100 Gb/s and a round trip of 10 µs. Windows have
+//! 1 MiB. The client's processor does one thing at a time.
 
 use core::time::Duration;
 
@@ -24,7 +26,7 @@ enum Way {
     OneRegion,
     /// In two regions in turn.
     TwoRegions,
-    /// Where the value belongs, as far as a window lies wholly in it; beside that in one region.
+    /// Where the value belongs, for windows that lie wholly in it; otherwise in one region.
     Landing,
 }
 
@@ -47,8 +49,8 @@ fn announced(machine: &mut Machine, now: f64) -> usize {
     windows
 }
 
-/// Returns the share of the wire's time that a value of [`VALUE`] bytes uses, from the first byte that leaves the server to the last one
-/// where it belongs, if the client copies so many bytes in a nanosecond.
+/// Returns the share of link time that a value of [`VALUE`] bytes uses, from the first byte that
+/// leaves the server to the last one in place, if the client copies `copies` bytes per nanosecond.
 fn utilisation(way: Way, copies: f64) -> f64 {
     let windows = if way == Way::TwoRegions { 2 } else { 1 };
     let mut config = Config::client().window(WINDOW).windows(windows);
@@ -61,7 +63,7 @@ fn utilisation(way: Way, copies: f64) -> f64 {
     let (mut left, mut arrives, mut busy) = (VALUE, Some((WIRE * f64::from(WINDOW) + WAY, WINDOW)), 0.0_f64);
     let (mut unread, mut landed, mut asked) = (VALUE, 0, false);
     while unread > 0 {
-        // What has arrived is looked at when the processor has time.
+        // Arrivals are handled when the processor has time.
         let Some((at, bytes)) = arrives.take() else {
             panic!("the server waits for ever, {unread} bytes before the end")
         };
@@ -96,8 +98,9 @@ fn utilisation(way: Way, copies: f64) -> f64 {
 #[test]
 fn landing_uses_the_wire_whatever_a_copy_costs() {
     println!("{:>14}  {:>12}  {:>12}  {:>12}", "copies, GB/s", "one region", "two regions", "landing");
-    // From cache to cache; as many as make 56 % of one region; from memory to memory, by one processor that does nothing else, or more.
-    // The model is exact, so what it says is kept to the tenth: the table of apps/rdma-kv/README.md.
+    // From cache to cache; the rate at which one region reaches 56 %; from memory to memory, by one
+    // processor that does nothing else, or more. The model is exact, so its results are fixed to
+    // the tenth: the table of apps/rdma-kv/README.md.
     let expected = [
         (40.0, ["69.9", "89.0", "89.4"]),
         (18.7, ["56.0", "88.6", "89.4"]),

@@ -1,4 +1,4 @@
-//! The wire format against golden bytes, and against byteorder as an independent encoder.
+//! The wire format, compared with golden bytes and with byteorder as an independent encoder.
 
 use byteorder::{BigEndian, ByteOrder};
 use proptest::prelude::*;
@@ -95,8 +95,8 @@ proptest! {
         prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
     }
 
-    /// Any 32 bytes are read without harm: what decodes keeps every byte that has a meaning (VR-CTRL-006), the rest is an
-    /// unknown opcode that survives.
+    /// Any 32 bytes are read without harm. A decoded message keeps every byte that has a meaning
+    /// (VR-CTRL-006), and an unknown opcode is preserved.
     #[test]
     fn any_bytes_decode(bytes in any::<[u8; MESSAGE_LEN]>(), small in 0..6_u16, keep in any::<bool>()) {
         let mut bytes = bytes;

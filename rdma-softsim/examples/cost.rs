@@ -1,4 +1,5 @@
-//! The cost of an operation on the software fabric: `cargo run --release -p rdma-softsim --example cost`.
+//! The cost of an operation on the software fabric: `cargo run --release -p rdma-softsim --example
+//! cost`.
 
 use core::time::Duration;
 use std::time::Instant;

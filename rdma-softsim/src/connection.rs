@@ -34,7 +34,7 @@ impl EventChannel {
         Ok(Self { inner: Arc::new(ChannelInner { driver: Arc::clone(driver), id, signal }) })
     }
 
-    /// As [`EventChannel::create`], for somebody who has a signal already.
+    /// Creates a channel like [`EventChannel::create`], with an existing signal.
     pub(crate) fn signalling(
         driver: &Arc<Driver>,
         host: HostId,
@@ -105,7 +105,7 @@ impl rdma_backend::EventChannel<SoftSim> for EventChannel {
 }
 
 impl EventChannel {
-    /// Returns whether an event waits: what the descriptor's readiness says in real time.
+    /// Returns whether an event waits. In real time the descriptor is readable then.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         self.inner.driver.peek(|model| model.has_notices(self.inner.id))
@@ -129,12 +129,12 @@ pub struct Identifier {
     pub(crate) inner: Arc<IdentifierInner>,
 }
 
-/// Keeps an identifier alive: its handle and its queue pair each have a share.
+/// Keeps an identifier alive, shared by its handle and its queue pair.
 pub(crate) struct IdentifierInner {
     pub(crate) driver: Arc<Driver>,
     pub(crate) id: IdentifierId,
     key: IdentifierKey,
-    /// Keeps the channel alive that the events go to.
+    /// Keeps the event channel alive.
     channel: Mutex<Arc<ChannelInner>>,
 }
 
@@ -176,7 +176,7 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
         self.inner.driver.with(|model| model.resolve_address(self.inner.id, local, remote, timeout))
     }
 
-    /// There is a route to every host there is, so this never fails and never waits.
+    /// Every host has a route to every other, so this never fails and never waits.
     fn resolve_route(&self, _timeout: Duration) -> Result<(), Error> {
         self.inner.driver.with(|model| model.resolve_route(self.inner.id))
     }
@@ -246,7 +246,7 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
         self.inner.driver.with(|model| model.migrate(self.inner.id, to.inner.id))?;
         let old = core::mem::replace(&mut *channel, Arc::clone(&to.inner));
         drop(channel);
-        // Perhaps the last handle to it, which then destroys it.
+        // Possibly the last handle, which then destroys the channel.
         drop(old);
         Ok(())
     }

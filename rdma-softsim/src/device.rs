@@ -1,9 +1,10 @@
-//! Verbs below the seam: what programs do with a device that speak verbs themselves, rather than through
+//! Verbs below the seam, for programs that speak verbs themselves rather than through
 //! [`Backend`](rdma_backend::Backend).
 //!
-//! Objects are made on an opened [`Device`], memory lies where the program has it ([`ForeignMemory`]), work requests name it by
-//! address and key, and queue pairs go from state to state as their owner says. Whoever sleeps is woken by a [`Signal`] of its
-//! own making. Behind it is the same model; the C ABI of `softrdma` stands on this.
+//! Objects are made on an opened [`Device`], and memory belongs to the program ([`ForeignMemory`]).
+//! Work requests name it by address and key, and queue pairs change state as their owner says. The
+//! caller's [`Signal`] wakes sleepers. The model is the same. The C ABI of `softrdma` is built on
+//! this.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -26,15 +27,16 @@ use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SharedReceives, SoftSim};
 
 impl SoftSim {
-    /// Returns a further device of this machine, with these addresses: another port on another network. What a program makes belongs to one of
-    /// its devices; its event channels, its identifiers before they have an address, and listeners without one are the machine's.
+    /// Adds a device to this machine, with these addresses: another port on another network.
+    /// Objects belong to one of the machine's devices. Event channels, identifiers without an
+    /// address, and listeners without one belong to the machine.
     #[must_use]
     pub fn add_device(&self, addresses: &[IpAddr], limits: Limits) -> Self {
         let host = self.driver.peek(|model| model.add_device(self.host, addresses, limits));
         Self { driver: Arc::clone(&self.driver), host }
     }
 
-    /// `ibv_open_device(3)`. `signal` tells of asynchronous events.
+    /// `ibv_open_device(3)`. `signal` reports asynchronous events.
     pub fn open(&self, signal: Arc<dyn Signal>) -> Result<Device, Error> {
         let host = self.host;
         let id =
@@ -42,7 +44,7 @@ impl SoftSim {
         Ok(Device { driver: Arc::clone(&self.driver), host, id, signal })
     }
 
-    /// `rdma_create_event_channel(3)`, with a signal of the caller's.
+    /// `rdma_create_event_channel(3)`, with the caller's signal.
     pub fn event_channel_with(&self, signal: Arc<dyn Signal>) -> Result<EventChannel, Error> {
         EventChannel::signalling(&self.driver, self.host, signal)
     }
@@ -73,7 +75,8 @@ impl Device {
         Ok(Domain::new(&self.driver, self.driver.with(|model| model.create_domain_in(self.id))?))
     }
 
-    /// `ibv_create_cq(3)`. `name` is what asynchronous events call it; `signal` is raised by completion events.
+    /// `ibv_create_cq(3)`. Asynchronous events use `name` for the queue. Completion events raise
+    /// `signal`.
     pub fn create_completion_queue(
         &self,
         name: u64,
@@ -88,8 +91,8 @@ impl Device {
         Ok(CompletionQueue::new(&self.driver, id, signal))
     }
 
-    /// `ibv_create_qp(3)`, in RESET. `name` is what asynchronous events call it; completions go to `queues`, those of sends to
-    /// the first. Its receives are in `shared`, if that is there.
+    /// `ibv_create_qp(3)`, in RESET. Asynchronous events use `name` for the queue pair. Completions
+    /// go to `queues`, those of sends to the first. Receives are in `shared`, if given.
     pub fn create_queue_pair(
         &self,
         name: u64,
@@ -145,7 +148,7 @@ pub struct ForeignRegion {
 }
 
 impl ForeignRegion {
-    /// Its key, local and remote.
+    /// The key, local and remote.
     #[must_use]
     pub const fn key(&self) -> u32 {
         self.registration.rkey
@@ -167,7 +170,8 @@ impl fmt::Debug for ForeignRegion {
 }
 
 impl Domain {
-    /// `ibv_reg_mr(3)`: `len` bytes which `memory` reaches, and which work requests and peers know by `address`.
+    /// `ibv_reg_mr(3)`: registers `len` bytes of `memory`, which work requests and peers name by
+    /// `address`.
     pub fn register_foreign(
         &self,
         address: u64,
@@ -181,7 +185,7 @@ impl Domain {
         Ok(ForeignRegion { registration, domain: Arc::clone(&self.inner) })
     }
 
-    /// Returns whether something else needs it still (`EBUSY`).
+    /// Returns whether something still needs it (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
@@ -189,8 +193,8 @@ impl Domain {
 }
 
 impl CompletionQueue {
-    /// `ibv_poll_cq(3)`: at most `most` completions, with the bytes that each message brought (`byte_len`), 0 for those of
-    /// sends.
+    /// `ibv_poll_cq(3)`: at most `most` completions, with the bytes of each message (`byte_len`), 0
+    /// for those of sends.
     pub fn poll_with_bytes(
         &self,
         most: usize,
@@ -199,25 +203,25 @@ impl CompletionQueue {
         self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
     }
 
-    /// `ibv_req_notify_cq(3)` for solicited events alone: the next completion of a receive whose message asked for one, or of work
-    /// that failed, raises an event.
+    /// `ibv_req_notify_cq(3)` for solicited events alone. The next receive completion whose message
+    /// asked for an event, or the next failure, raises an event.
     pub fn arm_solicited(&self) -> Result<(), Error> {
         self.driver().with(|model| model.arm_for(self.id(), Armed::Solicited))
     }
 
-    /// Returns whether a queue pair reports to it still (`EBUSY`).
+    /// Returns whether a queue pair still reports to it (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 }
 
-/// Bytes that a work request names, `struct ibv_sge`.
+/// Bytes named by a work request, `struct ibv_sge`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
-    /// Where they are, as the region's address goes.
+    /// Their address, in the region's address space.
     pub address: u64,
-    /// How many.
+    /// The number of bytes.
     pub len: u32,
     /// The region's key.
     pub lkey: u32,
@@ -226,31 +230,31 @@ pub struct Sge {
 /// The local side of a send request.
 #[derive(Clone, Copy, Debug)]
 pub enum Local<'a> {
-    /// In registered memory, in this order. No bytes need no memory.
+    /// In registered memory, in this order. Empty for no bytes.
     Memory(&'a [Sge]),
-    /// With the request.
+    /// In the request.
     Inline(&'a [u8]),
 }
 
 /// A send request, `struct ibv_send_wr`.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedSend<'a> {
-    /// Comes back with the completion.
+    /// Returned in the completion.
     pub id: u64,
     /// The operation.
     pub op: SendOp,
-    /// Its bytes, or where they go.
+    /// The source of its bytes, or their target.
     pub local: Local<'a>,
     /// Whether success is reported.
     pub signaled: bool,
-    /// Whether its receive raises an event for whoever waits for such alone, `IBV_SEND_SOLICITED`.
+    /// Whether its receive raises a solicited event, `IBV_SEND_SOLICITED`.
     pub solicited: bool,
 }
 
 /// A receive request, `struct ibv_recv_wr`.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedReceive<'a> {
-    /// Comes back with the completion.
+    /// Returned in the completion.
     pub id: u64,
     /// Where the bytes go, in this order.
     pub local: &'a [Sge],
@@ -265,27 +269,27 @@ pub enum Transition {
     Initialise,
     /// To RTR.
     Receive {
-        /// The address of ours that messages come from.
+        /// Our address, to which messages are sent.
         local: IpAddr,
-        /// Where the peer is.
+        /// The peer's address.
         remote: IpAddr,
         /// The number of the peer's queue pair.
         number: u32,
-        /// When the peer may come back that found no receive.
+        /// When a peer that found no receive may retry.
         timer: RnrTimer,
     },
     /// To RTS.
     Send {
-        /// Repetitions of what nobody answers.
+        /// Retries without acknowledgement.
         retry: u8,
-        /// Repetitions of what finds no receive.
+        /// Retries of a send without a receive.
         rnr_retry: u8,
-        /// READs outstanding at a time.
+        /// READs outstanding at the same time.
         read_depth: u8,
     },
     /// To SQD.
     Drain {
-        /// Whether an event is to tell that nothing is on its way any more.
+        /// Whether to raise an event when nothing is in flight any more.
         notify: bool,
     },
     /// To ERR.
@@ -322,22 +326,22 @@ impl From<State> for PairState {
     }
 }
 
-/// What is known of a connection to which a queue pair is to be made ready.
+/// What is known of a connection for making a queue pair ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
     /// The address of this side.
     pub local: IpAddr,
-    /// That of its peer.
+    /// The address of the peer.
     pub remote: IpAddr,
-    /// The number of the peer's queue pair; 0 as long as it is not known.
+    /// The number of the peer's queue pair; 0 while it is unknown.
     pub peer: u32,
-    /// The parameters that the peer gave.
+    /// The peer's parameters.
     pub theirs: ConnectParams,
-    /// How often what nobody answers is repeated.
+    /// Retries without acknowledgement.
     pub retry: u8,
 }
 
-/// A queue pair and its connection, for whoever looks at a fabric.
+/// A queue pair and its connection, for inspection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// Its number.
@@ -346,7 +350,7 @@ pub struct Connection {
     pub host: Vec<IpAddr>,
     /// Its state.
     pub state: PairState,
-    /// Its own address, once it has one; the port is 0 where no connection manager was asked.
+    /// Its own address, once it has one. The port is 0 without a connection manager.
     pub local: Option<SocketAddr>,
     /// Its peer's.
     pub remote: Option<SocketAddr>,
@@ -354,7 +358,7 @@ pub struct Connection {
     pub peer: Option<u32>,
 }
 
-/// The places in regions of this domain that a list names.
+/// Returns the places in this domain's regions that a list names.
 pub(crate) fn parts(model: &Model, domain: Option<DomainId>, list: &[Sge]) -> Parts {
     list.iter().map(|&Sge { address, len, lkey }| model.named(domain, address, len, lkey)).collect()
 }
@@ -364,7 +368,7 @@ impl QueuePair {
     pub fn modify(&self, transition: Transition) -> Result<(), Error> {
         if matches!(transition, Transition::Reset) {
             self.driver.with(|model| model.reset(self.id))?;
-            // What was posted is its owner's again.
+            // Posted memory then belongs to its owner again.
             self.driver.wait_while(|model| model.lands_for(self.id));
             return Ok(());
         }
@@ -387,14 +391,14 @@ impl QueuePair {
         Ok(self.driver.with(|model| model.state_of(self.id))?.into())
     }
 
-    /// `ibv_query_qp(3)`: its address, that of its peer and the number of the peer's queue pair (0 if that is gone), once it
-    /// has a path.
+    /// `ibv_query_qp(3)`: its address, its peer's address and the number of the peer's queue pair
+    /// (0 if that is gone), once it has a path.
     #[must_use]
     pub fn ends(&self) -> Option<(IpAddr, IpAddr, u32)> {
         self.driver.with(|model| model.ends_of(self.id))
     }
 
-    /// `ibv_post_send(3)`: the requests in order, up to the first that is refused.
+    /// `ibv_post_send(3)`: posts the requests in order, up to the first refused one.
     pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             let domain = model.domain_of(self.id);
@@ -408,25 +412,26 @@ impl QueuePair {
                     .post_named(self.id, Request { id, op, signaled, solicited }, local)
                     .map_err(|error| PostError { posted, error })
             });
-            // One doorbell, for as many as were posted.
+            // One doorbell for all posted requests.
             model.ring(self.id);
             posted
         })
     }
 
-    /// `timeout` of `ibv_modify_qp(3)`: how long an acknowledgement is waited for, 4.096 µs · 2^`code`; for ever if it is 0. Until it is set
-    /// it is [`Parameters::ack_timeout`](crate::Parameters::ack_timeout).
+    /// `timeout` of `ibv_modify_qp(3)`: how long to wait for an acknowledgement, 4.096 µs ·
+    /// 2^`code`, or for ever if it is 0. The default is
+    /// [`Parameters::ack_timeout`](crate::Parameters::ack_timeout).
     pub fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
         self.driver.with(|model| model.set_ack_timeout(self.id, code))
     }
 
-    /// How many send requests find room.
+    /// Returns how many send requests fit.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.driver.with(|model| model.send_room(self.id))
     }
 
-    /// `ibv_post_recv(3)`: the requests in order, up to the first that is refused.
+    /// `ibv_post_recv(3)`: posts the requests in order, up to the first refused one.
     pub fn post_named_receives(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             let domain = model.domain_of(self.id);
@@ -451,20 +456,22 @@ impl Identifier {
         self.inner.driver.with(|model| model.listen_on(self.inner.id, backlog))
     }
 
-    /// `rdma_connect(3)` of a queue pair that was made on the device.
+    /// `rdma_connect(3)` with a queue pair made on the device.
     pub fn connect_pair(&self, pair: &QueuePair, params: &ConnectParams, data: &[u8]) -> Result<(), Error> {
         self.lend(pair)?;
         self.connect(params, data)
     }
 
-    /// `rdma_accept(3)`, of such a queue pair too.
+    /// `rdma_accept(3)` with a queue pair made on the device.
     pub fn accept_pair(&self, pair: &QueuePair, params: &ConnectParams, data: &[u8]) -> Result<(), Error> {
         self.lend(pair)?;
         self.accept(params, data)
     }
 
-    /// As [`Identifier::connect_pair`], of a queue pair that the caller moves from state to state by itself. The answer is told by
-    /// [`CmEventKind::Other`](rdma_backend::CmEventKind::Other)`(5)`, `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+    /// Connects like [`Identifier::connect_pair`], with a queue pair whose state the caller
+    /// changes. The answer is reported by
+    /// [`CmEventKind::Other`](rdma_backend::CmEventKind::Other)`(5)`,
+    /// `RDMA_CM_EVENT_CONNECT_RESPONSE`.
     pub fn connect_external(
         &self,
         pair: &QueuePair,
@@ -475,7 +482,7 @@ impl Identifier {
         self.connect(params, data)
     }
 
-    /// As [`Identifier::accept_pair`], of such a queue pair.
+    /// Accepts like [`Identifier::accept_pair`], with a queue pair whose state the caller changes.
     pub fn accept_external(
         &self,
         pair: &QueuePair,
@@ -486,12 +493,12 @@ impl Identifier {
         self.accept(params, data)
     }
 
-    /// `rdma_establish(3)`: such a queue pair can be used; its peer is told.
+    /// `rdma_establish(3)`: tells the peer that such a queue pair is ready.
     pub fn establish(&self) -> Result<(), Error> {
         self.inner.driver.with(|model| model.establish_external(self.inner.id))
     }
 
-    /// What `rdma_init_qp_attr(3)` says of the connection.
+    /// Returns what `rdma_init_qp_attr(3)` says of the connection.
     pub fn offered(&self) -> Result<Offered, Error> {
         self.inner.driver.with(|model| model.offered(self.inner.id))
     }

@@ -1,4 +1,4 @@
-//! The behaviour of devices where verbs leaves them a choice.
+//! The behaviour of devices where verbs leaves a choice.
 
 use core::time::Duration;
 
@@ -10,14 +10,15 @@ use crate::Random;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum DeviceKind {
-    /// By the letter of the InfiniBand architecture, and prompt.
+    /// Follows the InfiniBand architecture to the letter, without delay.
     Ibta,
-    /// As soft-RoCE: what a failed queue pair held is flushed when it is destroyed, not before; seven retries are endless; and of
-    /// queue pairs no event tells but that one failed.
+    /// Behaves like soft-RoCE. Work of a failed queue pair is flushed when it is destroyed, not
+    /// before. Seven retries are endless. The only event about a queue pair is that it failed.
     Rxe,
-    /// As a ConnectX: sizes rounded up, a refused key looks like a dead peer, a lost completion queue says nothing.
+    /// Behaves like a ConnectX. Sizes are rounded up, a refused key looks like a dead peer, and a
+    /// lost completion queue reports nothing.
     Mlx5,
-    /// Whatever the manual pages allow, drawn anew for each seed.
+    /// Anything that the manual pages allow, drawn for each seed.
     HostileButLegal,
 }
 
@@ -25,7 +26,7 @@ impl DeviceKind {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Ibta, Self::Rxe, Self::Mlx5, Self::HostileButLegal];
 
-    /// Its name on command lines.
+    /// Returns its name on command lines.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -37,27 +38,28 @@ impl DeviceKind {
     }
 }
 
-/// Times of a simulated fabric beyond [`Parameters`](crate::Parameters): how much they vary.
+/// Settings of a simulated fabric beyond [`Parameters`](crate::Parameters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulationSettings {
     /// The fabric's times.
     pub parameters: crate::Parameters,
-    /// The most that a message may take longer than its latency.
+    /// Maximum random delay of a message beyond its latency.
     pub jitter: Duration,
-    /// The most that a message of the connection manager may take longer.
+    /// Maximum random delay of a connection manager message.
     pub cm_jitter: Duration,
-    /// In how many of 256 calls the caller loses its processor, ...
+    /// In how many of 256 calls the caller loses its processor.
     pub pauses: u8,
-    /// ... and for how long at most. The fabric goes on meanwhile: this is how completions come between two calls.
+    /// For how long at most. The fabric continues meanwhile, so completions can come between two
+    /// calls.
     pub pause: Duration,
-    /// The `rnr_retry_count` of accepting sides, whatever their program says; a Valkey server passes 0.
+    /// The `rnr_retry_count` of accepting sides, overriding their programs. A Valkey server passes
+    /// 0.
     pub accept_rnr_retry: Option<u8>,
-    /// Whether a completion of a flushed request does not say of which queue pair it is, as
-    /// ocrdma's does not: the number is 0.
+    /// Whether completions of flushed requests do not name their queue pair, like ocrdma's: the
+    /// number is 0.
     pub unnamed_flushes: bool,
-    /// Whether somebody else holds every descriptor of the fabric for as long as there is a
-    /// simulation, as a child does that the process has forked: to close one does not take it out
-    /// of an epoll instance.
+    /// Whether another process holds every descriptor of the fabric for the life of the simulation,
+    /// like a forked child. Closing a descriptor then does not remove it from an epoll instance.
     pub held_descriptors: bool,
 }
 
@@ -89,29 +91,30 @@ pub(crate) enum Flush {
 /// How a kind of device behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Behaviour {
-    /// The status that the requester sees of a key that is refused.
+    /// The status of a request with a refused key.
     pub(crate) bad_key: CompletionStatus,
-    /// Whether what was under way when a region was deregistered may still succeed.
+    /// Whether requests in flight at a deregistration may still succeed.
     pub(crate) stale_keys: bool,
     pub(crate) flush: Flush,
     /// Whether a lost completion queue looks empty rather than broken.
     pub(crate) silent_overrun: bool,
     /// Whether completion queues are rounded up to a power of two.
     pub(crate) rounds_up: bool,
-    /// In how many of 256 armings an event comes that nothing caused.
+    /// In how many of 256 armings a spurious event comes.
     pub(crate) spurious: u8,
-    /// Whether the bytes of a WRITE land in pieces, the last when the completion that stands for them is polled.
+    /// Whether the bytes of a WRITE land in pieces, the last when its completion is polled.
     pub(crate) late_bytes: bool,
-    /// How long a completion may take from its queue pair to its queue.
+    /// Maximum delay of a completion from its queue pair to its queue.
     pub(crate) report_delay: Duration,
-    /// Whether an event tells of a request that ended the queue pair and consumed no receive.
+    /// Whether an event reports a request that ended the queue pair and consumed no receive.
     pub(crate) tells_of_requests: bool,
-    /// Whether an event tells of a message that comes before the connection manager's word. By the letter only a queue pair
-    /// that cannot send yet raises it, and librdmacm makes it able to at once.
+    /// Whether an event reports a message that precedes the connection manager's event. To the
+    /// letter only a queue pair that cannot send yet raises it, and librdmacm makes it able to at
+    /// once.
     pub(crate) tells_of_first: bool,
-    /// Whether seven retries where nothing answers are as endless as they are where no receive is posted.
+    /// Whether seven retries without acknowledgement are endless, like those without a receive.
     pub(crate) endless_retries: bool,
-    /// How many numbers of queue pairs are given back before the first of them is given again.
+    /// How many queue pair numbers are freed before the first of them is reused.
     pub(crate) resting_numbers: usize,
 }
 

@@ -1,9 +1,9 @@
-//! The model at work: a lock around it, a clock, descriptors that wake sleepers, and in real time one thread for what happens
-//! while nobody calls.
+//! Runs the model: a lock, a clock, descriptors that wake sleepers, and in real time one thread for
+//! events between calls.
 //!
-//! Whoever calls executes what is due, so data moves in the calling thread. The thread here only sleeps until the
-//! model's next deadline (a retry, a time-out, or everything if the fabric has a latency). It starts when there is a
-//! first one and ends with the last handle.
+//! A caller executes what is due, so data moves in the calling thread. The thread only sleeps until
+//! the model's next deadline (a retry, a time-out, or everything if the fabric has a latency). It
+//! starts with the first deadline and ends with the last handle.
 
 use core::sync::atomic::Ordering::{Acquire, Release};
 use core::time::Duration;
@@ -20,7 +20,8 @@ use crate::settings::Parameters;
 use crate::sync::{AtomicBool, Builder, JoinHandle, Monitor, MutexGuard, Ticks};
 use crate::{Error, Load};
 
-/// No sleep with an end is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
+/// The longest single sleep. A spurious wake-up now and then is harmless; an overflowing time-out
+/// is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 /// State that every handle of one fabric shares.
@@ -29,50 +30,49 @@ pub(crate) struct Driver {
 }
 
 pub(crate) struct Core {
-    /// The thread sleeps until it is told that its deadline moved, or that it is over.
+    /// The thread sleeps until its deadline moves, or until it must end.
     state: Monitor<State>,
     clock: Clock,
-    /// Whether nothing is due at any time, so that a call that changes nothing need not execute anything. Never in virtual time, where
-    /// each call is a chance to lose the processor.
+    /// Whether nothing is due at any time, so that a call without changes need not execute
+    /// anything. Never in virtual time, where each call is a chance to lose the processor.
     idle: AtomicBool,
 }
 
-/// Whoever does something to the model.
+/// The kind of caller.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Caller {
-    /// A program.
     Program,
-    /// A program, with what may be done beside copies.
+    /// A program, in a call that is allowed during copies.
     BesideCopies,
-    /// Somebody who cannot lose the processor.
+    /// A caller that cannot lose the processor.
     Observer,
 }
 
 /// The clock that the model runs on.
 enum Clock {
-    /// The machine's, from this moment on.
+    /// The machine's clock, since the fabric began.
     Real(Ticks),
-    /// The model's own, which moves when somebody moves it.
+    /// The model's own clock, which the simulation moves.
     Virtual,
 }
 
 struct State {
     model: Model,
-    /// The descriptors of those who may sleep.
+    /// The descriptors of possible sleepers.
     signals: HashMap<Wake, Arc<dyn Signal>>,
-    /// Descriptors of the fabric that somebody else holds, as a simulation has it.
+    /// Descriptors held by another process, in a simulation.
     held: Vec<OwnedFd>,
     /// Until when the thread sleeps.
     asleep_until: Option<Instant>,
     thread: Option<JoinHandle<()>>,
     closed: bool,
-    /// Whether somebody was woken, for a simulation, which looks at everybody only then.
+    /// Whether anything was woken, for a simulation, which checks its programs only then.
     woken: bool,
-    /// How many copies are under way, by threads that have let go of the lock meanwhile.
+    /// Copies in progress, by threads that have released the lock.
     copies: usize,
-    /// How many threads wait until none is.
+    /// Threads that wait until there is none.
     waiting: usize,
-    /// How many wait until nobody moves bytes to memory in other processes that they take away.
+    /// Threads that wait to take memory in other processes away.
     leaving: usize,
 }
 
@@ -110,19 +110,22 @@ impl Driver {
         }
     }
 
-    /// A program does one thing to the model, at the present time. In real time all that follows from it at once is done
-    /// when it returns; in virtual time it waits for its turn, but the program may have lost its processor before.
+    /// Runs a program's call on the model, at the present time. In real time everything that
+    /// follows at once is done on return. In virtual time it waits for its turn, but the program
+    /// may have lost its processor before.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         self.act(act, Caller::Program)
     }
 
-    /// As [`Driver::with`], for what takes no memory away from a copy and changes the state of no queue pair: it does not wait for copies
-    /// that are under way. What follows from it on a queue pair behind such a copy is done by whoever copies.
+    /// Runs a call like [`Driver::with`] that takes no memory from a copy and changes no queue
+    /// pair's state. It does not wait for copies in progress. Work on a queue pair behind such a
+    /// copy is done by the copying thread.
     pub(crate) fn beside_copies<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         self.act(act, Caller::BesideCopies)
     }
 
-    /// Waits while somebody may move bytes to memory that is no more theirs. The model gives them up in the end.
+    /// Waits while bytes may still be moved to memory that was taken away. The model gives them up
+    /// in the end.
     pub(crate) fn wait_while(&self, moves: impl Fn(&Model) -> bool) {
         let mut state = self.core.lock();
         state.leaving += 1;
@@ -132,7 +135,6 @@ impl Driver {
         state.leaving -= 1;
     }
 
-    /// Calls `act` on behalf of a caller that cannot lose its processor.
     pub(crate) fn peek<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         self.act(act, Caller::Observer)
     }
@@ -145,7 +147,7 @@ impl Driver {
                 if caller != Caller::BesideCopies {
                     state = self.core.end_copies(state);
                 }
-                // All were woken by now: what `act` takes must not leave a descriptor readable behind it.
+                // All were woken before. What `act` takes must leave no descriptor readable.
                 let result = act(&mut state.model);
                 state.model.settle();
                 state = self.core.copy(state, ticks);
@@ -165,12 +167,11 @@ impl Driver {
         }
     }
 
-    /// Returns whether nothing is due at any time.
     pub(crate) fn is_idle(&self) -> bool {
         self.core.idle.load(Acquire)
     }
 
-    /// Returns whether somebody was woken since the last call.
+    /// Returns whether anything was woken since the last call.
     pub(crate) fn has_woken(&self) -> bool {
         core::mem::take(&mut self.core.lock().woken)
     }
@@ -178,7 +179,7 @@ impl Driver {
     /// Calls `look` with the state of the simulation.
     ///
     /// # Panics
-    /// It is none; only [`Driver::simulated`] is.
+    /// Panics if this is no simulation; only [`Driver::simulated`] is.
     pub(crate) fn simulation<T>(&self, look: impl FnOnce(&mut SimulationState) -> T) -> T {
         match self.core.lock().model.simulation_mut() {
             Some(simulation) => look(simulation),
@@ -186,7 +187,7 @@ impl Driver {
         }
     }
 
-    /// Creates something that wakes a descriptor of its own.
+    /// Creates an object that wakes a descriptor of its own.
     pub(crate) fn create_waking<T>(
         &self,
         create: impl FnOnce(&mut Model) -> Result<T, Error>,
@@ -204,7 +205,7 @@ impl Driver {
         Ok((self.create_signalling(&signal, create, wake)?, signal))
     }
 
-    /// Creates something that raises `signal`.
+    /// Creates an object that raises `signal`.
     pub(crate) fn create_signalling<T>(
         &self,
         signal: &Arc<dyn Signal>,
@@ -221,7 +222,7 @@ impl Driver {
         Ok(created)
     }
 
-    /// Destroys something that wakes.
+    /// Destroys an object that wakes.
     pub(crate) fn destroy_waking(&self, wake: Wake, destroy: impl FnOnce(&mut Model)) {
         self.with(destroy);
         let signal = self.core.lock().signals.remove(&wake);
@@ -237,7 +238,7 @@ impl Drop for Driver {
         drop(state);
         self.core.state.notify();
         if let Some(thread) = thread {
-            // It has nothing to say; a panic of its own would have been reported by now.
+            // It returns nothing, and a panic would have been reported by now.
             let _ended = thread.join();
         }
     }
@@ -248,7 +249,7 @@ impl Core {
         self.state.lock()
     }
 
-    /// Executes what is due, and all that follows from it at once.
+    /// Executes what is due, and everything that follows from it at once.
     fn advance<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
@@ -258,8 +259,9 @@ impl Core {
         self.copy(state, ticks)
     }
 
-    /// Wakes whoever is to be woken, copies the bytes of long messages, and sends those on their way that have an end in another process. Lets go of the lock meanwhile, unless somebody waits for the end of
-    /// all copies.
+    /// Wakes sleepers, copies the bytes of long messages, and hands out messages with an end in
+    /// another process. Releases the lock meanwhile, unless a thread waits for the end of all
+    /// copies.
     #[inline]
     fn copy<'a>(
         self: &'a Arc<Self>,
@@ -305,12 +307,12 @@ impl Core {
         state
     }
 
-    /// Bytes have come to the end of their way, in a thread that is not a caller's.
+    /// Handles bytes that have arrived, on a thread that is not a caller's.
     pub(crate) fn arrive(self: &Arc<Self>, freight: Freight) {
         self.end(|model| model.end_freight(freight));
     }
 
-    /// Nobody moves these bytes.
+    /// Handles bytes that will not be moved.
     pub(crate) fn lose(self: &Arc<Self>, freight: &Freight) {
         self.end(|model| model.lose_freight(freight));
     }
@@ -326,7 +328,7 @@ impl Core {
         self.watch(&mut state);
     }
 
-    /// Waits until no copy is under way.
+    /// Waits until no copy is in progress.
     fn end_copies<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         while state.copies > 0 {
             state.waiting += 1;
@@ -340,20 +342,19 @@ impl Core {
         self.idle.store(state.model.deadline().is_none(), Release);
     }
 
-    /// Makes sure that somebody will be there at the model's next deadline.
+    /// Ensures that a thread will wake at the model's next deadline.
     fn watch(self: &Arc<Self>, state: &mut State) {
         let Some(deadline) = state.model.deadline() else { return };
         if state.thread.is_none() {
             let core = Arc::clone(self);
             let thread = Builder::new().name("softsim".into()).spawn(move || core.keep_time());
-            // Without a thread time passes only in calls; the next call tries again.
+            // Without a thread, time passes only in calls. The next call tries again.
             state.thread = thread.ok();
         } else if state.asleep_until.is_none_or(|until| deadline < until) {
             self.state.notify();
         }
     }
 
-    /// The thread.
     fn keep_time(self: &Arc<Self>) {
         let Clock::Real(ticks) = &self.clock else { return };
         let mut state = self.lock();
@@ -369,8 +370,8 @@ impl Core {
 }
 
 impl State {
-    /// Makes the descriptors of those readable for whom something waits. Under the lock, so that readable means
-    /// waiting: a take that empties a channel cannot slip in between.
+    /// Makes the descriptors of waiting objects readable. Under the lock, so that readable means
+    /// waiting: a take that empties a channel cannot come in between.
     fn wake(&mut self) {
         for wake in self.model.wakes() {
             self.woken = true;
@@ -381,9 +382,10 @@ impl State {
     }
 }
 
-/// How somebody who may be asleep learns that something waits: its descriptor is readable while that is so.
+/// Tells a possible sleeper that something waits. Its descriptor is readable meanwhile.
 ///
-/// Both functions are called under the fabric's lock. They must not block and must not call the fabric.
+/// Both functions are called under the fabric's lock. They must not block and must not call the
+/// fabric.
 pub trait Signal: AsFd + Send + Sync {
     /// Something waits that did not wait before.
     fn raise(&self);
@@ -392,7 +394,6 @@ pub trait Signal: AsFd + Send + Sync {
     fn clear(&self);
 }
 
-/// A counter that is not zero while something waits.
 struct Eventfd(OwnedFd);
 
 impl AsFd for Eventfd {
@@ -403,13 +404,13 @@ impl AsFd for Eventfd {
 
 impl Signal for Eventfd {
     fn raise(&self) {
-        // Cannot fail but by a full counter, and then the descriptor is readable anyway.
+        // Fails only if the counter is full; the descriptor is readable then anyway.
         let _raised = retry(|| rustix::io::write(&self.0, &1u64.to_ne_bytes()));
     }
 
     fn clear(&self) {
         let mut count = [0; 8];
-        // Empty already, or interrupted: then the next wake-up is a spurious one.
+        // It is empty already, or the call was interrupted and the next wake-up is spurious.
         let _cleared = retry(|| rustix::io::read(&self.0, &mut count));
     }
 }

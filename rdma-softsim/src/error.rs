@@ -1,4 +1,4 @@
-//! Errors, told so that the reader knows what to change.
+//! Errors that say what to change.
 
 use core::net::SocketAddr;
 use std::net::IpAddr;
@@ -10,25 +10,25 @@ use rustix::io::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The host, and everything on it, is gone: somebody called [`crate::Fabric::kill_host`].
+    /// The host, and everything on it, is gone after [`crate::Fabric::kill_host`].
     #[error("the {0} is gone: its host was killed")]
     Gone(&'static str),
-    /// The address is on no device of this host.
+    /// No device of this host has the address.
     #[error("{0} is not an address of this host")]
     NotLocal(IpAddr),
-    /// Somebody on this host listens there already.
+    /// The address already has a listener on this host.
     #[error("{0} is in use on this host")]
     AddressInUse(SocketAddr),
     /// Every dynamic port of the host is in use.
     #[error("no free port on this host")]
     NoFreePort,
-    /// Registering would pin more than the host may pin.
+    /// Registering would exceed the host's limit on pinned memory.
     #[error(
         "cannot register {asked} bytes: {registered} of {limit} bytes of locked memory are in use; raise \
          Limits::locked_memory (on a real host: RLIMIT_MEMLOCK, `ulimit -l`)"
     )]
     LockedMemory {
-        /// Bytes asked for.
+        /// Bytes requested.
         asked: u64,
         /// Bytes registered already.
         registered: u64,
@@ -38,9 +38,9 @@ pub enum Error {
     /// A device limit other than locked memory.
     #[error("the device has no more {what}: Limits::{limit} is {value}")]
     Exhausted {
-        /// The kind of object of which there are no more.
+        /// The kind of object that ran out.
         what: &'static str,
-        /// The field of [`crate::Limits`] that says so.
+        /// The field of [`crate::Limits`] that sets the limit.
         limit: &'static str,
         /// Its value.
         value: u64,
@@ -56,19 +56,19 @@ pub enum Error {
         /// Its depth.
         depth: u32,
     },
-    /// The call makes no sense now.
+    /// The call is invalid in this state.
     #[error("{0}")]
     State(&'static str),
     /// An argument is outside what is allowed.
     #[error("{0}")]
     Argument(&'static str),
-    /// More completions arrived than the completion queue has room for.
+    /// More completions arrived than fit into the completion queue.
     #[error("the completion queue was overrun: {depth} completions waited when another arrived")]
     Overrun {
         /// The queue's depth.
         depth: u32,
     },
-    /// The operating system gave no descriptor, or took it back.
+    /// The operating system refused an operation on a descriptor.
     #[error("event descriptor: {0}")]
     Descriptor(#[source] Errno),
 }

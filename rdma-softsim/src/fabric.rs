@@ -15,20 +15,21 @@ use crate::settings::{Limits, Link, Parameters, Resources};
 use crate::verbs::{CompletionQueue, Domain, QueuePair, Region};
 use crate::{Capture, Chance, Connection, Connections, DeviceKind, Error, FailureCounts, Fault, When};
 
-/// A network of hosts with RDMA devices, inside this process. Clones are handles to the same fabric.
+/// A network of hosts with RDMA devices, inside this process. Clones are handles to the same
+/// fabric.
 #[derive(Clone)]
 pub struct Fabric {
     driver: Arc<Driver>,
 }
 
 impl Fabric {
-    /// A fabric without latency.
+    /// Returns a fabric without latency.
     #[must_use]
     pub fn new() -> Self {
         Self::with_parameters(Parameters::default())
     }
 
-    /// A fabric with times of its own.
+    /// Returns a fabric with these times.
     #[must_use]
     pub fn with_parameters(parameters: Parameters) -> Self {
         Self { driver: Arc::new(Driver::new(parameters)) }
@@ -38,28 +39,29 @@ impl Fabric {
         Self { driver: Arc::clone(driver) }
     }
 
-    /// A new host with these addresses and a generous device. An address that another host has moves to this one.
+    /// Adds a host with these addresses and a generous device. An address of another host moves to
+    /// this one.
     #[must_use]
     pub fn host(&self, addresses: &[IpAddr]) -> SoftSim {
         self.host_with(addresses, Limits::default())
     }
 
-    /// A new host with a device of these limits.
+    /// Adds a host with a device of these limits.
     #[must_use]
     pub fn host_with(&self, addresses: &[IpAddr], limits: Limits) -> SoftSim {
         let host = self.driver.peek(|model| model.add_host(addresses, limits));
         SoftSim { driver: Arc::clone(&self.driver), host }
     }
 
-    /// Takes the link of an address down or up again. Nobody is told: requests are retried and in the end fail, and
-    /// whoever waits idly waits on.
+    /// Takes the link of an address down or up. There is no notification. Requests are retried and
+    /// fail in the end, and idle waits continue.
     pub fn set_link(&self, ip: IpAddr, link: Link) {
         self.driver.peek(|model| model.set_link(ip, link));
     }
 
-    /// Ends the process on the host with this address: everything it holds is gone, and its kernel tells its peers
-    /// that they are disconnected. Every later call on its handles is an error. The machine stays on the network,
-    /// where nobody listens; [`Fabric::host`] with the same address starts a new process.
+    /// Ends the process on the host with this address. Everything it holds is gone, and its kernel
+    /// disconnects its peers. Every later call on its handles fails. The machine stays on the
+    /// network, without a listener. [`Fabric::host`] with the same address starts a new process.
     pub fn kill_host(&self, ip: IpAddr) {
         self.driver.peek(|model| {
             if let Some(host) = model.host_at(ip) {
@@ -68,11 +70,14 @@ impl Fabric {
         });
     }
 
-    /// From now on `fault` may befall the host with this address: once, when the time has come (times count from now on), or again
-    /// and again, by chance. Of its connections only those named are struck. False if there is no such host, if the fault strikes by itself
-    /// and is to come by chance, or if it strikes more than connections and some are named.
+    /// Injects `fault` at the host with this address.
     ///
-    /// In real time [`Fault::Stall`] is for the caller to obey, see [`Fabric::stalled_for`].
+    /// It strikes once, when its time has come (counted from now), or repeatedly, by chance. Only
+    /// the named connections are struck. Returns false if there is no such host, if the fault
+    /// strikes by itself and is to come by chance, or if it strikes more than connections and some
+    /// are named.
+    ///
+    /// In real time the caller must obey [`Fault::Stall`]; see [`Fabric::stalled_for`].
     #[must_use]
     pub fn inject(
         &self,
@@ -89,37 +94,37 @@ impl Fabric {
         })
     }
 
-    /// Draws what comes by chance from this seed, from now on.
+    /// Seeds the random choices of faults from now on.
     pub fn seed_faults(&self, seed: u64) {
         self.driver.peek(|model| model.seed_faults(seed));
     }
 
-    /// Messages that are sent from now on travel for so long, one way. In real time the machine's own speed comes on top.
+    /// Sets the one-way latency of later messages. In real time the machine's own time adds to it.
     pub fn set_latency(&self, latency: Duration) {
         self.driver.peek(|model| model.set_latency(latency));
     }
 
-    /// Devices behave as this kind does from now on, where verbs leaves them a choice. What the kind leaves to chance is drawn now, from
-    /// the seed of [`Fabric::seed_faults`].
+    /// Sets the kind of device from now on. Random choices of the kind are drawn now, from the seed
+    /// of [`Fabric::seed_faults`].
     pub fn set_device_kind(&self, kind: DeviceKind) {
         self.driver.peek(|model| model.set_device_kind(kind));
     }
 
-    /// `capture` sees the messages that pass from now on until the fabric is gone, and their answers; the connection manager's are not
-    /// among them. False if something else sees them already.
+    /// Passes later messages and their answers to `capture` until the fabric is dropped. Messages
+    /// of the connection manager are not included. Returns false if there is a capture already.
     #[must_use]
     pub fn capture(&self, capture: Box<dyn Capture>) -> bool {
         self.driver.peek(|model| model.capture(capture))
     }
 
-    /// Gives back what [`Fabric::capture`] was given; from now on it sees nothing.
+    /// Stops the capture and returns it.
     #[must_use]
     pub fn stop_capture(&self) -> Option<Box<dyn Capture>> {
         self.driver.peek(|model| model.stop_capture())
     }
 
-    /// Returns the counts of the classes of failure, since a fault was first injected or the devices' kind set. Classes about memory that still
-    /// changes are not among them: it is a program's own.
+    /// Returns the counts of failure classes since a fault was first injected or the devices' kind
+    /// was set. Classes about memory that still changes are not included: it belongs to a program.
     #[must_use]
     pub fn failure_counts(&self) -> FailureCounts {
         self.driver.peek(|model| {
@@ -127,19 +132,20 @@ impl Fabric {
         })
     }
 
-    /// How often faults struck.
+    /// Returns how often faults struck.
     #[must_use]
     pub fn faults_struck(&self) -> u64 {
         self.driver.peek(|model| model.faults_struck())
     }
 
-    /// Returns how many injected faults are ahead: those that have not struck, and those that come by chance, which always are.
+    /// Returns how many injected faults have not struck yet. Those that come by chance always
+    /// count.
     #[must_use]
     pub fn faults_ahead(&self) -> usize {
         self.driver.peek(|model| model.faults_ahead())
     }
 
-    /// For how long the programs on the host with this address are not to run, if a fault says so.
+    /// Returns for how long a fault stops the programs on the host with this address.
     #[must_use]
     pub fn stalled_for(&self, ip: IpAddr) -> Option<Duration> {
         self.driver.peek(|model| {
@@ -149,13 +155,13 @@ impl Fabric {
         })
     }
 
-    /// All queue pairs of the fabric, in the order of their numbers.
+    /// Returns all queue pairs of the fabric, by number.
     #[must_use]
     pub fn connections(&self) -> Vec<Connection> {
         self.driver.peek(|model| model.connections())
     }
 
-    /// What the host with this address holds; nothing if there is none.
+    /// Returns what the host with this address holds, or nothing if there is none.
     #[must_use]
     pub fn resources(&self, ip: IpAddr) -> Resources {
         self.driver
@@ -175,7 +181,7 @@ impl fmt::Debug for Fabric {
     }
 }
 
-/// A host on a [`Fabric`]: the software implementation of [`Backend`].
+/// A host on a [`Fabric`], and a software implementation of [`Backend`].
 #[derive(Clone)]
 pub struct SoftSim {
     pub(crate) driver: Arc<Driver>,

@@ -1,6 +1,6 @@
-//! Which kinds of failure a run has met.
+//! Classes of failure, and counts of those that a run met.
 
-/// The classes, each with its words.
+/// Defines the classes with their descriptions.
 macro_rules! classes {
     ($($class:ident $words:literal,)*) => {
         /// A class of failure that a reliable connection can meet.
@@ -10,10 +10,10 @@ macro_rules! classes {
         }
 
         impl FailureClass {
-            /// All of them.
+            /// All classes.
             pub const ALL: &[Self] = &[$(Self::$class),*];
 
-            /// The class in a few words.
+            /// Returns a short description.
             #[must_use]
             pub const fn words(self) -> &'static str {
                 match self {
@@ -57,11 +57,10 @@ classes! {
     Scheduling "scheduling",
 }
 
-/// The number of classes.
 const COUNT: usize = FailureClass::ALL.len();
 
-/// How often each class was brought about, and how often whoever uses the fabric was confronted with it. A fault that is
-/// injected and never observed has tested nothing.
+/// How often each class was injected, and how often a user of the fabric observed it. A fault that
+/// is injected and never observed has tested nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct FailureCounts {
     injected: [u64; COUNT],
@@ -69,17 +68,17 @@ pub struct FailureCounts {
 }
 
 impl FailureCounts {
-    /// Notes that `class` was brought about.
+    /// Records an injection of `class`.
     pub const fn inject(&mut self, class: FailureClass) {
         self.injected[class as usize] += 1;
     }
 
-    /// Notes that somebody had to deal with it.
+    /// Records an observation of `class`.
     pub const fn observe(&mut self, class: FailureClass) {
         self.observed[class as usize] += 1;
     }
 
-    /// Adds another run's.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         for (sum, count) in self.injected.iter_mut().zip(other.injected) {
             *sum += count;
@@ -89,25 +88,23 @@ impl FailureCounts {
         }
     }
 
-    /// Returns how often `class` was brought about.
+    /// Returns how often `class` was injected.
     #[must_use]
     pub const fn injected(&self, class: FailureClass) -> u64 {
         self.injected[class as usize]
     }
 
-    /// Returns how often somebody had to deal with `class`.
+    /// Returns how often `class` was observed.
     #[must_use]
     pub const fn observed(&self, class: FailureClass) -> u64 {
         self.observed[class as usize]
     }
 }
 
-/// Several classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct ClassSet(u32);
 
 impl ClassSet {
-    /// No class.
     pub(crate) const EMPTY: Self = Self(0);
 
     pub(crate) const fn insert(&mut self, class: FailureClass) {

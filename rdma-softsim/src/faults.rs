@@ -1,10 +1,10 @@
-//! Faults as data: what befalls a simulated fabric, and when.
+//! Faults of a simulated fabric, as data.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::failure_class::FailureClass;
 
-/// The faults of a simulation: a list, so that it can be written down, read back and made smaller.
+/// The faults of a simulation, as a list that can be written, read back and reduced.
 pub type FaultPlan = Vec<Injection>;
 
 /// One fault.
@@ -13,40 +13,40 @@ pub type FaultPlan = Vec<Injection>;
 pub struct Injection {
     /// When it may happen.
     pub when: When,
-    /// Whom it befalls: hosts count from 0 in the order of their creation.
+    /// The host, counted from 0 in the order of creation.
     pub host: u32,
     /// The fault. It strikes once, at the first object of the host that it can strike.
     pub fault: Fault,
 }
 
-/// From when on a fault waits for something to strike.
+/// When a fault becomes active.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum When {
-    /// After so many events of the simulation.
+    /// After this many events of the simulation.
     Event(u64),
-    /// From this pass on through a place that faults can strike.
+    /// At this pass, counted, through a place that faults can strike.
     Pass(Site, u32),
 }
 
-/// Which connections of a host a fault may strike.
+/// The connections of a host that a fault may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connections {
-    /// All of them, and what belongs to none.
+    /// All connections, and objects that belong to none.
     All,
-    /// That of the queue pair with this number.
+    /// The connection of the queue pair with this number.
     Pair(u32),
-    /// Those with a peer at this address.
+    /// Connections with a peer at this address.
     Peer(IpAddr),
-    /// That with a peer at this address and port, as the connection manager knows them.
+    /// The connection with a peer at this address and port, as the connection manager knows them.
     PeerAt(SocketAddr),
 }
 
-/// How often a fault strikes that may strike again and again: at so many of [`Chance::OF`] things that it can strike, drawn from the
-/// fabric's seed.
+/// How often a repeated fault strikes: at this many of [`Chance::OF`] possible targets, drawn from
+/// the fabric's seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Chance {
-    /// How many of [`Chance::OF`].
+    /// This many of [`Chance::OF`].
     pub times: u32,
 }
 
@@ -79,7 +79,7 @@ impl Site {
     pub(crate) const COUNT: usize = 7;
 }
 
-/// A fault that can happen.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Fault {
@@ -88,7 +88,8 @@ pub enum Fault {
         /// How many.
         times: u8,
     },
-    /// Nothing passes to or from the host for so long. Longer than the retries last, it ends what is in flight.
+    /// Nothing passes to or from the host for this long. If the retries end before, requests in
+    /// flight fail.
     LinkDown {
         /// How long.
         micros: u32,
@@ -97,22 +98,23 @@ pub enum Fault {
     KeyRefused,
     /// The memory of the next SEND's receive is gone.
     ReceiveGone,
-    /// The memory of the next request is gone; the peer learns nothing.
+    /// The memory of the next request is gone. The peer does not notice.
     SourceGone,
     /// The completion queue is lost at the next completion.
     QueueLost,
-    /// The next work request is refused for lack of room, after earlier ones of its chain were taken.
+    /// The next work request is refused for lack of room, after earlier ones of its chain were
+    /// posted.
     QueueFull,
     /// Completions are held back, to come in a burst.
     Hold {
         /// How long.
         micros: u32,
     },
-    /// An event of a completion queue that has nothing new.
+    /// A completion queue raises an event without a new completion.
     Spurious,
     /// The next message is lost.
     Lose,
-    /// The next answer is lost, so that the message comes twice.
+    /// The next answer is lost, so that the message is sent twice.
     LoseAnswer,
     /// The address is not resolved.
     AddressError,
@@ -134,7 +136,7 @@ pub enum Fault {
     },
     /// The device is removed.
     DeviceRemoval,
-    /// The device fails, and the connection manager says nothing.
+    /// The device fails, and the connection manager reports nothing.
     DeviceFatal,
     /// The device refuses the next WRITE as invalid.
     RequestRefused,
@@ -142,11 +144,11 @@ pub enum Fault {
     AddressChange,
     /// A queue pair fails by itself.
     PairFatal,
-    /// The process ends without a word; its kernel disconnects.
+    /// The process ends without a message, and its kernel disconnects.
     Kill,
     /// The next object or region cannot be made.
     Exhausted,
-    /// The program on the host does not run for so long. For the harness to obey, see
+    /// The program on the host does not run for this long. The harness must obey it, see
     /// [`Simulation::stalled_until`](crate::Simulation::stalled_until).
     Stall {
         /// How long.
@@ -155,7 +157,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The class of failure that it brings about.
+    /// Returns the failure class that it causes.
     #[must_use]
     pub const fn class(self) -> FailureClass {
         match self {
@@ -186,7 +188,7 @@ impl Fault {
         }
     }
 
-    /// Returns whether connections of the host may end by it. The others only cost time.
+    /// Returns whether it may end connections of the host. Other faults only cost time.
     #[must_use]
     pub const fn may_end_connections(self) -> bool {
         match self {
@@ -198,14 +200,15 @@ impl Fault {
             | Self::SlowReady { .. }
             | Self::AddressChange
             | Self::Stall { .. } => false,
-            // Seven retries last half a second. A longer outage uses them up, or lets them outlast the news that the peer
-            // has gone in the meantime.
+            // Seven retries last half a second. A longer outage uses them up, or lets them outlast
+            // a peer that has left in the meantime.
             Self::LinkDown { micros } => micros > 150_000,
             _ => true,
         }
     }
 
-    /// Whether it strikes a connection, so that [`Connections`] can say which. The others strike all that is on a host.
+    /// Returns whether it strikes a connection, so that [`Connections`] can select. Other faults
+    /// strike everything on a host.
     #[must_use]
     pub const fn strikes_connections(self) -> bool {
         !matches!(
@@ -220,7 +223,7 @@ impl Fault {
         )
     }
 
-    /// Whether it strikes at its moment, rather than at something the host does next.
+    /// Returns whether it strikes at its time, rather than at the host's next action.
     #[must_use]
     pub const fn strikes_by_itself(self) -> bool {
         matches!(

@@ -1,8 +1,8 @@
 //! An RDMA fabric inside one process, with the semantics of reliable connections.
 //!
-//! [`Fabric`] is a network, [`SoftSim`] a host on it with one RDMA device and one process. `SoftSim` implements
-//! [`Backend`](rdma_backend::Backend), so whatever is written against that seam runs here as it runs on
-//! libibverbs: in tests, in programs without a device, and in a simulator.
+//! [`Fabric`] is a network, [`SoftSim`] a host on it with one RDMA device and one process.
+//! `SoftSim` implements [`Backend`](rdma_backend::Backend), so a program written against that trait
+//! runs here as it runs on libibverbs: in tests, in programs without a device, and in a simulator.
 //!
 //! ```
 //! use rdma_backend::{Backend, CmEventKind, EventChannel, Identifier};
@@ -26,22 +26,25 @@
 //!
 //! # One model, two ways to run it
 //!
-//! The fabric itself is the private module `model`: deterministic, single-threaded, without clock, thread or descriptor.
-//! Calls change it and put what follows into an event queue, in one total order by time and then by decision; advancing it
-//! executes what is due.
+//! The fabric itself is the private module `model`: deterministic, single-threaded, without clock,
+//! thread or descriptor. Calls change it and schedule events, in one total order by time and then
+//! by decision. Advancing it executes what is due.
 //!
 //! * **In real time**, as a [`Fabric`]: a lock around the model, the machine's clock, an eventfd
-//!   for each event channel and completion queue ([`AsFd`](std::os::fd::AsFd); readable while something waits), and one
-//!   thread that sleeps until the model's next deadline. Whoever calls executes what is due, so without latency data
-//!   moves in the calling thread: a message is in the peer's memory and its completion in the queue when
-//!   [`post_send`](rdma_backend::QueuePair::post_send) returns. The thread starts with the first deadline and
-//!   ends with the last handle.
-//!   Programs of other processes come in through [`Device`], as `softrdma` lets them.
-//! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that moves from event to event,
-//!   and one seed from which everything follows. A [`DeviceKind`] chooses where verbs leaves devices a choice (when bytes
-//!   land, when a failed queue pair flushes, what a refused key looks like, how late and in which order completions
-//!   come). A [`FaultPlan`] says what befalls whom and when, as data. [`trace`] is what happened, and its hash. No
-//!   threads, and nobody to sleep on a descriptor: [`EventChannel::is_readable`] says what it would.
+//!   for each event channel and completion queue ([`AsFd`](std::os::fd::AsFd); readable while
+//!   something waits), and one thread that sleeps until the model's next deadline. A caller
+//!   executes what is due, so without latency data moves in the calling thread: a message is in the
+//!   peer's memory and its completion in the queue when
+//!   [`post_send`](rdma_backend::QueuePair::post_send) returns. The thread starts with the first
+//!   deadline and ends with the last handle. `softrdma` connects programs of other processes
+//!   through [`Device`].
+//! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that
+//!   moves from event to event, and one seed that determines everything. A [`DeviceKind`] decides
+//!   where verbs leaves devices a choice (when bytes land, when a failed queue pair flushes, what a
+//!   refused key looks like, how late and in which order completions come). A [`FaultPlan`] lists
+//!   faults with their targets and times. [`trace`] has the events, and their hash. There are no
+//!   threads, and descriptors cannot be slept on: [`EventChannel::is_readable`] returns their
+//!   readiness.
 //!
 //! ```
 //! use rdma_backend::{Backend, EventChannel, Identifier};
@@ -61,47 +64,52 @@
 //!
 //! # What it does
 //!
-//! Messages are whole: there are no packets, and order is by message. Each rule has a test in virtual time.
+//! Messages are whole: there are no packets, and order is by message. Each rule has a test in
+//! virtual time.
 //!
 //! | Rule | Source |
 //! |---|---|
 //! | SEND and WRITE with immediate consume a receive, also when empty; WRITE and READ never do | `ibv_post_send(3)` |
-//! | No receive: the requester comes back after the responder's `min_rnr_timer`, `rnr_retry_count` times, 7 is for ever; then `RNR_RETRY_EXC_ERR`. What is behind waits. Success gives the retries back | `rdma_connect(3)`, IBA 9.7.5.2.8 |
-//! | Each side's `rnr_retry_count` is the one that the *other* side passed; `retry_count` is the active side's | `rdma_accept(3)` |
-//! | No answer: again after [`Parameters::ack_timeout`], `retry_count` times, then `RETRY_EXC_ERR`. What was executed is acknowledged and not executed again. Idle connections notice nothing | IBA 9.7.6.1.3, 9.4.4 |
+//! | No receive: the requester retries after the responder's `min_rnr_timer`, `rnr_retry_count` times, 7 is endless; then `RNR_RETRY_EXC_ERR`. Later requests wait. Success restores the retries | `rdma_connect(3)`, IBA 9.7.5.2.8 |
+//! | Each side's `rnr_retry_count` is the one that the *other* side passed. `retry_count` is the active side's | `rdma_accept(3)` |
+//! | No answer: retried after [`Parameters::ack_timeout`], `retry_count` times, then `RETRY_EXC_ERR`. An executed message is acknowledged and not executed again. Idle connections notice nothing | IBA 9.7.6.1.3, 9.4.4 |
 //! | Key, bounds, domain or permission wrong at the responder: `REM_ACCESS_ERR`, both queue pairs in error; a receive consumed by it ends in `LOC_ACCESS_ERR` | `ibv_poll_cq(3)`, IBA 9.9.3 |
-//! | Without bytes no key is checked | IBA 9.7.4.1.2 |
+//! | A request without bytes has no key check | IBA 9.7.4.1.2 |
 //! | SEND longer than its receive: `REM_INV_REQ_ERR` here, `LOC_LEN_ERR` there; receive memory gone or read-only: `REM_OP_ERR` and `LOC_PROT_ERR` | `ibv_poll_cq(3)` |
-//! | Own memory gone under a request: `LOC_PROT_ERR`; the peer learns nothing | `ibv_dereg_mr(3)` |
+//! | Own memory deregistered under a request: `LOC_PROT_ERR`; the peer does not notice | `ibv_dereg_mr(3)` |
 //! | Bytes are read when a message is executed, inline bytes when it is posted | `ibv_post_send(3)` |
 //! | Completions keep the order of their queue. Unsignaled success is silent, failure never is | `ibv_post_send(3)`, IBA 10.7.3.1 |
 //! | A send slot is free when the completion of a later-or-equal request was *polled*; a receive slot when a message has consumed it (a device may take until that is polled) | `ibv_post_send(3)` |
-//! | In the error state whatever is or gets posted ends with `WR_FLUSH_ERR`, in order | `ibv_modify_qp(3)` |
-//! | One event per arming, for a completion that comes after it; of solicited ones alone, one whose message asked for it, or that failed | `ibv_req_notify_cq(3)` |
-//! | Queue pairs may take their receives from one shared queue. Its limit is told once; its receives are not flushed with a queue pair | `ibv_create_srq(3)`, `ibv_modify_srq(3)` |
-//! | In SQD what is on its way is concluded, which an event tells, and what is posted waits | `ibv_modify_qp(3)` |
-//! | A completion too many loses the queue and its queue pairs, which `CqErr` tells each of them | `ibv_create_cq(3)`, `ibv_get_async_event(3)` |
-//! | A refusal that consumed no receive is told to the responder by `QpAccessErr` or `QpReqErr` | IBA 9.9.3.1.3 |
-//! | A first message before the peer's word that it is ready is told by `CommEst`; whoever passes that on is connected | `rdma_notify(3)` |
-//! | The number of a queue pair that is gone is given again, to the next one | `rdma_create_qp(3)` |
+//! | In the error state, posted requests end with `WR_FLUSH_ERR`, in order, and so do those posted later | `ibv_modify_qp(3)` |
+//! | One event per arming, for a completion that comes after it. Armed for solicited events, only for one whose message asked for it, or that failed | `ibv_req_notify_cq(3)` |
+//! | Queue pairs may take their receives from one shared queue. Its limit raises one event. Its receives are not flushed with a queue pair | `ibv_create_srq(3)`, `ibv_modify_srq(3)` |
+//! | In SQD, requests in flight are completed, which an event reports, and later ones wait | `ibv_modify_qp(3)` |
+//! | One completion too many loses the queue and its queue pairs. `CqErr` reports it to each of them | `ibv_create_cq(3)`, `ibv_get_async_event(3)` |
+//! | `QpAccessErr` or `QpReqErr` reports a refusal without a receive to the responder | IBA 9.9.3.1.3 |
+//! | `CommEst` reports a first message that precedes the peer's RTU. A program that passes it on with `rdma_notify` is connected | `rdma_notify(3)` |
+//! | The number of a destroyed queue pair is reused, for the next one | `rdma_create_qp(3)` |
 //! | READs in flight are at most our `initiator_depth` and the peer's `responder_resources` | `rdma_connect(3)` |
 //! | The active side is ready when `Established` is *read*, and only then is the passive one connected | `rdma_get_cm_event(3)` |
-//! | Nobody listens: `Rejected(8)`; rejected, dropped or beyond the backlog of unread requests: `Rejected(28)` | `rdma_reject(3)`, `rdma_listen(3)` |
-//! | Disconnecting flushes our queue pair and leaves the peer's as it is. Our own `Disconnected` comes when the peer has disconnected too or [`Parameters::cm_timeout`] is over; `TimewaitExit` follows | `rdma_disconnect(3)` |
-//! | Dropping a connected identifier disconnects; dropping only the queue pair tells nobody | `rdma_destroy_id(3)`, `rdma_destroy_qp(3)` |
+//! | No listener: `Rejected(8)`. Rejected, dropped or beyond the backlog of unread requests: `Rejected(28)` | `rdma_reject(3)`, `rdma_listen(3)` |
+//! | Disconnecting flushes our queue pair and leaves the peer's unchanged. Our own `Disconnected` comes when the peer has disconnected too or [`Parameters::cm_timeout`] has passed; `TimewaitExit` follows | `rdma_disconnect(3)` |
+//! | Dropping a connected identifier disconnects. Dropping only the queue pair notifies neither side | `rdma_destroy_id(3)`, `rdma_destroy_qp(3)` |
 //!
-//! # What can befall it
+//! # Faults
 //!
-//! [`Fabric::set_link`], [`Fabric::kill_host`], small [`Limits`] and [`Fabric::inject`], at any time; in a simulation every [`Fault`],
-//! and the [`FailureCounts`] say which of the classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds, for tests
-//! that look for leaks.
+//! [`Fabric::set_link`], [`Fabric::kill_host`], small [`Limits`] and [`Fabric::inject`] cause
+//! faults at any time. A simulation has every [`Fault`], and its [`FailureCounts`] say which
+//! classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds,
+//! for tests that look for leaks.
 //!
-//! # What it does not do
+//! # Not modelled
 //!
-//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics and fences; more than one device on a host; the hours after which a real connection manager gives up on an application that never
-//! decides on a request. The bytes of a READ in this process are taken when its answer arrives, which is late but allowed without a
-//! fence. Completions of a dropped queue pair stay in their queue, as soft-RoCE leaves them there and some devices do
-//! not.
+//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics and
+//! fences; more than one device on a host; the hours after which a real connection manager gives up
+//! on an application that never decides on a request.
+//!
+//! The bytes of a READ in this process are read when its answer arrives, which is late but allowed
+//! without a fence. Completions of a dropped queue pair stay in their queue. Soft-RoCE leaves them
+//! there too; some devices do not.
 #![forbid(unsafe_code)]
 
 mod capture;

@@ -1,4 +1,4 @@
-//! Bytes on their way between processes, for those who move them.
+//! Bytes in flight between processes, for the threads that move them.
 
 use core::fmt;
 use std::sync::Arc;
@@ -6,13 +6,14 @@ use std::sync::Arc;
 use crate::driver::Core;
 use crate::model::Freight;
 
-/// The bytes of a message with an end in another process ([`ForeignMemory`](crate::ForeignMemory)), on their way from memory to memory.
+/// The bytes of a message with an end in another process ([`ForeignMemory`](crate::ForeignMemory)),
+/// in flight from memory to memory.
 ///
-/// They are moved step by step. Each step reaches into the memory of one end, and takes as long as that end's process lets it. A load that
-/// is dropped on its way is a message that is lost.
+/// They are moved step by step. Each step accesses the memory of one end, and takes as long as that
+/// end's process lets it. Dropping a load loses its message.
 pub struct Load {
     core: Arc<Core>,
-    /// Taken at the end.
+    /// `None` after the end.
     freight: Option<Freight>,
 }
 
@@ -21,14 +22,14 @@ impl Load {
         Self { core, freight: Some(freight) }
     }
 
-    /// Takes the next step. Not under any lock that somebody else might wait for.
+    /// Takes the next step. Do not call it under a lock that others might wait for.
     pub fn step(&mut self) {
         if let Some(freight) = &mut self.freight {
             freight.step();
         }
     }
 
-    /// Goes on: each step is taken by the memory that it reaches into, and in the end the message arrives.
+    /// Continues: the memory that each step accesses takes it, and in the end the message arrives.
     pub fn go(self) {
         let core = Arc::clone(&self.core);
         if let Some(freight) = self.pass() {
@@ -36,7 +37,7 @@ impl Load {
         }
     }
 
-    /// Takes all steps that are taken in this thread. Returns what has come to its end.
+    /// Takes all steps that run on this thread. Returns the freight if it has arrived.
     pub(crate) fn pass(mut self) -> Option<Freight> {
         loop {
             let freight = self.freight.as_ref()?;

@@ -1,4 +1,4 @@
-//! Properties of a fabric and its devices: times, limits, and the count of objects in use.
+//! Settings of a fabric and its devices: times, limits, and counts of objects.
 
 use core::time::Duration;
 
@@ -7,18 +7,20 @@ use rdma_backend::Capabilities;
 /// Times of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// How long a message travels, one way. Zero by default: in real time the machine's own speed is the latency.
+    /// One-way latency of a message. Zero by default: in real time the machine's own speed is the
+    /// latency.
     pub latency: Duration,
-    /// How long a requester waits for an acknowledgement before it sends again. It does so `retry_count` times, so a
-    /// request on a dead link fails after `(retry_count + 1)` times this. By default the 67 ms of the usual device
-    /// setting (4.096 µs · 2¹⁴).
+    /// How long a requester waits for an acknowledgement before it retransmits. It does so
+    /// `retry_count` times, so a request on a dead link fails after `(retry_count + 1)` times this.
+    /// The default is the 67 ms of the usual device setting (4.096 µs · 2¹⁴).
     pub ack_timeout: Duration,
-    /// How long the connection manager repeats a message that nobody answers, before it gives up.
+    /// How long the connection manager repeats an unanswered message before it gives up.
     pub cm_timeout: Duration,
-    /// How long bytes in another process ([`ForeignMemory`](crate::ForeignMemory)) may take to be reached, before their process counts as one
-    /// that does not answer.
+    /// How long accesses to bytes in another process ([`ForeignMemory`](crate::ForeignMemory)) may
+    /// take before that process counts as unresponsive.
     pub reach: Duration,
-    /// From the end of a connection to [`TimewaitExit`](rdma_backend::CmEventKind::TimewaitExit).
+    /// Time from the end of a connection to
+    /// [`TimewaitExit`](rdma_backend::CmEventKind::TimewaitExit).
     pub timewait: Duration,
 }
 
@@ -34,7 +36,7 @@ impl Default for Parameters {
     }
 }
 
-/// Limits of a host's device; the defaults are generous. Lower them to meet a small device in a test.
+/// Limits of a host's device. The defaults are generous; lower them to test a small device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Work requests in one queue.
@@ -55,7 +57,7 @@ pub struct Limits {
     pub max_queue_pairs: u32,
     /// Completion queues.
     pub max_completion_queues: u32,
-    /// Completion vectors. They change nothing here.
+    /// Completion vectors. They have no effect here.
     pub completion_vectors: u32,
 }
 
@@ -93,7 +95,7 @@ impl Limits {
 pub struct Resources {
     /// Event channels.
     pub event_channels: usize,
-    /// Connection-manager identifiers, those in connect requests that nobody read included.
+    /// Connection-manager identifiers, including those in unread connect requests.
     pub identifiers: usize,
     /// Protection domains.
     pub domains: usize,
@@ -112,6 +114,6 @@ pub struct Resources {
 pub enum Link {
     /// Messages pass.
     Up,
-    /// Nothing passes, either way, and nobody is told.
+    /// Nothing passes, either way, and there is no notification.
     Down,
 }

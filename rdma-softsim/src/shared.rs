@@ -11,7 +11,7 @@ use crate::driver::Driver;
 use crate::model::{PostedReceive, SharedId};
 use crate::verbs::{Domain, DomainInner};
 
-/// A shared receive queue. Queue pairs that take their receives from it keep it there.
+/// A shared receive queue. Queue pairs that take their receives from it keep it alive.
 pub struct SharedReceives {
     pub(crate) inner: Arc<SharedInner>,
 }
@@ -29,8 +29,8 @@ impl Drop for SharedInner {
 }
 
 impl Device {
-    /// `ibv_create_srq(3)`: room for `depth` receives. `name` is what asynchronous events call it: one comes when it holds fewer than `limit`
-    /// receives, unless that is 0.
+    /// `ibv_create_srq(3)`: room for `depth` receives. Asynchronous events use `name` for the
+    /// queue. One comes when it holds fewer than `limit` receives, unless that is 0.
     pub fn create_shared_receives(
         &self,
         name: u64,
@@ -49,7 +49,7 @@ impl Device {
 }
 
 impl SharedReceives {
-    /// `ibv_post_srq_recv(3)`: the requests in order, up to the first that is refused.
+    /// `ibv_post_srq_recv(3)`: posts the requests in order, up to the first refused one.
     pub fn post(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.inner.driver.with(|model| {
             requests.iter().enumerate().try_for_each(|(posted, request)| {
@@ -61,7 +61,8 @@ impl SharedReceives {
         })
     }
 
-    /// `ibv_modify_srq(3)`: an event comes when the queue holds fewer receives than this; 0 is no limit.
+    /// `ibv_modify_srq(3)`: raises an event when the queue holds fewer receives than this; 0 is no
+    /// limit.
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         self.inner.driver.with(|model| model.set_shared_limit(self.inner.id, limit))
     }
@@ -71,7 +72,7 @@ impl SharedReceives {
         self.inner.driver.with(|model| model.shared_limit(self.inner.id))
     }
 
-    /// Returns whether a queue pair takes its receives from it still (`EBUSY`).
+    /// Returns whether a queue pair still takes its receives from it (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1

@@ -15,56 +15,57 @@ use crate::model::SimulationState;
 use crate::settings::Limits;
 use crate::trace::Entry;
 
-/// A fabric under a seeded clock: everything that happens on it, down to the choices verbs leaves to devices and the
-/// faults that befall them, follows from its arguments and from the calls on its hosts.
+/// A fabric under a seeded clock. Everything that happens on it follows from its arguments and the
+/// calls on its hosts, including faults and the choices that verbs leaves to devices.
 ///
-/// Nothing happens by itself. [`Simulation::step`] executes the next event, at its moment; calls on hosts happen in
-/// between, and may lose the processor for a while, so that events come between two of them. There are no threads.
-/// Descriptors become readable as in real time, but whoever sleeps on one sleeps for ever: ask whether it is readable, or
+/// Nothing happens by itself. [`Simulation::step`] executes the next event, at its time. Calls on
+/// hosts come in between, and may lose the processor for a while, so that events come between two
+/// of them. There are no threads. Descriptors become readable as in real time, but a program that
+/// sleeps on one sleeps for ever. Check whether it is readable, or use
 /// [`EventChannel::is_readable`](crate::EventChannel::is_readable) and
-/// [`CompletionQueue::is_readable`](crate::CompletionQueue::is_readable), and step on.
+/// [`CompletionQueue::is_readable`](crate::CompletionQueue::is_readable), and call `step` again.
 pub struct Simulation {
     driver: Arc<Driver>,
 }
 
 impl Simulation {
-    /// A simulation without hosts.
+    /// Returns a simulation without hosts.
     #[must_use]
     pub fn new(seed: u64, device_kind: DeviceKind, settings: SimulationSettings, plan: FaultPlan) -> Self {
         Self { driver: Arc::new(Driver::simulated(SimulationState::new(seed, device_kind, settings, plan))) }
     }
 
-    /// A new host. It is known in faults and traces by its number, counted from 0.
+    /// Adds a host. Faults and traces name it by its number, counted from 0.
     #[must_use]
     pub fn host(&self, addresses: &[IpAddr], limits: Limits) -> SoftSim {
         self.fabric().host_with(addresses, limits)
     }
 
-    /// The network, for what can be done to it from outside.
+    /// Returns the network, for changes from outside.
     #[must_use]
     pub fn fabric(&self) -> Fabric {
         Fabric::of(&self.driver)
     }
 
-    /// The present moment.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Instant {
         self.driver.now()
     }
 
-    /// When the next event is.
+    /// Returns the time of the next event.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.driver.peek(|model| model.deadline())
     }
 
-    /// Executes the next event and moves the clock to it. False if there is none.
+    /// Executes the next event and moves the clock to it. Returns false if there is none.
     #[expect(clippy::must_use_candidate, reason = "whoever looked at the deadline knows")]
     pub fn step(&self) -> bool {
         self.driver.peek(|model| model.step())
     }
 
-    /// Lets time pass until `at`, and all that happens until then.
+    /// Advances time to `at`, and executes all events until then.
     pub fn advance(&self, at: Instant) {
         self.driver.peek(|model| model.advance(at));
     }
@@ -87,42 +88,42 @@ impl Simulation {
         self.driver.simulation(|simulation| core::mem::take(&mut simulation.trace.entries))
     }
 
-    /// A number that stands for everything that ever happened: two runs are the same if it is.
+    /// Returns a hash of everything that ever happened. Two runs are the same if their hashes are.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.driver.simulation(|simulation| simulation.digest())
     }
 
-    /// Returns the counts of the classes of failure.
+    /// Returns the counts of failure classes.
     #[must_use]
     pub fn failure_counts(&self) -> FailureCounts {
         self.driver.simulation(|simulation| simulation.failure_counts)
     }
 
-    /// Until when the program on a host is not to run, if a fault says so.
+    /// Returns until when a fault stops the program on a host.
     #[must_use]
     pub fn stalled_until(&self, host: u32) -> Option<Instant> {
         self.driver.simulation(|simulation| simulation.stalled_until(host))
     }
 
-    /// Returns whether the process on a host has ended by a fault.
+    /// Returns whether a fault has ended the process on a host.
     #[must_use]
     pub fn is_killed(&self, host: u32) -> bool {
         self.driver.peek(|model| model.is_killed(host))
     }
 
-    /// Faults of the plan that found nothing to strike yet.
+    /// Returns faults of the plan that have not struck yet.
     #[must_use]
     pub fn remaining_faults(&self) -> Vec<Injection> {
         self.driver.simulation(|simulation| simulation.remaining())
     }
 
-    /// From now on nothing befalls anybody: what is left of the plan is dropped.
+    /// Drops the rest of the fault plan.
     pub fn stop_faults(&self) {
         self.driver.simulation(SimulationState::stop_faults);
     }
 
-    /// When a fault last struck.
+    /// Returns when a fault last struck.
     #[must_use]
     pub fn last_fault(&self) -> Option<Instant> {
         self.driver.simulation(|simulation| simulation.last_fault)

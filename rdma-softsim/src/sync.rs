@@ -1,7 +1,7 @@
-//! Synchronisation of threads: a state under a lock, a thread that sleeps until it changes, and time.
+//! Thread synchronisation: a locked state, a thread that sleeps until it changes, and time.
 //!
-//! Under `--cfg shuttle` lock, sleep, threads and what is shared without the lock are those of a scheduler that tries one interleaving after another, and time
-//! is what has been slept; see `tests/interleavings.rs`.
+//! Under `--cfg shuttle` locks, sleeps, threads and lock-free data are those of a scheduler that
+//! tries one interleaving after another, and time is what was slept; see `tests/interleavings.rs`.
 
 use core::time::Duration;
 #[cfg(not(shuttle))]
@@ -18,7 +18,7 @@ pub(crate) use shuttle::{
     thread::{Builder, JoinHandle},
 };
 
-/// A state that one thread at a time may change, and a way to sleep until it does.
+/// A locked state, and a way to sleep until it changes.
 pub(crate) struct Monitor<T> {
     state: Mutex<T>,
     changed: Condvar,
@@ -30,28 +30,28 @@ impl<T> Monitor<T> {
         Self { state: Mutex::new(state), changed: Condvar::new(), calm: Condvar::new() }
     }
 
-    /// The state. The model holds no invariant that a panic elsewhere could have broken half-way and that its checks would not
-    /// catch: a poisoned lock is as good as any.
+    /// Locks the state. The model has no invariant that a panic elsewhere could have broken
+    /// half-way without its checks noticing, so a poisoned lock is usable.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends somebody's sleep.
+    /// Ends one sleep.
     pub(crate) fn notify(&self) {
         self.changed.notify_one();
     }
 
-    /// Ends the wait of all that wait for calm.
+    /// Ends all waits for calm.
     pub(crate) fn notify_calm(&self) {
         self.calm.notify_all();
     }
 
-    /// Sleeps until notified of calm, or for no reason.
+    /// Sleeps until notified of calm, possibly spuriously.
     pub(crate) fn wait_for_calm<'a>(&self, state: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.calm.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until notified, or until so much time has passed if there is a limit, or for no reason.
+    /// Sleeps until notified or for the given limit, possibly spuriously.
     #[cfg(not(shuttle))]
     pub(crate) fn sleep<'a>(
         &self,
@@ -65,8 +65,9 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// Sleeps where time stands still: a sleep with a limit is over when the others had a turn, and only then has its time
-    /// passed. One without ends by a notification or never, which the scheduler reports as a deadlock.
+    /// Sleeps while time stands still. A sleep with a limit ends when the others had a turn, and
+    /// only then has its time passed. A sleep without one ends by a notification or never, which
+    /// the scheduler reports as a deadlock.
     #[cfg(shuttle)]
     pub(crate) fn sleep<'a>(
         &'a self,

@@ -1,4 +1,5 @@
-//! The events of a simulation, as data: for oracles, for people, and for the proof that two runs are equal.
+//! The events of a simulation as data: for oracles, for people, and to prove that two runs are
+//! equal.
 
 use core::hash::{Hash, Hasher};
 
@@ -10,19 +11,19 @@ use crate::faults::Injection;
 /// Bytes of a SEND that a trace keeps: a whole control message.
 pub const MESSAGE: usize = 32;
 
-/// Something that happened.
+/// An entry of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
-    /// During which event of the simulation.
+    /// The event of the simulation during which it happened.
     pub event: u64,
-    /// When.
+    /// The time.
     pub at: Instant,
-    /// The event.
+    /// What happened.
     pub what: EntryKind,
 }
 
-/// An event of a simulation. Queue pairs go by their numbers, of which no two are equal at one time, but one
-/// after another; hosts count from 0.
+/// Kinds of trace entries. Queue pairs are named by their numbers, which are unique at one time but
+/// reused later. Hosts count from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EntryKind {
     /// A queue pair was made.
@@ -55,7 +56,7 @@ pub enum EntryKind {
         /// The request's id.
         id: u64,
     },
-    /// A message was executed by the device it was for.
+    /// A message was executed by the receiving device.
     Executed {
         /// The sender.
         from: u32,
@@ -64,13 +65,13 @@ pub enum EntryKind {
         /// The sender's request.
         work: Work,
     },
-    /// A notification met no receive.
+    /// A notification found no receive.
     NotReady {
         /// The sender.
         from: u32,
         /// The receiver.
         to: u32,
-        /// Whether a fault pretended it.
+        /// Whether a fault caused it.
         injected: bool,
         /// Whether the sender's retries are limited.
         limited: bool,
@@ -86,7 +87,7 @@ pub enum EntryKind {
     Completed(Completion),
     /// A completion was polled.
     Polled(Completion),
-    /// A connection-manager event waits.
+    /// A connection-manager event is waiting.
     Told {
         /// For this host.
         host: u32,
@@ -106,7 +107,7 @@ pub enum EntryKind {
     },
     /// A fault struck.
     Struck(Injection),
-    /// Something was destroyed that something else still needs: `EBUSY`, or worse.
+    /// An object was destroyed that another still needs: `EBUSY`, or worse.
     Busy {
         /// On this host.
         host: u32,
@@ -122,7 +123,7 @@ pub struct Work {
     pub id: u64,
     /// The operation.
     pub op: SendOp,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: usize,
     /// Whether success is reported.
     pub signaled: bool,
@@ -130,7 +131,7 @@ pub struct Work {
     pub message: Option<[u8; MESSAGE]>,
 }
 
-/// A hash that is the same everywhere: FNV-1a by words, good enough to tell two traces apart.
+/// A hash that is the same everywhere: FNV-1a by words, sufficient to tell two traces apart.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Digest(u64);
 
@@ -170,7 +171,7 @@ impl Hasher for Digest {
     }
 }
 
-/// The events since somebody last looked, and the hash of all that ever happened.
+/// The events since the last call, and the hash of all events.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     pub(crate) entries: Vec<Entry>,

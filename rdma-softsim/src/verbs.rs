@@ -56,7 +56,7 @@ impl rdma_backend::Domain<SoftSim> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
         let DomainInner { driver, id } = &*self.inner;
         driver.beside_copies(|model| model.may_register(*id, len as u64))?;
-        // Zeroing takes its time; not under the lock.
+        // Zeroing takes time, so it is not done under the lock.
         self.register_bytes(Memory::zeroed(len)?, access)
     }
 
@@ -127,7 +127,7 @@ pub(crate) struct QueueInner {
     driver: Arc<Driver>,
     id: QueueId,
     signal: Arc<dyn Signal>,
-    /// Whether a poll has something to say.
+    /// Whether a poll would return something.
     ready: Arc<AtomicBool>,
 }
 
@@ -177,7 +177,7 @@ impl rdma_backend::CompletionQueue<SoftSim> for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Returns whether a completion event waits: what the descriptor's readiness says in real time.
+    /// Returns whether a completion event waits. In real time the descriptor is readable then.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         self.inner.driver.peek(|model| model.has_events(self.inner.id))
@@ -202,8 +202,7 @@ pub struct QueuePair {
     pub(crate) id: PairId,
     number: u32,
     max_inline: usize,
-    /// Alive as long as the queue pair, and gone after it.
-    /// Its identifier, or the shared queue of its receives.
+    /// Outlives the queue pair: its identifier, or the shared queue of its receives.
     _keeps: Option<Arc<dyn Send + Sync>>,
     _domain: Arc<DomainInner>,
     _completions: [Arc<QueueInner>; 2],
@@ -247,7 +246,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// Does `post` with each request, up to the first that fails.
+/// Calls `post` for each request, up to the first that fails.
 fn chain<T>(requests: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Result<(), PostError<Error>> {
     for (posted, request) in requests.iter().enumerate() {
         post(request).map_err(|error| PostError { posted, error })?;
@@ -270,7 +269,7 @@ impl rdma_backend::QueuePair<SoftSim> for QueuePair {
                 let &SendRequest { id, op, ref local, signaled, inline } = request;
                 model.post_send(self.id, &PostedSend { id, op, local: self.part(local)?, signaled, inline })
             });
-            // One doorbell, for as many as were posted.
+            // One doorbell for all posted requests.
             model.ring(self.id);
             result
         })

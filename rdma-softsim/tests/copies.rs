@@ -1,4 +1,4 @@
-//! Long messages, whose bytes are copied while others use the fabric.
+//! Long messages whose bytes are copied while other threads use the fabric.
 
 // Miri has no poll(2).
 #![cfg(not(miri))]
@@ -19,10 +19,10 @@ use rdma_softsim::{Fabric, Region};
 use crate::common::{Peer, ip, pair};
 
 const LONG: usize = 64 << 10;
-/// Nobody waits for longer.
+/// The longest wait.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Memory that nobody reaches without leave once its gate is shut: a copy begins there, and goes on when it may.
+/// Memory with a gate. While it is shut, copies begin and then wait.
 struct Gated {
     bytes: Arc<[AtomicU8]>,
     shut: Arc<AtomicBool>,
@@ -40,7 +40,7 @@ impl CallerMemory for Gated {
     }
 }
 
-/// Two ends, and a window of the second one whose gate is open.
+/// Two ends, and an open-gated window of the second one.
 struct Ends {
     a: Peer,
     b: Peer,
@@ -74,7 +74,7 @@ impl Ends {
         self.a.send(half as u64, SendOp::WriteImmediate(to, Immediate(half as u32)), local);
     }
 
-    /// Calls `meanwhile` while the first half is copied by another thread.
+    /// Calls `meanwhile` while another thread copies the first half.
     fn during_a_copy(&self, meanwhile: impl FnOnce()) {
         thread::scope(|scope| {
             self.shut.store(true, Relaxed);
@@ -129,7 +129,7 @@ fn what_is_behind_a_copy_stays_behind_it() {
     assert!(ends.bytes.iter().all(|byte| byte.load(Relaxed) == 7));
 }
 
-/// A queue pair that fails meanwhile gives the bytes back when they were copied.
+/// A queue pair that fails meanwhile returns the bytes after the copy.
 #[test]
 fn what_is_copied_is_flushed_after_the_copy() {
     let fabric = Fabric::new();
@@ -146,7 +146,8 @@ fn what_is_copied_is_flushed_after_the_copy() {
     assert_eq!((refused.id, refused.result.unwrap_err().status), (9, CompletionStatus::REM_ACCESS_ERR));
 }
 
-/// Whoever takes memory away has it for itself afterwards; here the copy ends meanwhile, or before.
+/// A thread that takes memory away has it for itself afterwards. The copy ends meanwhile, or
+/// before.
 #[test]
 fn memory_goes_after_the_copy() {
     let fabric = Fabric::new();
@@ -173,7 +174,7 @@ fn memory_goes_after_the_copy() {
     });
 }
 
-/// Memory of a program whose code panics when it is asked for its bytes, once that is told.
+/// Memory of a program whose code panics, once set, when it is asked for its bytes.
 struct Panics(Arc<AtomicBool>, [AtomicU8; LONG]);
 
 impl CallerMemory for Panics {
@@ -183,8 +184,8 @@ impl CallerMemory for Panics {
     }
 }
 
-/// A panic of a program's memory is that program's own affair: its bytes are out of reach, and
-/// whoever writes to them goes on, as all others do.
+/// A panic in a program's memory affects only that program: its bytes cannot be accessed, and a
+/// peer that writes to them continues, like all others.
 #[test]
 fn memory_that_panics_is_out_of_reach() {
     for len in [4, LONG] {

@@ -1,4 +1,4 @@
-//! Connection-manager events as logs show them. In `rdma-proto` there is no identifier to show one with.
+//! Connection-manager events as they are logged. `rdma-proto` has no identifier to log one with.
 
 use rdma_backend::{AsyncEvent, Backend, CmEventKind, ConnectParams, EventChannel, Identifier};
 use rdma_softsim::{Fabric, SoftSim};
@@ -28,7 +28,7 @@ fn events_name_themselves() {
         (Kind::Other(99), "Other(99)".into()),
     ] {
         assert_eq!(format!("{kind:?}"), shown);
-        // Only a request has an identifier that a backend around this one could put its own around.
+        // Only a request has an identifier for a wrapping backend to convert.
         let wrapped: Kind = kind.map_identifier(|_| unreachable!("{shown} has an identifier"));
         assert_eq!(format!("{wrapped:?}"), shown);
     }

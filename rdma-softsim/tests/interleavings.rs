@@ -1,5 +1,6 @@
-//! Interleavings of threads on one fabric, tried one after another: `.ci/run interleavings`, which is
-//! `RUSTFLAGS='--cfg shuttle' cargo test -p rdma-softsim --test fabric`, and then the same with races put in.
+//! Interleavings of threads on one fabric, tried one after another: `.ci/run interleavings`, which
+//! is `RUSTFLAGS='--cfg shuttle' cargo test -p rdma-softsim --test fabric`, and then the same with
+//! injected races.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use shuttle::thread;
 
 use crate::common::{Peer, SLOTS, ip, pair, wait};
 
-/// At random, and with few but well-placed changes from thread to thread (PCT).
+/// At random, and with few but well-placed changes between threads (PCT).
 fn check(test: fn()) {
     shuttle::check_random(test, 200);
     shuttle::check_pct(test, 200, 3);
@@ -29,14 +30,14 @@ fn send(from: &Peer, count: u64) {
     for id in 0..count {
         from.send(id, SendOp::Send, Slice { region: &source, offset: 0, len: 4 });
     }
-    // Whoever leaves with work under way takes it along.
+    // A thread that leaves with pending work takes it along.
     while from.completions.poll(&mut [Completion::EMPTY; 64]).unwrap() == 0 {
         thread::yield_now();
     }
 }
 
-/// Poll, arm, poll, sleep: whatever comes in between, nobody sleeps through it. That messages come before and after the
-/// first look shows that interleavings are tried.
+/// Poll, arm, poll, sleep: whatever comes in between, no thread sleeps through it. Messages come
+/// before and after the first look, which shows that interleavings are tried.
 #[test]
 fn a_sleeper_is_woken() {
     static EARLY: AtomicU32 = AtomicU32::new(0);
@@ -59,7 +60,7 @@ fn a_sleeper_is_woken() {
     assert!(early > 0 && late > 0);
 }
 
-/// A SEND that meets no receive is sent again by the fabric's own thread, which sleeps until somebody needs it.
+/// The fabric's own thread, which sleeps until it is needed, retries a SEND without a receive.
 #[test]
 fn what_waits_for_its_turn_gets_it() {
     check(|| {
@@ -89,7 +90,7 @@ fn what_waits_for_its_turn_gets_it() {
     });
 }
 
-/// Whoever is the last to leave ends the fabric's thread, and nothing stays behind.
+/// The last thread to leave ends the fabric's thread, and nothing is left.
 #[test]
 fn all_leave_at_once() {
     check(|| {
@@ -112,7 +113,7 @@ fn all_leave_at_once() {
     });
 }
 
-/// A host is killed while its peer sleeps: the peer is told.
+/// A host is killed while its peer sleeps: the peer is notified.
 #[test]
 fn a_death_is_told() {
     check(|| {
@@ -128,18 +129,19 @@ fn a_death_is_told() {
     });
 }
 
-/// Memory that a program sees after it was deregistered.
+/// Memory that a program reads after it was deregistered.
 struct Kept(Arc<[AtomicU8]>);
 
 impl CallerMemory for Kept {
     fn shared(&self) -> SharedMemory<'_> {
-        // The others have a turn before each copy.
+        // Other threads run before each copy.
         thread::yield_now();
         SharedMemory::new(&self.0)
     }
 }
 
-/// A long message is copied while others have the fabric's lock: nothing of it lands in memory that its owner has taken away.
+/// A long message is copied while other threads have the fabric's lock. None of it lands in memory
+/// that its owner has taken away.
 #[test]
 fn nothing_lands_in_memory_that_is_gone() {
     static LANDED: AtomicU32 = AtomicU32::new(0);

@@ -1,4 +1,5 @@
-//! The fabric. Each topic is a module; a test that counts the threads of its process is a program of its own, `threads`.
+//! The fabric, one module per topic. The test `threads` counts the threads of its process, so it is
+//! a program of its own.
 
 mod common;
 

@@ -32,9 +32,10 @@ fn there(slots: &impl Region, slot: u64) -> RemoteAddress {
     RemoteAddress { address: u64::from_be_bytes(address), rkey: u32::from_be_bytes(rkey) }
 }
 
-/// Writes blocks into the peer's window with an immediate that says how long the block is, while the peer does the
-/// same, and checks every byte of what comes. A window is written again only when the peer has said that it was read.
-/// Whoever leaves first must wait for its last words to be acknowledged: a dropped queue pair sends nothing more.
+/// Writes blocks into the peer's window, each with its length as the immediate, while the peer does
+/// the same. Checks every byte. A window is overwritten only when the peer has reported that it was
+/// read. The first to leave must wait until its last message is acknowledged: a dropped queue pair
+/// sends nothing more.
 fn exchange(mut peer: Peer, rounds: u32, seed: u8) {
     const WINDOW: usize = 32 * 1024;
     let len_of = |round: u32| 1 + (round as usize * 7919) % WINDOW;
@@ -211,7 +212,7 @@ fn descriptors_are_readable_while_something_waits() {
     a.send(7, SendOp::Send, Slice { region: &source, offset: 0, len: SLOT });
     assert!(readable(&a.completions, Duration::ZERO));
     assert!(!readable(&b.completions, Duration::ZERO), "nobody armed it");
-    // Polling does not take the event; taking it does.
+    // Polling does not take the event; `take_events` does.
     assert_eq!(a.completions.poll(&mut [Completion::EMPTY]).unwrap(), 1);
     assert!(readable(&a.completions, Duration::ZERO));
     assert_eq!((a.completions.take_events().unwrap(), a.completions.take_events().unwrap()), (1, 0));

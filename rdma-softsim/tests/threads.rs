@@ -1,4 +1,5 @@
-//! The fabric's own thread. The only test of its process, so that the threads it counts are its own.
+//! The fabric's own thread. The only test of its process, so that the threads it counts are its
+//! own.
 
 // Miri has no poll(2), shuttle schedules no sleep in it.
 #![cfg(not(any(miri, shuttle)))]
@@ -36,7 +37,7 @@ fn starts_with_the_first_deadline_and_ends_with_the_last_handle() {
     let (mut a, b) = pair(&fabric.host(&[ip(1)]), &fabric.host(&[ip(2)]), ip(2));
     let source = a.domain.register(4, Access::NONE).unwrap();
     assert_eq!(timers(), 0);
-    // One more than there are receives: the last one waits for its turn.
+    // One more than there are receives: the last one waits.
     for id in 0..=SLOTS {
         a.send(id, SendOp::Send, Slice { region: &source, offset: 0, len: 4 });
     }

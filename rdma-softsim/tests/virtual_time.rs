@@ -1,4 +1,4 @@
-//! The fabric as a simulation: what its guide says of virtual time, one rule at a time.
+//! The fabric as a simulation: the crate documentation's rules of virtual time, one by one.
 
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +18,7 @@ use rdma_softsim::{
 const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7 };
 
-/// A calm fabric, on which only the test decides.
+/// A fabric without random delays, on which only the test decides.
 fn settings() -> SimulationSettings {
     SimulationSettings {
         parameters: Parameters { latency: Duration::from_micros(5), ..Parameters::default() },
@@ -33,7 +33,7 @@ fn ip(last: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, last])
 }
 
-/// One end of a connection; its fields go in this order.
+/// One end of a connection. Fields drop in this order.
 struct End {
     pair: QueuePair,
     completions: CompletionQueue,
@@ -100,7 +100,7 @@ impl World {
         self.active.pair.post_send(&[request]).unwrap();
     }
 
-    /// Everything that happens of itself.
+    /// Executes everything that happens by itself.
     fn settle(&self) {
         while self.sim.step() {}
     }
@@ -131,7 +131,8 @@ fn readable(source: &impl std::os::fd::AsFd) -> bool {
     poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
 }
 
-/// More comes while a program takes what waits. Its descriptor is readable exactly while something waits, then as well.
+/// More arrives while a program takes what waits. Its descriptor is readable exactly while
+/// something waits.
 #[test]
 #[cfg(not(miri))]
 fn a_descriptor_is_readable_while_something_waits_and_only_then() {
@@ -258,7 +259,7 @@ fn a_fault_strikes_once_at_the_first_thing_it_can_strike() {
     assert!(world.sim.remaining_faults().is_empty());
 }
 
-/// Its receive ends with an error, on every device, so that the receiver learns of it.
+/// Its receive fails on every device, so that the receiver notices.
 #[test]
 fn memory_that_is_gone_waits_for_a_receive_that_wants_it() {
     let plan = vec![Injection { when: When::Pass(Site::Arrive, 16), host: 0, fault: Fault::ReceiveGone }];

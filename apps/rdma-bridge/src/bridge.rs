@@ -1,4 +1,4 @@
-//! The bridge itself: accepts clients, gives each a connection to the server, and drains at its end.
+//! The bridge: accepts clients, connects each to the server, and drains when it stops.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::pump::{Broken, Side};
 use crate::relay::{Patience, SILENCE, discard, relay};
 use crate::tls::TlsFiles;
 
-/// How long nothing is accepted after the process had no descriptor or memory left for a client.
+/// How long nothing is accepted after the process ran out of descriptors or memory for a client.
 const BREATH: Duration = Duration::from_millis(100);
 
 const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
@@ -28,27 +28,34 @@ const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clients at the same time. One more gets an error reply and is closed. Each costs what its RDMA connection registers, and at most
-    /// 64 KiB for bytes that one side has sent and the other does not take yet.
+    /// Clients at the same time. A further one gets an error reply and is closed. Each costs what
+    /// its RDMA connection registers, and at most 64 KiB for bytes that one side has sent and the
+    /// other has not taken yet.
     pub max_connections: usize,
-    /// How long the connection to the server may take, and a TLS handshake on either side.
+    /// Time limit for the connection to the server, and for a TLS handshake on either side.
     pub connect_timeout: Duration,
-    /// How long either side may take nothing while there are bytes for it, and how long its last bytes may take to be delivered.
+    /// How long either side may take nothing while bytes wait for it, and how long delivering its
+    /// last bytes may take.
     pub stall: Duration,
-    /// A client that ends its own direction (`shutdown(2)` with `SHUT_WR`) still gets its replies. RDMA has no such half
-    /// end, so the bridge ends the server's connection when it has delivered all replies and none has come for so long. A client that has
-    /// ended as a whole looks alike, and its server sees that as much later.
+    /// How long no reply may come before a half-closed client's server connection ends.
+    ///
+    /// A client that ends its own direction (`shutdown(2)` with `SHUT_WR`) still gets its replies.
+    /// RDMA has no such half-close, so the bridge ends the server's connection once it has
+    /// delivered all replies and none has come for this long. A full disconnect looks the same, so
+    /// the server notices it this much later.
     pub quiet: Duration,
-    /// How long clients that are there may go on after the bridge was told to end. They are reset then.
+    /// How long connected clients may continue after the bridge was told to stop. They are reset
+    /// then.
     pub drain: Duration,
-    /// Those of RDMA connections; `stall` goes before their `linger`.
+    /// The options of RDMA connections. `stall` overrides their `linger`.
     pub options: Options,
     /// Certificates for `tls://`.
     pub tls: TlsFiles,
 }
 
 impl Default for Settings {
-    /// 1000 clients, 5 s to connect, 60 s without progress, 200 ms of quiet, 30 s to drain, no certificates.
+    /// 1000 clients, 5 s to connect, 60 s without progress, 200 ms of quiet, 30 s to drain, no
+    /// certificates.
     fn default() -> Self {
         Self {
             max_connections: 1000,
@@ -62,7 +69,7 @@ impl Default for Settings {
     }
 }
 
-/// Accepts clients on one carrier and connects each to a server on another.
+/// Accepts clients on one transport and connects each to a server on another.
 pub struct Bridge<B: Descriptors> {
     listening: Listening<B>,
     inner: Arc<Inner<B>>,
@@ -70,7 +77,6 @@ pub struct Bridge<B: Descriptors> {
     drain: Duration,
 }
 
-/// State that the tasks of a bridge share.
 struct Inner<B: Descriptors> {
     server: Dialling<B>,
     counters: Arc<Counters>,
@@ -79,10 +85,12 @@ struct Inner<B: Descriptors> {
 }
 
 impl<B: Descriptors> Bridge<B> {
-    /// Listens on `listen`, for clients that are connected to `connect`. The server need not be there yet.
+    /// Listens on `listen`, for clients to be connected to `connect`. The server need not exist
+    /// yet.
     ///
     /// # Errors
-    /// The place to listen on is taken or no address of this machine, there is no RDMA device, or TLS lacks what it needs.
+    /// Returns an error if the place to listen on is taken or no address of this machine, if there
+    /// is no RDMA device, or if TLS lacks a certificate, a key or authorities.
     pub async fn bind(
         backend: &B,
         listen: &Place,
@@ -91,7 +99,7 @@ impl<B: Descriptors> Bridge<B> {
     ) -> Result<Self, Error> {
         let tls = settings.tls.load()?;
         let limits = Limits::default().connections(settings.max_connections);
-        // The end of a connection is waited for as long as for anything else that its peer is to take.
+        // A connection's end may take as long as any other bytes that its peer is to take.
         let options = settings.options.linger(settings.stall);
         let how = Connect::default().timeout(settings.connect_timeout).options(options);
         let server = Dialling::new(connect, backend, limits, &tls, how)?;
@@ -103,24 +111,25 @@ impl<B: Descriptors> Bridge<B> {
         Ok(Self { listening, inner: Arc::new(inner), max_connections, drain })
     }
 
-    /// Returns the place that clients connect to: the address that was bound, with its port.
+    /// Returns the place that clients connect to, with the actual address and port.
     ///
     /// # Errors
-    /// The socket or the device is gone.
+    /// Returns an error if the socket or the device is gone.
     pub fn place(&self) -> io::Result<Place> {
         self.listening.place()
     }
 
-    /// Returns the counters of the bridge, which go on counting while it runs.
+    /// Returns the counters of the bridge, which it updates while it runs.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.inner.counters)
     }
 
-    /// Serves until `stop` comes about. Accepts nobody from then on, gives those who are there [`Settings::drain`] to
-    /// end by themselves, and ends the rest.
+    /// Serves until `stop` completes. It then accepts no clients, gives the connected ones
+    /// [`Settings::drain`] to end by themselves, and ends the rest.
     ///
     /// # Errors
-    /// The listener failed for good, as when its RDMA device was removed.
+    /// Returns an error if the listener failed for good, for example because its RDMA device was
+    /// removed.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> io::Result<()> {
         let places = Arc::new(Semaphore::new(self.max_connections));
         let mut tasks = JoinSet::new();
@@ -171,7 +180,7 @@ impl<B: Descriptors> Inner<B> {
                 tracing::warn!(server = %self.server.place(), %error, "the server cannot be reached");
                 &counters.unreachable
             }
-            // Clients come and go as they like; a server that breaks is of interest.
+            // Clients come and go. Only a failure of the server deserves a warning.
             Err(Failure::Broken(Broken { side: Side::Client, error })) => {
                 tracing::debug!(%error, "a client's connection broke");
                 &counters.failed
@@ -191,8 +200,9 @@ impl<B: Descriptors> Inner<B> {
         let server = match within(limit, self.server.connect()).await {
             Ok(server) => server,
             Err(error) => {
-                // No error reply: a client would take it for the server's answer to its command. It knows what to do about a connection
-                // that ends before anything came: it tries again. The reason is in the log.
+                // No error reply: a client would take it for the server's answer to its command. A
+                // client retries when its connection ends without a reply. The reason is in the
+                // log.
                 let _told = timeout(limit, async {
                     client.shutdown().await?;
                     discard(&mut client, SILENCE, limit).await;
@@ -218,7 +228,8 @@ enum Failure {
     Broken(Broken),
 }
 
-/// Returns whether an error of `accept` concerns one client or passes when others have ended: `accept(2)`.
+/// Returns whether an error of `accept` concerns one client, or passes when others have ended:
+/// `accept(2)`.
 fn passes(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     const EMFILE: i32 = 24;

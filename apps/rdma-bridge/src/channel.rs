@@ -19,21 +19,21 @@ use crate::place::{Carrier, Place};
 use crate::relay::End;
 use crate::tls::TlsConfig;
 
-/// After how much silence, and then how often, a TCP peer is asked whether it is still there; a Valkey server asks as often.
+/// Silence after which a TCP peer is probed, and the interval of probes. A Valkey server uses the
+/// same.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
-/// A byte stream of any carrier.
+/// A byte stream of any transport.
 enum Carried<B: Descriptors> {
     Tcp(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
     Rdma(AsyncStream<B>),
 }
 
-/// A connection of any carrier. One that is dropped before it was shut down is reset: whatever the reason, its peer must not take half of
-/// a reply for a whole one.
+/// A connection of any transport. Dropping it before it was shut down resets it: its peer must not
+/// take half of a reply for a whole one.
 pub(crate) struct Channel<B: Descriptors> {
     stream: Carried<B>,
-    /// Whether it was shut down.
     finished: bool,
 }
 
@@ -58,8 +58,8 @@ impl<B: Descriptors> Drop for Channel<B> {
             Carried::Tcp(socket) => socket,
             Carried::Tls(stream) => stream.get_ref().0,
             Carried::Rdma(stream) => {
-                // Begun is enough: nothing waits for what was not delivered. The protocol has no other end than this, which a peer in
-                // the middle of a reply knows for what it is.
+                // Beginning is enough: nothing waits for undelivered bytes. The protocol has no
+                // other end. A peer in the middle of a reply recognises it.
                 let mut abort = pin!(stream.close(Duration::ZERO));
                 let _begun = abort.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                 return;
@@ -121,13 +121,13 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
     }
 }
 
-/// The side that clients connect to.
+/// The listening side, for clients.
 pub(crate) enum Listening<B: Descriptors> {
     Tcp(TcpListener, Option<Arc<ServerConfig>>),
     Rdma(AsyncListener<B>),
 }
 
-/// A client that was accepted. Its TLS handshake is still to come.
+/// An accepted client, before its TLS handshake.
 pub(crate) enum Accepted<B: Descriptors> {
     Tcp(TcpStream, Option<Arc<ServerConfig>>),
     Rdma(AsyncStream<B>),
@@ -163,7 +163,7 @@ impl<B: Descriptors> Listening<B> {
         Ok(Self::Tcp(TcpListener::bind(place.authority()).await.map_err(failed)?, server))
     }
 
-    /// Returns the place where it listens; its port is known by now.
+    /// Returns the place where it listens, with the actual port.
     pub(crate) fn place(&self) -> io::Result<Place> {
         Ok(match self {
             Self::Tcp(listener, tls) => {
@@ -186,10 +186,10 @@ impl<B: Descriptors> Listening<B> {
 }
 
 impl<B: Descriptors> Accepted<B> {
-    /// Tells a client that it cannot be served. Nobody waits for it, so that refusing costs nothing.
+    /// Tells a client that it cannot be served. The call does not wait, so refusing costs nothing.
     pub(crate) fn refuse(self, reply: &[u8]) {
         if let Self::Tcp(stream, None) = self {
-            // A fresh socket has room for it, and a client that does not get it sees the end anyway.
+            // A fresh socket has room for it. A client that does not get it sees the end anyway.
             let _unheard = stream.try_write(reply);
         }
     }
@@ -211,7 +211,7 @@ impl<B: Descriptors> Accepted<B> {
     }
 }
 
-/// The side that the server is on.
+/// The connecting side, for the server.
 pub(crate) enum Dialling<B: Descriptors> {
     Tcp(Place),
     Tls(Place, Arc<ClientConfig>),

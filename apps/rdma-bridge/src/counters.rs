@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The counters of a bridge at one moment. Counts only grow, except `open`.
+/// The counters of a bridge. They only grow, except `open`.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(crate) accepted: AtomicU64,
@@ -15,21 +15,21 @@ pub struct Counters {
     pub(crate) backward: AtomicU64,
 }
 
-/// [`Counters`] at one moment.
+/// A snapshot of [`Counters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// Clients that were given a connection or refused one.
+    /// Clients that were accepted, including refused ones.
     pub accepted: u64,
-    /// Clients that were refused because the limit was reached.
+    /// Clients refused because the limit was reached.
     pub refused: u64,
     /// Clients for whom the server could not be reached.
     pub unreachable: u64,
-    /// Connections that an error or a time-out ended, on either side.
+    /// Connections ended by an error or a time-out, on either side.
     pub failed: u64,
     /// Connections that ended in order.
     pub ended: u64,
-    /// Connections that are there now, those included that are being made.
+    /// Current connections, including those being made.
     pub open: u64,
     /// Bytes from clients to the server.
     pub forward: u64,
@@ -44,7 +44,7 @@ impl Counters {
 
     /// Reads the counters.
     pub fn snapshot(&self) -> Snapshot {
-        // Ends before the beginnings that they end, so that `open` never falls below zero.
+        // Read the ends before the starts, so that `open` never falls below zero.
         let refused = self.refused.load(Ordering::Acquire);
         let unreachable = self.unreachable.load(Ordering::Acquire);
         let failed = self.failed.load(Ordering::Acquire);
@@ -63,7 +63,7 @@ impl Counters {
     }
 }
 
-/// Two lines: connections, and bytes.
+/// Prints two lines: connections, and bytes.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { accepted, refused, unreachable, failed, ended, open, forward, backward } = self;

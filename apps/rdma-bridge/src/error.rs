@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use crate::place::Place;
 
-/// Why a bridge cannot be built.
+/// An error that prevents building a bridge.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A side is not written as a URL of a known scheme with a host and a port.
+    /// The text of a side is not a URL of a known scheme with a host and a port.
     #[error("{text:?} is no side of a bridge: write tcp://HOST:PORT, tls://HOST:PORT or rdma://HOST:PORT")]
     Place {
-        /// As it was written, without what stands before an `@`.
+        /// The text, without everything before an `@`.
         text: String,
     },
     /// A side needs a certificate, a key or trusted authorities that the settings lack.
@@ -28,23 +28,23 @@ pub enum Error {
     Pem {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// There is no RDMA here, through which the bridge could connect.
+    /// The bridge needs RDMA to connect, and there is none.
     #[error("cannot connect to {place}: {source}")]
     Connect {
-        /// To where.
+        /// The place to connect to.
         place: Place,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The bridge cannot listen there.
     #[error("cannot listen on {place}: {source}")]
     Listen {
-        /// Where.
+        /// The place to listen on.
         place: Place,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! `valkey-rdma-bridge`: lets clients that speak TCP alone use a server's RDMA port, and clients that speak RDMA a server that
-//! speaks TCP alone.
+//! `valkey-rdma-bridge`: connects TCP clients to a server's RDMA port, and RDMA clients to a TCP
+//! server.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -48,7 +48,8 @@ struct Arguments {
     /// Where the server is.
     #[arg(long)]
     connect: String,
-    /// Put an RDMA connection on a fabric inside this process between two sides of TCP or TLS. Needs no device.
+    /// Put an RDMA connection on a fabric inside this process between two sides of TCP or TLS.
+    /// Needs no device.
     #[arg(long)]
     softsim: bool,
     /// Clients at the same time; one more gets an error reply.
@@ -60,7 +61,8 @@ struct Arguments {
     /// Seconds that either side may take nothing while there are bytes for it.
     #[arg(long, value_parser = seconds, default_value = "60")]
     stall: Duration,
-    /// Seconds without a reply after which the server's RDMA connection ends, once a client of TCP has ended its own direction.
+    /// Seconds without a reply after which the server's RDMA connection ends, once a client of TCP
+    /// has ended its own direction.
     #[arg(long, value_parser = seconds, default_value = "0.2")]
     quiet: Duration,
     /// Seconds that clients have to end by themselves after SIGTERM.
@@ -97,7 +99,7 @@ async fn perform(arguments: Arguments) -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    // Not by clap, which repeats what it does not understand: it may have a password.
+    // Not parsed by clap, which would repeat an invalid value: it may contain a password.
     let (listen, connect) = match (arguments.listen.parse::<Place>(), arguments.connect.parse::<Place>()) {
         (Ok(listen), Ok(connect)) => (listen, connect),
         (Err(error), _) | (_, Err(error)) => {
@@ -117,7 +119,7 @@ async fn perform(arguments: Arguments) -> ExitCode {
         );
         return ExitCode::from(USAGE);
     }
-    // What cannot be looked up is told of when it is used.
+    // A failed look-up is reported when the name is used.
     if let (Ok(false), Ok(true)) = (listen.is_loopback().await, connect.is_loopback().await) {
         eprint!("{}", past_protected_mode(&listen, &connect));
     }
@@ -136,7 +138,8 @@ async fn perform(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// The server behind a loopback address takes all clients of the bridge for local ones.
+/// Warns of a server behind a loopback address, which takes all clients of the bridge for local
+/// ones.
 fn past_protected_mode(listen: &Place, connect: &Place) -> String {
     let text = format!(
         "warning: clients from other machines can reach {listen}, and come to {connect} as clients of this machine. The \
@@ -146,7 +149,7 @@ fn past_protected_mode(listen: &Place, connect: &Place) -> String {
     folded(&text)
 }
 
-/// Folds a message between words.
+/// Wraps a message between words.
 fn folded(text: &str) -> String {
     textwrap::fill(text, textwrap::Options::new(WIDTH).break_words(false))
 }
@@ -159,7 +162,8 @@ async fn bridge(listen: Place, connect: Place, settings: &Settings) -> Result<()
     serve(bridge).await
 }
 
-/// Two bridges, with RDMA between them: clients are on the first, the server is behind the second.
+/// Runs two bridges with RDMA between them. Clients connect to the first, the server is behind the
+/// second.
 async fn through_softsim(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
     let fabric = Fabric::new();
     let [near, far] = ["192.0.2.1", "192.0.2.2"].map(|address| address.parse());
@@ -167,14 +171,14 @@ async fn through_softsim(listen: Place, connect: Place, settings: &Settings) -> 
     let middle: Place = "rdma://192.0.2.2:6379".parse()?;
     let second = Bridge::bind(&fabric.host(&[far]), &middle, connect, settings).await?;
     let first = Bridge::bind(&near, &listen, middle, settings).await?;
-    // Ends with the process: by then, the first has drained.
+    // Ends with the process. By then, the first has drained.
     let second = tokio::spawn(second.serve(std::future::pending()));
     let served = serve(first).await;
     second.abort();
     served
 }
 
-/// Serves until a signal says otherwise.
+/// Serves until a signal.
 async fn serve<B: Descriptors>(bridge: Bridge<B>) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -183,7 +187,7 @@ async fn serve<B: Descriptors>(bridge: Bridge<B>) -> Result<(), Failure> {
     let counters = bridge.counters();
     let (stop, stopped) = oneshot::channel::<()>();
     let mut stop = Some(stop);
-    // A sender that is dropped says it too.
+    // A dropped sender also means to stop.
     let mut serving = pin!(bridge.serve(async { drop(stopped.await) }));
     let result = loop {
         tokio::select! {

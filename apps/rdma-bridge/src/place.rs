@@ -1,4 +1,4 @@
-//! Where a bridge listens and where it connects to.
+//! The two sides of a bridge.
 
 use std::fmt;
 use std::io;
@@ -7,14 +7,15 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// One side of a bridge: `tcp://HOST:PORT`, `tls://HOST:PORT` or `rdma://HOST:PORT`. An IPv6 address stands in brackets.
+/// One side of a bridge: `tcp://HOST:PORT`, `tls://HOST:PORT` or `rdma://HOST:PORT`. An IPv6
+/// address needs brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The transport.
     pub carrier: Carrier,
     /// A name or an address.
     pub host: String,
-    /// The port; 0 takes a free one to listen on.
+    /// The port. To listen on, 0 picks a free port.
     pub port: u16,
 }
 
@@ -30,7 +31,7 @@ pub enum Carrier {
 }
 
 impl Place {
-    /// `HOST:PORT`, as resolvers take it.
+    /// Returns `HOST:PORT`, as resolvers expect it.
     pub(crate) fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -39,16 +40,15 @@ impl Place {
         }
     }
 
-    /// Looks its name up, and returns whether each of its addresses is one of this machine alone.
+    /// Resolves the host, and returns whether all of its addresses are loopback addresses.
     ///
     /// # Errors
-    /// The name has no address.
+    /// Returns an error if the name has no address.
     pub async fn is_loopback(&self) -> io::Result<bool> {
         let mut addresses = tokio::net::lookup_host(self.authority()).await?;
         Ok(addresses.all(|address| address.ip().to_canonical().is_loopback()))
     }
 
-    /// An address on this carrier.
     pub(crate) fn at(carrier: Carrier, address: SocketAddr) -> Self {
         Self { carrier, host: address.ip().to_string(), port: address.port() }
     }
@@ -58,7 +58,7 @@ impl FromStr for Place {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        // What stands before an @ may be a password.
+        // Text before an @ may be a password.
         let shown = text.rsplit_once('@').map_or_else(|| text.into(), |(_, behind)| format!("…@{behind}"));
         let wrong = || Error::Place { text: shown.clone() };
         let (scheme, authority) = text.split_once("://").ok_or_else(wrong)?;
@@ -71,7 +71,7 @@ impl FromStr for Place {
         let (host, port) = authority.trim_end_matches('/').rsplit_once(':').ok_or_else(wrong)?;
         let bare = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
             Some(inner) => inner,
-            // Without brackets, nobody can tell where an IPv6 address ends.
+            // Without brackets, the end of an IPv6 address is ambiguous.
             None if host.contains(':') => return Err(wrong()),
             None => host,
         };

@@ -1,4 +1,4 @@
-//! One direction of a connection: bytes from one side to the other, each as soon as it is there.
+//! One direction of a connection: copies bytes from one side to the other as they arrive.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -11,12 +11,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
-/// Bytes that are read at once, and the most that a direction keeps while its target takes nothing.
+/// Most bytes per read, and the most that a direction keeps while its target takes nothing.
 pub(crate) const BUFFER: usize = 32 << 10;
 
 thread_local! {
-    /// Where this thread reads to. Most bytes are written at once from here, so that a connection
-    /// keeps a buffer of its own only for what its target did not take.
+    /// This thread's read buffer. Most bytes are written directly from it. A connection has a
+    /// buffer of its own only for bytes that its target did not take.
     static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
@@ -48,30 +48,29 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Returns whether this tells that `side` takes nothing any more, as opposed to nothing in
-    /// time.
+    /// Returns whether `side` takes nothing any more, as opposed to nothing in time.
     pub(crate) fn is_gone(&self, side: Side) -> bool {
         self.side == side && self.error.kind() != io::ErrorKind::TimedOut
     }
 }
 
-/// Why a pump stopped. Everything that it had read was delivered.
+/// Why a pump stopped. It has delivered everything that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// The source has ended in order.
     Ended,
-    /// The source has sent nothing for as long as it was given.
+    /// The source has sent nothing for the given time.
     Quiet,
 }
 
-/// The bytes of one direction that are in hand, and their count.
+/// The pending bytes of one direction, and their count.
 pub(crate) struct Pump<'a> {
     source: Side,
-    /// Bytes that were read; those from `at` on were not written yet. It has no memory while there
-    /// are none.
+    /// Bytes that were read. Those from `at` on were not written yet. It has no memory while it is
+    /// empty.
     held: Vec<u8>,
     at: usize,
-    /// Whether bytes were written that may wait for a flush.
+    /// Whether written bytes may wait for a flush.
     unflushed: bool,
     /// How long the target may take nothing.
     stall: Duration,
@@ -83,12 +82,12 @@ impl<'a> Pump<'a> {
         Self { source, held: Vec::new(), at: 0, unflushed: false, stall, delivered }
     }
 
-    /// Moves bytes until `from` has ended; or until none is in hand and none has come for `quiet`,
-    /// if that is given. A future that is dropped loses nothing: the next call delivers what is in
-    /// hand.
+    /// Moves bytes until `from` has ended. With `quiet`, also stops when no byte is pending and
+    /// none has come for that long. Dropping the future loses nothing: the next call delivers the
+    /// pending bytes.
     ///
     /// # Errors
-    /// One of the two sides broke.
+    /// Returns an error if one of the two sides broke.
     pub(crate) async fn run(
         &mut self,
         from: &mut (impl AsyncRead + Unpin),
@@ -111,7 +110,7 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Writes and flushes what is in hand.
+    /// Writes and flushes the pending bytes.
     async fn deliver(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         while let Some(rest) = self.held.get(self.at..).filter(|rest| !rest.is_empty()) {
             let written = in_time(self.stall, to.write(rest)).await?;
@@ -125,8 +124,8 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Reads, while nothing is in hand, and writes as much as `to` takes at once. False at the end
-    /// of `from`.
+    /// Reads while nothing is pending, and writes as much as `to` takes at once. Returns false at
+    /// the end of `from`.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,
@@ -173,7 +172,7 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// Does what waits for a peer, for at most `stall`.
+/// Runs `act`, which waits for a peer, for at most `stall`.
 pub(crate) async fn in_time<T>(stall: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match timeout(stall, act).await {
         Ok(result) => result,

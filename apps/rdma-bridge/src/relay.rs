@@ -1,9 +1,9 @@
-//! One client and its server: bytes from each to the other, until both have ended.
+//! Relays bytes between one client and its server until both have ended.
 //!
-//! One rule is behind all of it. A side is ended in order when the other side has ended in order
-//! and all that it sent was delivered, or, where it can only end as a whole, when it has been quiet
-//! for as long as it was given. In all other cases it is reset, so that no reply that was cut short
-//! looks whole.
+//! One rule governs ends. A side is ended in order when the other side has ended in order and all
+//! of its bytes were delivered. A side that can only end as a whole is also ended after the other
+//! has been quiet for the given time. In all other cases it is reset, so that a truncated reply
+//! never looks whole.
 
 use std::io;
 use std::time::Duration;
@@ -14,23 +14,22 @@ use tokio::time::timeout;
 use crate::counters::Counters;
 use crate::pump::{Broken, Pump, Side, Stop, in_time};
 
-/// How long a client that was told the end may be silent and not end itself, while what it still
-/// sends is thrown away. A socket that is closed with bytes unread resets the connection, and the
-/// last reply could be lost by that.
+/// How long a client that was told the end may stay silent without ending itself. Bytes that it
+/// sends meanwhile are discarded. Closing a socket with unread bytes resets the connection, and the
+/// last reply could be lost.
 pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long connections wait for what.
+/// Time limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// For a peer to take bytes.
+    /// For a peer that takes no bytes.
     pub(crate) stall: Duration,
-    /// For more replies, after a client has ended its own direction, when the server's connection
-    /// can only end as a whole.
+    /// For more replies after a client has ended its own direction, if the server's connection can
+    /// only end as a whole.
     pub(crate) quiet: Duration,
 }
 
-/// A stream of bytes to one side. One that is dropped before it was shut down resets the
-/// connection.
+/// A byte stream to one side. Dropping it before it was shut down resets the connection.
 pub(crate) trait End: AsyncRead + AsyncWrite + Unpin {
     /// Returns whether its peer can end its own direction and still read. An RDMA connection ends
     /// as a whole.
@@ -40,7 +39,7 @@ pub(crate) trait End: AsyncRead + AsyncWrite + Unpin {
 /// Relays until both sides have ended.
 ///
 /// # Errors
-/// One side broke.
+/// Returns an error if one side broke.
 pub(crate) async fn relay(
     mut client: impl End,
     mut server: impl End,
@@ -59,8 +58,8 @@ pub(crate) async fn relay(
     };
     let (first, gone) = match stopped {
         Ok(_) => (source, false),
-        // The target takes nothing more. What it had sent before is worth as much as if that had
-        // been noticed first.
+        // The target takes nothing more. What it had sent before counts as if that had been noticed
+        // first.
         Err(broken) if broken.is_gone(source.other()) => {
             let rest = match source {
                 Side::Client => replies.run(&mut server.from, &mut client.to, Some(stall)).await,
@@ -79,7 +78,6 @@ pub(crate) async fn relay(
     }
 }
 
-/// The two directions of a side.
 struct Party<'a, E> {
     side: Side,
     half_closes: bool,
@@ -94,7 +92,7 @@ impl<'a, E: End> Party<'a, E> {
         Self { side, half_closes, from, to }
     }
 
-    /// How long it may be silent after it was told the end. Servers end soon; clients in a pool may
+    /// How long it may be silent after it was told the end. Servers end soon. Pooled clients may
     /// not look for hours.
     fn silence(&self, stall: Duration) -> Duration {
         match self.side {
@@ -103,21 +101,21 @@ impl<'a, E: End> Party<'a, E> {
         }
     }
 
-    /// Delivers what was written and ends this direction; of an RDMA connection, both.
+    /// Delivers written bytes and ends this direction, or both of an RDMA connection.
     async fn finish(&mut self, stall: Duration) -> Result<(), Broken> {
         finish(&mut self.to, stall).await.map_err(self.side.broke())
     }
 
-    /// As `finish`, for a side that has ended before: if it is gone already, so much the better.
+    /// Like `finish`, for a side that has ended before. It does not matter if it is gone.
     async fn part(&mut self, stall: Duration) -> Result<(), Broken> {
         let _gone = self.finish(stall).await;
         Ok(())
     }
 }
 
-/// Ends both sides, after `first` has ended in order and all that it sent was delivered to
-/// `second`. `rest` is the pump from `second` to `first`; `first` takes nothing from it if it is
-/// `gone`.
+/// Ends both sides, after `first` has ended in order and all of its bytes were delivered to
+/// `second`. `rest` is the pump from `second` to `first`. If `first` is `gone`, it takes nothing
+/// from it.
 async fn conclude<X: End, Y: End>(
     first: &mut Party<'_, X>,
     second: &mut Party<'_, Y>,
@@ -130,7 +128,7 @@ async fn conclude<X: End, Y: End>(
         second.finish(stall).await?;
         if takes {
             // A client may wait for a reply for ever. A server that has ended is nearly always gone
-            // as a whole, and a client that does not send any more would never find out.
+            // as a whole, and a client that sends nothing more would never find out.
             let limit = (first.side == Side::Server).then_some(stall);
             match rest.run(&mut second.from, &mut first.to, limit).await {
                 Ok(Stop::Ended) => return first.part(stall).await,
@@ -145,16 +143,15 @@ async fn conclude<X: End, Y: End>(
     }
     let mut outcome = Ok(takes);
     if takes && first.side == Side::Client {
-        // Ending the server's connection ends both directions of it, and its replies are worth
-        // waiting for.
+        // Ending the server's connection ends both of its directions, so wait for its replies.
         outcome = match rest.run(&mut second.from, &mut first.to, Some(quiet)).await {
             Ok(Stop::Quiet) => Ok(true),
             Ok(Stop::Ended) => return first.part(stall).await,
             Err(broken) => unheard(broken, first.side)?,
         };
     }
-    // What the side still sends while it takes its last bytes is delivered, too, and it may take
-    // them only when it can send.
+    // Also deliver bytes that the side sends while it takes its last ones. It may take them only
+    // when it can send.
     let silence = second.silence(stall);
     let ending = finish(&mut second.to, stall);
     let ending = async { ending.await.map_err(second.side.broke()) };
@@ -175,9 +172,9 @@ async fn conclude<X: End, Y: End>(
     Ok(())
 }
 
-/// Judges an error of the pump to `first`, which has ended: if it is that side's own, what it had
-/// sent is still to be brought to its end. Whether it was heard by then: no, because it had ended
-/// as a whole; or an error, because it took too long.
+/// Judges an error of the pump to `first`, which has ended. If that side itself failed, bytes that
+/// it sent must still be delivered. Returns whether it took the rest: false if it had ended as a
+/// whole, or an error if it took too long.
 fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> {
     match broken {
         broken if broken.is_gone(first) => Ok(Ok(false)),
@@ -194,12 +191,11 @@ async fn finish(to: &mut (impl AsyncWrite + Unpin), stall: Duration) -> io::Resu
     }
 }
 
-/// Throws away what comes until the end, or until nothing has come for `silence`, for at most
-/// `limit`.
+/// Discards bytes until the end, or until none has come for `silence`, for at most `limit`.
 pub(crate) async fn discard(from: &mut (impl AsyncRead + Unpin), silence: Duration, limit: Duration) {
     let mut bytes = [0; 1 << 10];
     let all = async { while let Ok(Ok(1..)) = timeout(silence, from.read(&mut bytes)).await {} };
-    // One that goes on is cut off.
+    // A peer that continues is cut off.
     let _endless = timeout(limit, all).await;
 }
 

@@ -9,16 +9,16 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::error::Error;
 
-/// Files of certificates in the format PEM.
+/// PEM files with certificates.
 #[derive(Clone, Debug, Default)]
 pub struct TlsFiles {
     /// The certificate chain shown to clients of `tls://`, with its private key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The authorities that a server behind `tls://` must be certified by.
+    /// The authorities that must have signed the certificate of a server behind `tls://`.
     pub authorities: Option<PathBuf>,
 }
 
-/// The configurations that the files make.
+/// The configurations made from the files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TlsConfig {
     pub(crate) server: Option<Arc<ServerConfig>>,

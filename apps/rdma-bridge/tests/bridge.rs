@@ -1,5 +1,5 @@
-//! Clients of TCP and a server of TCP, with Valkey's RDMA protocol between them: what arrives, how each kind of end travels, what is
-//! refused.
+//! TCP clients and a TCP server, with Valkey's RDMA protocol between them: delivery, every kind of
+//! end, and refusals.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LOOPBACK: &str = "tcp://127.0.0.1:0";
 const MIDDLE: &str = "rdma://192.0.2.2:6379";
 
-/// A server of TCP: each client has a thread that `serve` runs on.
+/// A TCP server that runs `serve` on a thread per client.
 fn server(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Place {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -42,7 +42,7 @@ fn store() -> Place {
     })
 }
 
-/// TCP to RDMA, and RDMA to the server.
+/// A bridge from TCP to RDMA, and one from RDMA to the server.
 struct Chain {
     address: SocketAddr,
     counters: Arc<Counters>,
@@ -81,7 +81,7 @@ impl Chain {
         client
     }
 
-    /// Waits until the counters are as they should be.
+    /// Waits until the counters satisfy a condition.
     async fn until(&self, reached: impl Fn(&Snapshot) -> bool) {
         let look = async {
             while !reached(&self.counters.snapshot()) {
@@ -94,7 +94,6 @@ impl Chain {
     }
 }
 
-/// Reads until the end.
 async fn rest(mut client: TcpStream) -> std::io::Result<Vec<u8>> {
     let read = move || {
         let mut bytes = Vec::new();
@@ -103,7 +102,7 @@ async fn rest(mut client: TcpStream) -> std::io::Result<Vec<u8>> {
     spawn_blocking(read).await.expect("no panic")
 }
 
-/// redis-rs waits half a second for a reply unless told otherwise; a busy machine may need longer.
+/// redis-rs waits half a second for a reply by default. A busy machine may need longer.
 fn patient() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_response_timeout(Some(LIMIT)).set_connection_timeout(Some(LIMIT))
 }
@@ -124,7 +123,7 @@ async fn clients_of_tcp_reach_a_server_over_rdma() {
         tasks.spawn(async move {
             let mut connection =
                 client.get_multiplexed_async_connection_with_config(&patient()).await.expect("connects");
-            // Values around the sizes of windows and buffers, all bytes compared.
+            // Values around the sizes of windows and buffers, with all bytes compared.
             for size in [0, 1, 32 << 10, (1 << 20) - 1, (1 << 20) + number] {
                 let value: Vec<u8> = (0..size).map(|at| (at * 31 + number) as u8).collect();
                 let key = format!("key:{number}:{size}");
@@ -143,7 +142,7 @@ async fn clients_of_tcp_reach_a_server_over_rdma() {
     assert!(now.forward > 20 << 21 && now.backward > 20 << 21, "{now}");
 }
 
-/// `printf … | nc -N`: the client ends its own direction at once, and reads on.
+/// `printf … | nc -N`: the client ends its own direction at once, and keeps reading.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_ends_its_own_direction_gets_every_reply() {
     let chain = Chain::new(store(), &changed(|settings| settings.quiet = Duration::from_secs(3))).await;
@@ -155,7 +154,7 @@ async fn a_client_that_ends_its_own_direction_gets_every_reply() {
     chain.until(|now| now.ended == 1).await;
 }
 
-/// Bytes that the server sent before its end arrive, though the client goes on sending.
+/// Bytes that the server sent before its end arrive, even if the client keeps sending.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_ends_is_heard_to_its_last_byte() {
     let last = server(|mut client| {
@@ -163,7 +162,7 @@ async fn a_server_that_ends_is_heard_to_its_last_byte() {
         client.read_exact(&mut first).expect("a byte");
         client.write_all(&[b'x'; 300_000]).expect("written");
         client.shutdown(Shutdown::Write).expect("a socket");
-        // Reads on, so that its own end is orderly.
+        // Keeps reading, so that its own end is orderly.
         let _ended = std::io::copy(&mut client, &mut std::io::sink());
     });
     let chain = Chain::new(last, &Settings::default()).await;
@@ -173,7 +172,7 @@ async fn a_server_that_ends_is_heard_to_its_last_byte() {
     chain.until(|now| now.ended == 1).await;
 }
 
-/// A server whose connection breaks must not look like one that ended.
+/// A broken server connection must not look like an orderly end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_travels() {
     let broken = server(|mut client| {
@@ -220,7 +219,7 @@ async fn a_client_sees_an_end_where_there_is_no_server() {
     (&client).write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
     assert_eq!(rest(client).await.expect("an end in order"), b"", "nothing that a client takes for a reply");
     chain.until(|now| now.unreachable == 1).await;
-    // As redis-rs sees it: an error of the connection, and none of the server's.
+    // redis-rs sees an error of the connection, and none of the server's.
     let client = redis::Client::open(format!("redis://{}", chain.address)).expect("a URL");
     let error = client
         .get_multiplexed_async_connection_with_config(&patient())
@@ -230,7 +229,7 @@ async fn a_client_sees_an_end_where_there_is_no_server() {
     assert!(error.is_io_error() || error.is_connection_dropped(), "{error:?}");
 }
 
-/// A client that never reads holds its server for as long as the limit says, and no longer.
+/// A client that never reads holds its server for as long as the limit, and no longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_never_reads_is_ended() {
     let stopped = Arc::new(AtomicBool::new(false));
@@ -277,7 +276,7 @@ async fn a_bridge_that_has_waited_ends_its_clients() {
     client.read_exact(&mut pong).expect("served");
     chain.stop.take().expect("not stopped yet").send(()).expect("it serves");
     tokio::time::timeout(LIMIT, &mut chain.serving).await.expect("ends").expect("no panic");
-    // No end in order, which could be one in the middle of a reply.
+    // Not an orderly end, which could be one in the middle of a reply.
     assert_eq!(rest(client).await.expect_err("a reset").kind(), std::io::ErrorKind::ConnectionReset);
 }
 
@@ -291,7 +290,8 @@ fn with_tls() -> Settings {
     })
 }
 
-/// TLS on the clients' side, and on the server's side of a second bridge: two bridges and RDMA between them.
+/// TLS on the clients' side, and on the server's side of a second bridge: two bridges with RDMA
+/// between them.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_tls_reach_a_server_of_tls() {
     let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
@@ -305,7 +305,8 @@ async fn clients_of_tls_reach_a_server_of_tls() {
         }
     };
     let parse = |text: &str| -> Place { text.parse().expect("a place") };
-    // From the server outwards: TLS to TCP, RDMA to TLS, TLS to RDMA, and TCP to TLS for a client that has no TLS.
+    // From the server outwards: TLS to TCP, RDMA to TLS, TLS to RDMA, and TCP to TLS for a client
+    // without TLS.
     let server = bind(parse("tls://127.0.0.1:0"), store()).await;
     let middle = bind(parse("rdma://192.0.2.1:6379"), named(&server)).await;
     let client = bind(parse("tls://127.0.0.1:0"), middle).await;
@@ -318,7 +319,7 @@ async fn clients_of_tls_reach_a_server_of_tls() {
     assert!(connection.get::<_, Vec<u8>>("key").await.expect("read") == value);
 }
 
-/// The place by the name in its certificate.
+/// Returns the place under the name in its certificate.
 fn named(place: &Place) -> Place {
     Place { host: "localhost".into(), ..place.clone() }
 }
@@ -355,7 +356,7 @@ fn exchange(address: SocketAddr, len: usize) -> TcpStream {
 #[test]
 fn an_idle_connection_keeps_little() {
     const CLIENTS: usize = 3;
-    // Everything that is counted is on this thread: the bridges, and nothing of the clients and the server.
+    // Only the bridges run on the counted thread, not the clients and the server.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
     let bind = |listen: &str, connect: Place| {
@@ -373,7 +374,7 @@ fn an_idle_connection_keeps_little() {
             let all = move || [(); CLIENTS].map(|()| exchange(address, len));
             runtime.block_on(async { spawn_blocking(all).await })
         };
-        // What the first ones make is there for all.
+        // The first clients cause allocations that are shared by all.
         drop(clients(1).expect("no panic"));
         runtime.block_on(async {
             while counters.snapshot().open + behind.snapshot().open > 0 {
@@ -389,8 +390,7 @@ fn an_idle_connection_keeps_little() {
     }
 }
 
-/// Starts the program, and returns what it says of where it listens, and all that it writes to the standard error until it ends by
-/// SIGTERM.
+/// Starts the program. Returns where it listens, and its standard error until it ends by SIGTERM.
 fn program(listen: &str, connect: &str) -> (String, String) {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
         .args(["--softsim", "--listen", listen, "--connect", connect])
@@ -411,7 +411,8 @@ fn program(listen: &str, connect: &str) -> (String, String) {
     (said, String::from_utf8(errors.stderr).expect("text"))
 }
 
-/// Clients of a bridge reach a server's loopback address from there, where its protected mode lets in everybody.
+/// Clients of a bridge reach a server's loopback address from this machine, so its protected mode
+/// admits all of them.
 #[test]
 fn a_way_past_protected_mode_is_warned_of() {
     let ways = [
@@ -429,7 +430,7 @@ fn a_way_past_protected_mode_is_warned_of() {
     }
 }
 
-/// Where a device is missing for what it connects to, that is said, and not that it cannot listen there.
+/// If the connecting side lacks a device, the error names that side, not the listening one.
 #[test]
 fn a_missing_device_is_named_for_what_it_is_for() {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
@@ -452,7 +453,7 @@ fn a_missing_device_is_named_for_what_it_is_for() {
     assert!(said.contains("`softrdma run --`") && !said.contains("cannot listen"), "{said}");
 }
 
-/// What is written where a place belongs may have a password, which no message repeats.
+/// Text in place of a side may contain a password, which no message repeats.
 #[test]
 fn no_password_of_an_argument_is_printed() {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))

@@ -10,7 +10,7 @@ use rdma_redis::{Endpoints, Nodes, Settings, cluster_connection};
 use rdma_verbs::Verbs;
 use redis::{AsyncCommands, RedisResult};
 
-/// The keys; enough for each of a few nodes to have many.
+/// The number of keys, enough for many on each of a few nodes.
 const KEYS: usize = 1000;
 
 struct OverVerbs;

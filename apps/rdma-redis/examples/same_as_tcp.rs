@@ -1,11 +1,12 @@
-//! Runs one program against one server twice, over RDMA and over TCP, and compares what it saw.
+//! Runs one program against one server twice, over RDMA and over TCP, and compares the replies.
 //!
 //! ```text
 //! cargo run --release -p rdma-redis --example same_as_tcp -- --host 192.0.2.1 --rdma-port 6380 --tcp-port 6379
 //! ```
 //!
-//! The program: many commands of many kinds from several tasks on one connection, publish and subscribe, a transaction, a
-//! blocking pop, a large value, and, with `--restart`, a server that goes away and comes back.
+//! The program sends many commands of many kinds from several tasks on one connection. It also uses
+//! publish and subscribe, a transaction, a blocking pop, a large value, and, with `--restart`, a
+//! server that restarts.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -39,7 +40,8 @@ struct Arguments {
     /// Length of the large value, in MiB.
     #[arg(long, default_value_t = 64)]
     large: usize,
-    /// Shell command that restarts the server without its data, and returns when it accepts connections again.
+    /// Shell command that restarts the server without its data, and returns when it accepts
+    /// connections again.
     #[arg(long)]
     restart: Option<String>,
 }
@@ -54,7 +56,7 @@ impl Transport {
         match self {
             Self::Rdma(client) => client.get_multiplexed_async_connection().await,
             Self::Tcp(client) => {
-                // As over RDMA; redis-rs gives up on a large value after half a second.
+                // Like over RDMA; redis-rs gives up on a large value after half a second.
                 let config =
                     AsyncConnectionConfig::new().set_response_timeout(Settings::default().response_timeout);
                 client.get_multiplexed_async_connection_with_config(&config).await
@@ -93,7 +95,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A digest of every reply.
+/// Returns a digest of every reply.
 async fn program(transport: &Transport, arguments: &Arguments) -> Result<u64, Box<dyn std::error::Error>> {
     let mut connection = transport.connection().await?;
     let () = redis::cmd("FLUSHALL").query_async(&mut connection).await?;
@@ -141,7 +143,8 @@ async fn program(transport: &Transport, arguments: &Arguments) -> Result<u64, Bo
     Ok(digest.finish())
 }
 
-/// Commands of one task, on keys of its own, so that what it sees depends on nobody else.
+/// Sends the commands of one task, on keys of its own, so that its replies do not depend on other
+/// tasks.
 async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) -> RedisResult<u64> {
     let mut digest = DefaultHasher::new();
     let mut state = task + 1;
@@ -174,7 +177,7 @@ async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) 
     Ok(digest.finish())
 }
 
-/// Returns the replies that a reconnecting connection gets, of a server that was restarted.
+/// Returns the replies that a reconnecting connection gets from a restarted server.
 async fn restarted(
     mut connection: impl ConnectionLike + Clone + Send + Sync,
     command: &str,
@@ -184,7 +187,8 @@ async fn restarted(
     if !status.success() {
         return Err(format!("`{command}`: {status}").into());
     }
-    // Requests on the lost connection fail, because nobody knows what became of them; how many is a matter of time.
+    // Requests on the lost connection fail, because their outcome is unknown. How many fail depends
+    // on timing.
     let deadline = Instant::now() + Duration::from_secs(60);
     let after: Option<String> = loop {
         match connection.get("before").await {

@@ -1,4 +1,4 @@
-//! A transaction over RDMA, on a connection that comes back when it was lost.
+//! A transaction over RDMA, on a reconnecting connection.
 //!
 //! ```text
 //! cargo run -p rdma-redis --example transaction                                     # no device: on a fabric inside the process
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 async fn demonstrate<B: Descriptors>(client: Client<B>) -> RedisResult<()> {
     let mut connection = client.get_reconnecting_connection(Reconnect::default()).await?;
-    // Sent as a whole, between MULTI and EXEC: a connection that is lost meanwhile loses all of it or nothing.
+    // Sent as a whole, between MULTI and EXEC: a lost connection loses all of it or nothing.
     let (from, to): (String, String) = redis::pipe()
         .atomic()
         .set("from", "10")

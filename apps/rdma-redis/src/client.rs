@@ -16,12 +16,12 @@ use crate::reconnecting::{Reconnect, Reconnecting};
 use crate::settings::{Settings, Target, parse};
 use crate::transport::{self, ByteStream, Loaded, Tls, Transport};
 
-/// A server, and how to reach it over RDMA.
+/// A client of one server over RDMA, which makes connections.
 #[derive(Clone, Debug)]
 pub struct Client<B: Descriptors> {
     endpoints: Loaded<B>,
     pub(crate) info: ConnectionInfo,
-    /// Whether there is to be TLS.
+    /// Whether TLS is required.
     secure: bool,
     tls: Option<Tls>,
     settings: Settings,
@@ -30,25 +30,28 @@ pub struct Client<B: Descriptors> {
 }
 
 impl<B: Descriptors> Client<B> {
-    /// A client for `valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]`, or `valkeys+rdma://…` for TLS over RDMA (feature `tls`,
-    /// `Client::with_tls`). Nothing is connected yet. The options, joined by `&`, are
+    /// Returns a client for `valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]`, or
+    /// `valkeys+rdma://…` for TLS over RDMA (feature `tls`, `Client::with_tls`). It does not
+    /// connect yet. The options, joined by `&`, are
     ///
-    /// - `protocol=resp3`, or `resp2`, which is used otherwise,
-    /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see [`Settings`],
-    /// - `traffic_class=CLASS`, `ack_timeout=CODE`, `relaxed_ordering=yes`, `huge_pages=yes`: see [`rdma_conn::Options`].
+    /// - `protocol=resp3`, or `resp2`, which is the default,
+    /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see
+    ///   [`Settings`],
+    /// - `traffic_class=CLASS`, `ack_timeout=CODE`, `relaxed_ordering=yes`, `huge_pages=yes`: see
+    ///   [`rdma_conn::Options`].
     ///
-    /// `rdma` is a backend, or [`Endpoints`] on one that several clients share.
+    /// `rdma` is a backend, or [`Endpoints`] that several clients share.
     ///
     /// # Errors
-    /// The URL is not of that form.
+    /// Returns an error if the URL does not have that form.
     pub fn open(rdma: impl Into<Endpoints<B>>, url: impl AsRef<str>) -> RedisResult<Self> {
         Self::with_settings(rdma, url, Settings::default())
     }
 
-    /// As [`Client::open`], with settings, of which options of the URL replace their part.
+    /// Returns a client with settings. Options of the URL override them.
     ///
     /// # Errors
-    /// The URL is not of that form.
+    /// Returns an error if the URL does not have the form of [`Client::open`].
     pub fn with_settings(
         rdma: impl Into<Endpoints<B>>,
         url: impl AsRef<str>,
@@ -57,11 +60,13 @@ impl<B: Descriptors> Client<B> {
         Ok(Self::new(Ok(rdma.into()), parse(url.as_ref(), &mut settings)?, settings))
     }
 
-    /// As [`Client::with_settings`], for a backend that this machine may not have: pass `Verbs::load()` as it is. Without a backend,
-    /// all connections take the fallback.
+    /// Returns a client like [`Client::with_settings`], for a backend that this machine may not
+    /// have. Pass the result of `Verbs::load()`. Without a backend, all connections use the
+    /// fallback.
     ///
     /// # Errors
-    /// The URL is not of that form; or there is no backend, and no fallback was asked for.
+    /// Returns an error if the URL does not have the form of [`Client::open`], or if there is
+    /// neither a backend nor a fallback.
     pub fn with_fallback<E: Error + Send + Sync + 'static>(
         rdma: Result<impl Into<Endpoints<B>>, E>,
         url: impl AsRef<str>,
@@ -83,12 +88,15 @@ impl<B: Descriptors> Client<B> {
         Self { endpoints, info, secure, tls: None, settings, newest: Arc::default() }
     }
 
-    /// Sets the configuration of TLS, which a `valkeys+rdma://` URL needs. The server's certificate must be for the URL's host. TLS runs inside
-    /// the RDMA stream, so the peer's device still writes into this process: it protects the bytes, not the memory. Valkey's own programs
-    /// speak no TLS over RDMA; `rdma-server` does.
+    /// Sets the configuration of TLS, which a `valkeys+rdma://` URL needs. The server's certificate
+    /// must match the URL's host.
+    ///
+    /// TLS runs inside the RDMA stream, and the peer's device still writes into this process: it
+    /// protects the bytes, not the memory. Valkey's own programs speak no TLS over RDMA;
+    /// `rdma-server` does.
     ///
     /// # Errors
-    /// The URL is a `valkey+rdma://` one, without TLS.
+    /// Returns an error if the URL is a `valkey+rdma://` one, without TLS.
     #[cfg(feature = "tls")]
     pub fn with_tls(mut self, config: Arc<tokio_rustls::rustls::ClientConfig>) -> RedisResult<Self> {
         if !self.secure {
@@ -99,7 +107,7 @@ impl<B: Descriptors> Client<B> {
         Ok(self)
     }
 
-    /// Puts TLS over a stream to `host`, if the URL asks for it.
+    /// Adds TLS over a stream to `host`, if the URL asks for it.
     async fn secured(&self, stream: ByteStream, host: &str) -> RedisResult<ByteStream> {
         match &self.tls {
             _ if !self.secure => Ok(stream),
@@ -111,25 +119,29 @@ impl<B: Descriptors> Client<B> {
         }
     }
 
-    /// Returns the transport of the newest connection that this client or a clone of it has made; `None` before the first. The first fallback
-    /// after a start or after RDMA is logged as a warning, with its reason; those that follow it are at level `DEBUG`.
+    /// Returns the transport of the newest connection of this client or its clones, or `None`
+    /// before the first.
+    ///
+    /// The first fallback after the start or after RDMA is logged as a warning, with its reason.
+    /// Those that follow it are at level `DEBUG`.
     pub fn transport(&self) -> Option<Transport> {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects; the connection can be cloned, and its clones share one RDMA stream.
+    /// Connects. The connection can be cloned, and its clones share one RDMA stream.
     ///
     /// # Errors
-    /// Why there is no connection, in the words of [`rdma_conn::Error`], or what the server said to the handshake.
+    /// Returns why there is no connection, in the words of [`rdma_conn::Error`], or the server's
+    /// error reply to the handshake.
     pub async fn get_multiplexed_async_connection(&self) -> RedisResult<MultiplexedConnection> {
         self.get_multiplexed_async_connection_with_config(AsyncConnectionConfig::new()).await
     }
 
-    /// As [`Client::get_multiplexed_async_connection`], with settings of redis-rs. Its two time-outs and its resolver do not
-    /// apply: the time-outs are those of [`Settings`].
+    /// Connects with settings of redis-rs. Its two time-outs and its resolver do not apply:
+    /// [`Settings`] has the time-outs.
     ///
     /// # Errors
-    /// As [`Client::get_multiplexed_async_connection`].
+    /// The errors are those of [`Client::get_multiplexed_async_connection`].
     pub async fn get_multiplexed_async_connection_with_config(
         &self,
         config: AsyncConnectionConfig,
@@ -138,7 +150,8 @@ impl<B: Descriptors> Client<B> {
         Ok(connection)
     }
 
-    /// A connection and the task that drives it, which ends when the connection is lost or nobody has it any more.
+    /// Makes a connection and the task that drives it, which ends when the connection is lost or
+    /// unused.
     pub(crate) async fn multiplexed(
         &self,
         config: AsyncConnectionConfig,
@@ -152,24 +165,25 @@ impl<B: Descriptors> Client<B> {
         .await
     }
 
-    /// Connects for publish and subscribe, on a stream of its own. The waits of redis-rs's `PubSub` itself have no time-out: for
-    /// its `subscribe` use [`tokio::time::timeout`].
+    /// Connects for publish and subscribe, on a stream of its own. Waits in redis-rs's `PubSub`
+    /// have no time-out: for its `subscribe` use [`tokio::time::timeout`].
     ///
     /// # Errors
-    /// As [`Client::get_multiplexed_async_connection`].
+    /// The errors are those of [`Client::get_multiplexed_async_connection`].
     pub async fn get_async_pubsub(&self) -> RedisResult<PubSub> {
         self.connected(|stream| PubSub::new(self.info.redis_settings(), stream)).await
     }
 
-    /// Connects, and connects again whenever the connection is lost.
+    /// Connects, and reconnects whenever the connection is lost.
     ///
     /// # Errors
-    /// As [`Client::get_multiplexed_async_connection`], for the first connection.
+    /// The errors are those of [`Client::get_multiplexed_async_connection`], for the first
+    /// connection.
     pub async fn get_reconnecting_connection(&self, how: Reconnect) -> RedisResult<Reconnecting<B>> {
         Reconnecting::new(self.clone(), how).await
     }
 
-    /// Makes a stream and shakes hands on it, both within the time for connecting.
+    /// Makes a stream and performs the handshake on it, both within the time for connecting.
     async fn connected<T, H: Future<Output = RedisResult<T>>>(
         &self,
         handshake: impl FnOnce(ByteStream) -> H,
@@ -192,7 +206,7 @@ impl<B: Descriptors> Client<B> {
     }
 }
 
-/// The error of a connection that took longer than `within`, after it had `reached` the server or before.
+/// Returns the time-out error of a connect. `reached` is the transport, if the server was reached.
 fn too_late(host: &str, port: u16, within: Duration, reached: Option<&Transport>) -> RedisError {
     let what = match reached {
         Some(transport) => format!(

@@ -1,4 +1,4 @@
-//! Clusters: redis-rs routes, this makes the connections to the nodes.
+//! Clusters: redis-rs routes requests, and this module connects to the nodes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,8 +15,10 @@ use crate::client::Client;
 use crate::endpoints::Endpoints;
 use crate::settings::{Settings, Target, parse};
 
-/// How the nodes of a cluster are reached. redis-rs makes connections to them by type alone, so this is a type, not a
-/// value. The connections share endpoints if all are given clones of one [`Endpoints`]:
+/// How to reach the nodes of a cluster.
+///
+/// This is a type, not a value, because redis-rs makes connections to nodes by type alone. The
+/// connections share endpoints if all use clones of one [`Endpoints`]:
 ///
 /// ```
 /// use std::sync::LazyLock;
@@ -38,23 +40,25 @@ use crate::settings::{Settings, Target, parse};
 /// }
 /// ```
 pub trait Nodes: Send + Sync + Unpin + 'static {
-    /// RDMA as this program has it.
+    /// The RDMA backend.
     type Backend: Descriptors;
 
-    /// The endpoints, and settings of the connections; asked for each connection to a node.
+    /// Returns the endpoints and settings, for each connection to a node.
     ///
     /// # Errors
-    /// There is no RDMA here.
+    /// Returns an error if there is no RDMA.
     fn reach() -> RedisResult<(Endpoints<Self::Backend>, Settings)>;
 }
 
-/// Connects to a cluster, of which some nodes are given as `valkey+rdma://` URLs. Each node must listen for RDMA on the port
-/// that it announces to clients, which is the number of its TCP port: Valkey announces no other. The settings are those of
-/// [`Nodes::reach`], so of the options that URLs can have only `protocol` is allowed here. A request that redis-rs sends to several
-/// nodes in turn has the response time-out once for all.
+/// Connects to a cluster, some of whose nodes are given as `valkey+rdma://` URLs.
+///
+/// Each node must listen for RDMA on the port that it announces to clients. That is the number of
+/// its TCP port: Valkey announces no other. The settings are those of [`Nodes::reach`], so
+/// `protocol` is the only option that URLs may have here. If redis-rs sends a request to several
+/// nodes in turn, one response time-out covers all of them.
 ///
 /// # Errors
-/// A URL is not of that form, there is no RDMA here, or no node answers.
+/// Returns an error if a URL does not have that form, there is no RDMA, or no node answers.
 pub async fn cluster_connection<N: Nodes>(
     urls: impl IntoIterator<Item = impl AsRef<str>>,
 ) -> RedisResult<ClusterConnection<ClusterNode<N>>> {

@@ -1,4 +1,4 @@
-//! The endpoints that connections share.
+//! Endpoints that connections share.
 
 use std::fmt;
 use std::io;
@@ -7,20 +7,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_conn::{AsyncEndpoint, Descriptors, Limits, WeakAsyncEndpoint};
 use tokio::runtime::{Handle, Id};
 
-/// The endpoint of each runtime, for as long as anything is on it.
+/// The endpoint of each runtime that has connections.
 type PerRuntime<B> = Vec<(Id, WeakAsyncEndpoint<B>)>;
 
-/// RDMA as a program has it, for its [`Client`](crate::Client)s: all connections that are made on one tokio runtime share an
-/// [`AsyncEndpoint`], and so an event channel, a task that drives them, and a completion queue for each 64 of them. Each has a queue
-/// pair, a protection domain and memory of its own.
+/// A program's RDMA backend, with the endpoints of its [`Client`](crate::Client)s.
 ///
-/// Made from a backend. Clones share endpoints; so do clients that are given clones, and clones of one client.
+/// All connections made on one tokio runtime share an [`AsyncEndpoint`]: an event channel, a task
+/// that drives them, and a completion queue for each 64 of them. Each has a queue pair, a
+/// protection domain and memory of its own.
 ///
-/// An endpoint is made with the first connection on a runtime and goes with the last. One that failed is replaced by the next
-/// connection. Runtimes share none, because a runtime that does not run drives nothing, and connections elsewhere would wait for it.
+/// Clones share endpoints. So do clients that are given clones, and clones of one client.
+///
+/// An endpoint is made with the first connection on a runtime and dropped with the last. A failed
+/// one is replaced by the next connection. Runtimes share none, because a runtime that does not run
+/// drives nothing, and connections elsewhere would wait for it.
 pub struct Endpoints<B: Descriptors> {
     backend: B,
-    /// The endpoints that were made, by runtime.
     made: Arc<Mutex<PerRuntime<B>>>,
 }
 
@@ -31,10 +33,10 @@ impl<B: Descriptors> From<B> for Endpoints<B> {
 }
 
 impl<B: Descriptors> Endpoints<B> {
-    /// The endpoint of the runtime that this is called on.
+    /// Returns the endpoint of the current runtime.
     pub(crate) fn current(&self) -> io::Result<AsyncEndpoint<B>> {
         let runtime = Handle::try_current().map_err(io::Error::other)?.id();
-        // Each change is one whole step.
+        // The state is valid after each change.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = None;
         made.retain(|(id, endpoint)| {

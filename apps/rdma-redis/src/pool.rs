@@ -1,6 +1,7 @@
 //! Pools of connections: a [`Client`] makes them for bb8 and deadpool.
 //!
-//! Most programs need none, because a multiplexed connection serves many tasks. A pool is for commands that block their connection.
+//! Most programs need none, because a multiplexed connection serves many tasks. A pool is for
+//! commands that block their connection.
 
 use rdma_conn::Descriptors;
 use redis::aio::MultiplexedConnection;
@@ -8,7 +9,6 @@ use redis::{ErrorKind, RedisError, RedisResult};
 
 use crate::client::Client;
 
-/// Asks the server for a sign of life.
 async fn ping(connection: &mut MultiplexedConnection) -> RedisResult<()> {
     let pong: String = redis::cmd("PING").query_async(connection).await?;
     if pong == "PONG" {
@@ -32,7 +32,7 @@ impl<B: Descriptors> bb8::ManageConnection for Client<B> {
     }
 
     fn has_broken(&self, _connection: &mut MultiplexedConnection) -> bool {
-        // A connection does not tell; `is_valid` finds out before it is used again.
+        // Unknown here; `is_valid` checks before the connection is used again.
         false
     }
 }

@@ -1,4 +1,4 @@
-//! A connection that comes back.
+//! A reconnecting connection.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,20 +19,22 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::Client;
 
-/// How a [`Reconnecting`] connection behaves. How long one attempt to connect may take, and how long a reply, are
-/// [`Settings`](crate::Settings) of the client.
+/// Settings of a [`Reconnecting`] connection. The client's [`Settings`](crate::Settings) limit each
+/// attempt to connect and each reply.
 #[derive(Clone)]
 pub struct Reconnect {
-    /// How long a request may wait for a connection in all, over failed attempts and the pauses between them. Then it fails with
-    /// the error of the last attempt. 10 s unless set.
+    /// How long a request may wait for a connection in all, over failed attempts and the pauses
+    /// between them. It then fails with the error of the last attempt. The default is 10 s.
     pub deadline: Duration,
-    /// The pause after the first failed attempt, 100 ms unless set. It doubles with each further one, ...
+    /// The pause after the first failed attempt. The default is 100 ms. It doubles with each
+    /// further attempt.
     pub first_pause: Duration,
-    /// ... up to this, 2 s unless set. Each pause is lengthened by a random part of itself, so that clients that lost one
-    /// server do not come back all at once.
+    /// The longest pause. The default is 2 s. Each pause is lengthened by a random part of itself,
+    /// so that clients of a lost server do not reconnect all at once.
     pub longest_pause: Duration,
-    /// Where messages to subscribers and other push messages go; for connections with `protocol=resp3` only. The end of a
-    /// connection is one of them ([`PushKind::Disconnection`](redis::PushKind::Disconnection)).
+    /// Receives messages to subscribers and other push messages, for connections with
+    /// `protocol=resp3` only. The end of a connection is one of them
+    /// ([`PushKind::Disconnection`](redis::PushKind::Disconnection)).
     pub push_sender: Option<Arc<dyn AsyncPushSender>>,
 }
 
@@ -48,14 +50,14 @@ impl Default for Reconnect {
 }
 
 impl Reconnect {
-    /// These settings, with a receiver of push messages: the sender of a tokio channel, or a function.
+    /// Sets the receiver of push messages: the sender of a tokio channel, or a function.
     #[must_use]
     pub fn with_push_sender(mut self, sender: impl AsyncPushSender) -> Self {
         self.push_sender = Some(Arc::new(sender));
         self
     }
 
-    /// The pauses between attempts.
+    /// Returns the pauses between attempts.
     fn pauses(&self) -> impl Iterator<Item = Duration> + Send + use<> {
         ExponentialBuilder::new()
             .with_min_delay(self.first_pause)
@@ -66,28 +68,30 @@ impl Reconnect {
     }
 }
 
-/// A connection that is made anew when it was lost. Clones share it.
+/// A connection that reconnects when it is lost. Clones share it.
 ///
 /// # What a lost connection means
 ///
-/// - A request that was under way **fails and is not repeated**: nobody knows whether the server carried it out. The next request
-///   waits for a new connection.
-/// - **What was said by hand is lost**: `SELECT`, `AUTH`, `CLIENT SETNAME`, `CLIENT TRACKING`, `READONLY` and the like count for the
-///   connection they were sent on, and the next one starts without them. Database, user and password belong into the URL; they are
-///   given to each new connection. A program that typed `SELECT 3` writes to the database of the URL after a reconnect, without an
+/// - A pending request **fails and is not repeated**: it is unknown whether the server carried it
+///   out. The next request waits for a new connection.
+/// - **State set by commands is lost.** `SELECT`, `AUTH`, `CLIENT SETNAME`, `CLIENT TRACKING`,
+///   `READONLY` and the like apply to the connection they were sent on, and the next one starts
+///   without them. Put database, user and password into the URL; each new connection gets them. A
+///   program that sent `SELECT 3` writes to the database of the URL after a reconnect, without an
 ///   error.
-/// - `WATCH` and what was queued between `MULTI` and `EXEC` command by command are lost as well. Send a transaction as one atomic
-///   [pipeline](redis::Pipeline::atomic).
-/// - **Subscriptions** made with [`subscribe`](Self::subscribe) and [`psubscribe`](Self::psubscribe) are made again, at once and
-///   without waiting for a request. Messages published in between are lost, as they are for any subscriber of Valkey that is away.
-///   Subscriptions by other means (`SSUBSCRIBE`, or a command written by hand) are not made again.
+/// - `WATCH` and commands queued one by one between `MULTI` and `EXEC` are lost as well. Send a
+///   transaction as one atomic [pipeline](redis::Pipeline::atomic).
+/// - **Subscriptions** made with [`subscribe`](Self::subscribe) and
+///   [`psubscribe`](Self::psubscribe) are restored, at once and without waiting for a request.
+///   Messages published in between are lost, as for any disconnected subscriber of Valkey.
+///   Subscriptions by other means (`SSUBSCRIBE`, or a command written by hand) are not restored.
 ///
 /// # While there is no connection
 ///
-/// Requests wait for the attempts to make one, all for one connection, for at most [`Reconnect::deadline`] from their beginning. When they
-/// end without one, all who waited fail with the error of the last attempt, and the next request begins new ones. What cannot
-/// succeed is not tried again: a wrong password, a database that does not exist, a
-/// machine without RDMA.
+/// All requests wait for the same attempts to connect, each for at most [`Reconnect::deadline`]. If
+/// the attempts fail, all waiting requests fail with the error of the last attempt, and the next
+/// request starts new ones. Attempts that cannot succeed are not repeated: a wrong password, a
+/// database that does not exist, a machine without RDMA.
 pub struct Reconnecting<B: Descriptors> {
     shared: Arc<Shared<B>>,
 }
@@ -101,26 +105,28 @@ struct Shared<B: Descriptors> {
 
 #[derive(Default)]
 struct State {
-    /// The connection, or the attempts to make it; nothing if the last one was lost or could not be made.
+    /// The connection, or the attempts to make it. `None` if the last one was lost or could not be
+    /// made.
     newest: Option<Outcome>,
-    /// Counts what `newest` was, so that of many who lose the same connection only the first takes it away.
+    /// Counts the values of `newest`. Of many requests that lose the same connection, only the
+    /// first removes it.
     generation: u64,
     channels: BTreeSet<Vec<u8>>,
     patterns: BTreeSet<Vec<u8>>,
 }
 
-/// The result of attempts to connect, once it is known.
+/// The result of attempts to connect, once known.
 type Outcome = watch::Receiver<Option<RedisResult<MultiplexedConnection>>>;
 
 impl<B: Descriptors> Shared<B> {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change of the state is one whole step.
+        // The state is valid after each change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<B: Descriptors> Shared<B> {
-    /// The connection that is there or being made; begins to make one if there is none.
+    /// Returns the current or pending connection, and begins to make one if there is none.
     fn newest(self: &Arc<Self>) -> (Outcome, u64) {
         let mut state = self.state();
         if let Some(outcome) = &state.newest {
@@ -131,19 +137,19 @@ impl<B: Descriptors> Shared<B> {
         state.newest = Some(outcome.clone());
         let generation = state.generation;
         drop(state);
-        // A task of its own: whoever waits for it may lose interest.
+        // A task of its own: its waiters may be cancelled.
         tokio::spawn(Arc::clone(self).make(generation, tell));
         (outcome, generation)
     }
 
-    /// Makes the connection of `generation`, and tends it as long as it lasts.
+    /// Makes the connection of `generation`, and watches it until it is lost.
     async fn make(
         self: Arc<Self>,
         generation: u64,
         tell: watch::Sender<Option<RedisResult<MultiplexedConnection>>>,
     ) {
         let made = self.tried().await;
-        // From here on nothing is held that would keep the connection when all its users are gone.
+        // Hold nothing from here on that would keep an unused connection.
         let (shared, longest_pause) = (Arc::downgrade(&self), self.how.longest_pause);
         match made {
             Ok((connection, driver)) => {
@@ -153,7 +159,7 @@ impl<B: Descriptors> Shared<B> {
                 let _ended = driver.await;
             }
             Err(error) => {
-                // Before those who wait hear of it: what they ask for next begins anew.
+                // Before waiters are told, so that their next request starts anew.
                 self.lost(generation);
                 drop(self);
                 tell.send_replace(Some(Err(error.clone())));
@@ -166,12 +172,12 @@ impl<B: Descriptors> Shared<B> {
         if let Some(shared) = Weak::upgrade(&shared)
             && shared.lost(generation)
         {
-            // Subscribers ask for nothing; they wait.
+            // Subscribers make no requests; reconnect for them.
             let _made_by_a_task = shared.newest();
         }
     }
 
-    /// Makes a connection, in as many attempts as there is time for.
+    /// Makes a connection, in as many attempts as time allows.
     async fn tried(&self) -> RedisResult<(MultiplexedConnection, JoinHandle<()>)> {
         let mut last = None;
         let attempts = async {
@@ -208,7 +214,8 @@ impl<B: Descriptors> Shared<B> {
         Ok((connection, driver))
     }
 
-    /// Forgets the connection of `generation`, unless there is a newer one; true if somebody waits for messages on it.
+    /// Removes the connection of `generation`, unless there is a newer one. Returns true if there
+    /// are subscriptions on it.
     fn lost(&self, generation: u64) -> bool {
         let mut state = self.state();
         if state.generation != generation {
@@ -220,19 +227,19 @@ impl<B: Descriptors> Shared<B> {
 }
 
 impl State {
-    /// The channels and patterns, as arguments of a command.
+    /// Returns the channels and patterns, as arguments of a command.
     fn subscriptions(&self) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         (self.channels.iter().cloned().collect(), self.patterns.iter().cloned().collect())
     }
 }
 
-/// Returns whether trying again cannot help.
+/// Returns whether a retry cannot help.
 fn is_final(error: &RedisError) -> bool {
-    // redis-rs would make another connection after a wrong password, which is right for those who have a new one.
+    // After a wrong password redis-rs would reconnect, which only helps with a new one.
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.retry_method(), RetryMethod::NoRetry)
 }
 
-/// Returns whether `error` says that its connection is lost. A reply that came too late does not.
+/// Returns whether `error` means that its connection is lost. A late reply does not.
 fn is_loss(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || (error.is_io_error() && !error.is_timeout())
 }
@@ -248,16 +255,17 @@ impl<B: Descriptors> Reconnecting<B> {
         Ok(this)
     }
 
-    /// The connection, and its generation.
+    /// Returns the connection and its generation.
     async fn connection(&self) -> RedisResult<(MultiplexedConnection, u64)> {
         let (mut outcome, generation) = self.shared.newest();
         let made = outcome.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
-        // Without an outcome the task that made the connection is gone, and with it the runtime.
+        // Without an outcome, the connecting task is gone, and so is the runtime.
         let made = made.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::NotConnected).into()));
         Ok((made?, generation))
     }
 
-    /// The outcome of a request on the connection of `generation`, which is given up if it was lost.
+    /// Checks the outcome of a request on the connection of `generation`, which is removed if it
+    /// was lost.
     fn noted<T>(&self, generation: u64, outcome: RedisResult<T>) -> RedisResult<T> {
         if outcome.as_ref().is_err_and(is_loss) && self.shared.lost(generation) {
             let _made_by_a_task = self.shared.newest();
@@ -265,10 +273,12 @@ impl<B: Descriptors> Reconnecting<B> {
         outcome
     }
 
-    /// Subscribes to channels, and again after each reconnect. Messages go to [`Reconnect::push_sender`].
+    /// Subscribes to channels, and again after each reconnect. Messages go to
+    /// [`Reconnect::push_sender`].
     ///
     /// # Errors
-    /// The connection has no `protocol=resp3`; or the server's answer, or why there is none. There is no subscription then.
+    /// Returns an error, and does not subscribe, if the connection has no `protocol=resp3`, the
+    /// server refuses, or there is no connection.
     pub async fn subscribe(&mut self, channels: impl ToRedisArgs) -> RedisResult<()> {
         let channels = channels.to_redis_args();
         loop {
@@ -283,10 +293,12 @@ impl<B: Descriptors> Reconnecting<B> {
         }
     }
 
-    /// Ends subscriptions to channels; to all of them if there are no arguments.
+    /// Ends subscriptions to channels, or to all of them without arguments. They are not restored,
+    /// even after an error.
     ///
     /// # Errors
-    /// As [`Reconnecting::subscribe`]. They are not made again in any case.
+    /// Returns an error if the connection has no `protocol=resp3`, the server refuses, or there is
+    /// no connection.
     pub async fn unsubscribe(&mut self, channels: impl ToRedisArgs) -> RedisResult<()> {
         let channels = channels.to_redis_args();
         forget(&mut self.shared.state().channels, &channels);
@@ -297,7 +309,8 @@ impl<B: Descriptors> Reconnecting<B> {
     /// Subscribes to patterns, and again after each reconnect.
     ///
     /// # Errors
-    /// As [`Reconnecting::subscribe`].
+    /// Returns an error, and does not subscribe, if the connection has no `protocol=resp3`, the
+    /// server refuses, or there is no connection.
     pub async fn psubscribe(&mut self, patterns: impl ToRedisArgs) -> RedisResult<()> {
         let patterns = patterns.to_redis_args();
         loop {
@@ -311,10 +324,12 @@ impl<B: Descriptors> Reconnecting<B> {
         }
     }
 
-    /// Ends subscriptions to patterns; to all of them if there are no arguments.
+    /// Ends subscriptions to patterns, or to all of them without arguments. They are not restored,
+    /// even after an error.
     ///
     /// # Errors
-    /// As [`Reconnecting::unsubscribe`].
+    /// Returns an error if the connection has no `protocol=resp3`, the server refuses, or there is
+    /// no connection.
     pub async fn punsubscribe(&mut self, patterns: impl ToRedisArgs) -> RedisResult<()> {
         let patterns = patterns.to_redis_args();
         forget(&mut self.shared.state().patterns, &patterns);
@@ -323,7 +338,7 @@ impl<B: Descriptors> Reconnecting<B> {
     }
 }
 
-/// Takes `names` out of `subscriptions`, or all if there are none, as UNSUBSCRIBE does.
+/// Removes `names` from `subscriptions`, or all if there are none, like UNSUBSCRIBE.
 fn forget(subscriptions: &mut BTreeSet<Vec<u8>>, names: &[Vec<u8>]) {
     if names.is_empty() {
         subscriptions.clear();

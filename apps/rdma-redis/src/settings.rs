@@ -9,7 +9,7 @@ use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, Redis
 
 /// The scheme of URLs for Valkey over RDMA.
 const SCHEME: &str = "valkey+rdma://";
-/// The scheme of those with TLS over it.
+/// The scheme of URLs for TLS over RDMA.
 const TLS_SCHEME: &str = "valkeys+rdma://";
 
 /// The options that a URL can have.
@@ -24,34 +24,41 @@ const KNOWN: [&str; 8] = [
     "huge_pages",
 ];
 
-/// Settings of all connections that a [`Client`](crate::Client) makes. Options of its URL go before them.
+/// Settings of all connections of a [`Client`](crate::Client). Options of its URL override them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The RDMA connection. Its `timeout`, 5 s unless set, bounds all of connecting: the look-up of the host's name, the RDMA
-    /// connection to one of its addresses, which are tried in turn and share it evenly, the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT,
-    /// CLIENT SETINFO). URL option: `timeout=SECONDS`. Of its options, for networks and cards that want them, a URL can set
-    /// `traffic_class=0..255`, `ack_timeout=0..31`, `relaxed_ordering=yes` and `huge_pages=yes`.
-    pub connect: Connect,
-    /// How long a request may wait for its reply before it fails; the connection stays. `None` waits as long as the connection
-    /// lasts. URL option: `response_timeout=SECONDS` or `response_timeout=none`.
+    /// Settings of the RDMA connection. Its `timeout`, by default 5 s, bounds all of connecting.
+    /// That includes the look-up of the host's name, the RDMA connection to one of its addresses,
+    /// the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT, CLIENT
+    /// SETINFO). The addresses are tried in turn and share the time evenly. URL option:
+    /// `timeout=SECONDS`.
     ///
-    /// 5 minutes unless set: the largest value that a Valkey server takes by default, 512 MiB, passes in that time at 2 MiB/s,
-    /// slower than any network that carries RDMA, and a server that answers nothing still does not hold a request for ever.
-    /// Commands that block (`BLPOP`, `XREAD BLOCK`) count as unanswered while they block.
+    /// Some networks and cards need other options. A URL can set `traffic_class=0..255`,
+    /// `ack_timeout=0..31`, `relaxed_ordering=yes` and `huge_pages=yes`.
+    pub connect: Connect,
+    /// How long a request may wait for its reply before it fails. The connection stays. `None`
+    /// waits as long as the connection lasts. URL option: `response_timeout=SECONDS` or
+    /// `response_timeout=none`.
+    ///
+    /// The default is 5 minutes. The largest value that a Valkey server takes by default, 512 MiB,
+    /// passes in that time at 2 MiB/s, which is slower than any network that carries RDMA. A server
+    /// that answers nothing still does not hold a request for ever. Commands that block (`BLPOP`,
+    /// `XREAD BLOCK`) count as unanswered while they block.
     pub response_timeout: Option<Duration>,
-    /// The fallback when the server cannot be reached by RDMA; `None` fails. URL option: `fallback=tcp` or `fallback=tcp:PORT`.
+    /// The fallback if the server cannot be reached by RDMA. `None` fails. URL option:
+    /// `fallback=tcp` or `fallback=tcp:PORT`.
     pub fallback: Option<Fallback>,
 }
 
-/// The fallback when a server cannot be reached by RDMA: there is no library or device here, nothing listens for RDMA there, or it
-/// did not come about within half of the time for connecting.
+/// The fallback if a server cannot be reached by RDMA: there is no library or device, no RDMA
+/// listener, or no connection within half of the time for connecting.
 ///
 /// A server that was reached and refused the handshake is not tried again by other means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
-    /// Connect by TCP, with TLS if there would be TLS over RDMA.
+    /// Connect by TCP, with TLS if the URL asks for TLS.
     Tcp {
-        /// The server's TCP port; that of the URL unless set.
+        /// The server's TCP port. The default is that of the URL.
         port: Option<u16>,
     },
 }
@@ -63,14 +70,14 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// These settings, with others for the RDMA connections' protocol and memory.
+    /// Sets options for the protocol and memory of RDMA connections.
     #[must_use]
     pub fn with_options(mut self, options: Options) -> Self {
         self.connect.options = options;
         self
     }
 
-    /// Takes one option of a URL; `None` if there is no such option or its value is not one.
+    /// Applies one option of a URL. `None` if there is no such option or the value is invalid.
     fn set(&mut self, name: &str, value: &str) -> Option<()> {
         match (name, value) {
             ("timeout", _) => self.connect.timeout = seconds(value)?,
@@ -87,7 +94,7 @@ impl Settings {
             }
             ("relaxed_ordering", _) => self.connect.options.relaxed_ordering = yes_or_no(value)?,
             ("huge_pages", _) => self.connect.options.huge_pages = yes_or_no(value)?,
-            // redis-rs reads its value, and would repeat another one in its error.
+            // redis-rs reads its value, and would repeat an invalid one in its error.
             ("protocol", "2" | "3" | "resp2" | "resp3") => {}
             _ => return None,
         }
@@ -95,7 +102,7 @@ impl Settings {
     }
 }
 
-/// A number of seconds above zero, with decimals or without.
+/// Parses a number of seconds above zero, with or without decimals.
 fn seconds(text: &str) -> Option<Duration> {
     let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
     (!seconds.is_zero()).then_some(seconds)
@@ -109,21 +116,21 @@ fn yes_or_no(text: &str) -> Option<bool> {
     }
 }
 
-/// A server as a URL names it.
+/// A server, as named by a URL.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) info: ConnectionInfo,
-    /// Whether there is to be TLS.
+    /// Whether TLS is required.
     pub(crate) secure: bool,
 }
 
-/// Parses a `valkey+rdma://` or `valkeys+rdma://` URL, its options put into `settings`.
+/// Parses a `valkey+rdma://` or `valkeys+rdma://` URL, and puts its options into `settings`.
 pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     let invalid = || {
         let form = "expected a URL valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS], or valkeys+rdma:// for TLS";
         RedisError::from((ErrorKind::InvalidClientConfig, form))
     };
-    // What follows the scheme is as in the URLs of redis-rs.
+    // The rest has the form of redis-rs's URLs.
     let secure = url.starts_with(TLS_SCHEME);
     let rest = url.strip_prefix(if secure { TLS_SCHEME } else { SCHEME }).ok_or_else(invalid)?;
     let url = redis::parse_redis_url(&format!("redis://{rest}")).ok_or_else(invalid)?;
@@ -133,7 +140,7 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
             let known = "in the URL: the options are timeout=SECONDS, response_timeout=SECONDS|none, \
                          fallback=tcp[:PORT], protocol=resp2|resp3, traffic_class=0..255, ack_timeout=0..31, \
                          relaxed_ordering=yes|no and huge_pages=yes|no, each once";
-            // What is none of them may be a password, by its name and by its value.
+            // An unknown option may be a password, by its name or its value.
             let which = match KNOWN.contains(&&*name) {
                 true => format!("{name} is there twice, or has another value"),
                 false => format!("option {} is none of these", index + 1),

@@ -1,4 +1,4 @@
-//! The stream below a connection: the only place that knows how one is made.
+//! Makes the stream below a connection.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ use crate::settings::{Fallback, Settings};
 pub enum Transport {
     /// An RDMA connection.
     Rdma,
-    /// A TCP connection, because there was none by RDMA: see [`Fallback`].
+    /// A TCP connection, because RDMA failed: see [`Fallback`].
     Tcp,
 }
 
@@ -37,10 +37,10 @@ impl fmt::Display for Transport {
 /// A stream over either.
 pub(crate) type ByteStream = Pin<Box<dyn redis::aio::AsyncStream + Send>>;
 
-/// RDMA as this program has it, or why it has none.
+/// The program's RDMA, or why it has none.
 pub(crate) type Loaded<B> = Result<Endpoints<B>, Arc<dyn std::error::Error + Send + Sync>>;
 
-/// A client's configuration of TLS; there is none without the feature `tls`.
+/// A client's configuration of TLS; empty without the feature `tls`.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
     #[cfg(feature = "tls")]
@@ -48,7 +48,6 @@ pub(crate) struct Tls {
 }
 
 impl Tls {
-    /// Puts TLS over a stream to `host`.
     #[cfg(feature = "tls")]
     pub(crate) async fn over(&self, stream: ByteStream, host: &str) -> io::Result<ByteStream> {
         let unusable = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
@@ -64,7 +63,8 @@ impl Tls {
     }
 }
 
-/// Connects to a host and port as `settings` say. Warns of a fallback unless it was taken `before`.
+/// Connects to a host and port according to `settings`. Warns of a fallback unless it was taken
+/// `before`.
 pub(crate) async fn connect<B: Descriptors>(
     endpoints: &Loaded<B>,
     (host, port): (&str, u16),
@@ -80,7 +80,7 @@ pub(crate) async fn connect<B: Descriptors>(
     match TcpStream::connect((host, port)).await {
         Ok(stream) => {
             stream.set_nodelay(true)?;
-            // A pool makes many connections, and a reconnecting one makes them again and again.
+            // A pool or a reconnecting connection makes many connections.
             match before {
                 Some(Transport::Tcp) => {
                     tracing::debug!(host, port, error = %no_rdma, "no RDMA connection, using TCP");
@@ -111,7 +111,7 @@ async fn over_rdma<B: Descriptors>(
     let how = settings.connect.timeout(within);
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let endpoint = endpoints.current()?;
-    // This bounds the look-up of the name and all addresses together.
+    // `within` bounds the look-up of the name and all addresses together.
     let connecting = async {
         let addresses: Vec<_> = tokio::net::lookup_host(&address).await?.collect();
         in_turn(&addresses, how.timeout, |peer, share| {
@@ -129,8 +129,10 @@ async fn over_rdma<B: Descriptors>(
     }
 }
 
-/// Connects to the first of these addresses that answers. Each has an even share of the time that is left for it and those behind it, so that
-/// one that is silent, as one whose card has failed, does not keep the others from being tried.
+/// Connects to the first of these addresses that answers.
+///
+/// The remaining addresses share the remaining time evenly. A silent address, such as one whose
+/// card has failed, therefore leaves time for the others.
 async fn in_turn<T, F: Future<Output = io::Result<T>>>(
     addresses: &[SocketAddr],
     within: Duration,

@@ -26,7 +26,7 @@ fn held(fabric: &Fabric) -> Resources {
     fabric.resources(CLIENT.into())
 }
 
-/// An endpoint that listens, for all connections of a server.
+/// A listening endpoint for all connections of a server.
 fn listen(fabric: &Fabric, ip: IpAddr) -> Endpoint<SoftSim> {
     let mut endpoint = Endpoint::new(&fabric.host(&[ip]), Limits::default()).expect("a device");
     let _listener = endpoint.listen(SocketAddr::new(ip, 6379), Options::default()).expect("a free address");
@@ -42,7 +42,7 @@ fn serve(endpoint: Endpoint<SoftSim>, over: &AtomicBool) {
     }
 }
 
-/// Ends the servers, also when the test fails.
+/// Stops the servers, even if the test fails.
 struct StopServers<'a>(&'a AtomicBool);
 
 impl Drop for StopServers<'_> {
@@ -65,7 +65,8 @@ async fn ping(mut connection: MultiplexedConnection) -> MultiplexedConnection {
     connection
 }
 
-/// Connections of two clients on one runtime share an endpoint; a runtime that does not run holds up no other; nothing is left.
+/// Connections of two clients on one runtime share an endpoint. A runtime that does not run delays
+/// no other. Nothing is left.
 #[test]
 fn connections_of_a_runtime_share_an_endpoint() {
     let (fabric, over) = (Fabric::new(), AtomicBool::new(false));

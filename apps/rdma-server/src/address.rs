@@ -9,9 +9,9 @@ use std::str::FromStr;
 /// Where to listen, or to connect to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Address {
-    /// An IP address and a port: TCP and RDMA.
+    /// An IP address and a port, for TCP and RDMA.
     Ip(SocketAddr),
-    /// A path: Unix sockets. Empty for a client's unnamed end.
+    /// A path, for Unix sockets. Empty for a client's unnamed end.
     Unix(PathBuf),
 }
 
@@ -19,7 +19,7 @@ impl Address {
     /// Returns the IP address and port.
     ///
     /// # Errors
-    /// It is a path.
+    /// Returns an error if this is a path.
     pub fn ip(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Ip(address) => Ok(*address),
@@ -44,7 +44,7 @@ impl From<PathBuf> for Address {
     }
 }
 
-/// Text with a slash in it is a path.
+/// Text that contains a slash is a path.
 impl FromStr for Address {
     type Err = AddrParseError;
 

@@ -1,13 +1,13 @@
-//! Which CPUs run what: the server's thread, and the interrupts behind a device's completion vectors.
+//! CPU affinity of the server's thread and of the interrupts behind a device's completion vectors.
 //!
-//! The two arrangements that Valkey's document recommends:
+//! Valkey's document recommends two arrangements:
 //!
 //! | | interrupts | server thread | completion vector |
 //! |---|---|---|---|
 //! | 1: kernel apart | a few CPUs | the other CPUs | random ([`Vector::Random`](crate::Vector)) |
 //! | 2: each server apart | vector *n* on CPU *n* | CPU *n* | *n* ([`Vector::Fixed`](crate::Vector)) |
 //!
-//! [`pin_thread`] and [`Interrupts::pin`] make them; [`Interrupts`] prints what is.
+//! [`pin_thread`] and [`Interrupts::pin`] set them up. [`Interrupts`] prints the current state.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -17,7 +17,7 @@ use std::str::FromStr;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A set of CPUs, written as the kernel does: `0-3,8`.
+/// A set of CPUs, in the kernel's notation: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cpus(BTreeSet<usize>);
 
@@ -27,7 +27,7 @@ impl Cpus {
         self.0.iter().copied()
     }
 
-    /// Returns whether there is none.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -39,7 +39,7 @@ impl FromIterator<usize> for Cpus {
     }
 }
 
-/// Not a list of CPUs.
+/// The text is not a list of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not a list of CPUs such as 0-3,8, each below {max}", max = CpuSet::MAX_CPU)]
 pub struct ParseCpusError(String);
@@ -79,10 +79,10 @@ impl fmt::Display for Cpus {
     }
 }
 
-/// Has the calling thread run on these CPUs only.
+/// Restricts the calling thread to these CPUs.
 ///
 /// # Errors
-/// None of them exists, or may be used by this process.
+/// Returns an error if none of them exists or this process may use none of them.
 pub fn pin_thread(cpus: &Cpus) -> io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|cpu| set.set(cpu));
@@ -95,7 +95,7 @@ pub fn pin_thread(cpus: &Cpus) -> io::Result<()> {
 /// Returns the CPUs that the calling thread may run on.
 ///
 /// # Errors
-/// The system does not say.
+/// Returns an error if the system call fails.
 pub fn thread_cpus() -> io::Result<Cpus> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect())
@@ -108,11 +108,11 @@ pub struct Interrupt {
     pub number: u32,
     /// Its name, given by its driver.
     pub name: String,
-    /// Where it may go.
+    /// The CPUs that may handle it.
     pub allowed: Cpus,
-    /// Where it does go, if the kernel says.
+    /// The CPU that does handle it, if the kernel says.
     pub effective: Option<Cpus>,
-    /// How often it came, by CPU; CPUs that never saw it are left out.
+    /// How often each CPU handled it. CPUs without any are left out.
     pub counts: Vec<(usize, u64)>,
 }
 
@@ -121,7 +121,7 @@ pub struct Interrupt {
 pub struct Interrupts {
     /// The device, as in `rdma link`.
     pub device: String,
-    /// Its interrupts, in the order of their numbers.
+    /// Its interrupts, by number.
     pub all: Vec<Interrupt>,
     root: PathBuf,
 }
@@ -136,21 +136,21 @@ fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
 }
 
 impl Interrupts {
-    /// Returns the interrupts of a device, as things stand.
+    /// Returns the current interrupts of a device.
     ///
     /// # Errors
-    /// There is no such device, or the system does not say.
+    /// Returns an error if there is no such device or its files cannot be read.
     pub fn of(device: &str) -> io::Result<Self> {
         Self::below(Path::new("/"), device)
     }
 
-    /// As [`Interrupts::of`], with `/proc` and `/sys` below another root.
+    /// Like [`Interrupts::of`], with `/proc` and `/sys` below another root.
     fn below(root: &Path, device: &str) -> io::Result<Self> {
         let home = root.join("sys/class/infiniband").join(device);
         if !home.exists() {
             return Err(io::Error::new(ErrorKind::NotFound, format!("there is no RDMA device {device}")));
         }
-        // A device of software has none.
+        // A software device has none.
         let numbers = match names(&home.join("device/msi_irqs")) {
             Ok(names) => names.iter().filter_map(|name| name.parse().ok()).collect::<BTreeSet<u32>>(),
             Err(error) if error.kind() == ErrorKind::NotFound => BTreeSet::new(),
@@ -173,17 +173,18 @@ impl Interrupts {
         Ok(Self { device: device.to_owned(), all, root: root.to_owned() })
     }
 
-    /// Returns the interrupts that signal completions, in the order of the completion vectors. Drivers name them so (`mlx5_comp0@pci:…`); where
-    /// no name tells, all of them.
+    /// Returns the interrupts that signal completions, in the order of the completion vectors.
+    /// Drivers name them so (`mlx5_comp0@pci:…`). If no name matches, returns all of them.
     pub fn completion_vectors(&self) -> Vec<&Interrupt> {
         let named: Vec<_> = self.all.iter().filter(|interrupt| interrupt.name.contains("comp")).collect();
         if named.is_empty() { self.all.iter().collect() } else { named }
     }
 
-    /// Sends completion vector *n* to the *n*-th of these CPUs, and around again. Needs the rights of root. How many.
+    /// Pins completion vector *n* to the *n*-th of these CPUs, cyclically. Needs root. Returns how
+    /// many were pinned.
     ///
     /// # Errors
-    /// The system refuses, or there is nothing to send or nowhere to send it.
+    /// Returns an error if the system refuses, or if there is no interrupt or no CPU.
     pub fn pin(&self, cpus: &Cpus) -> io::Result<usize> {
         let vectors = self.completion_vectors();
         if cpus.is_empty() || vectors.is_empty() {
@@ -272,7 +273,7 @@ mod tests {
 
     #[test]
     fn a_thread_runs_where_it_is_put() {
-        // Affinity is each thread's own, so other tests are not disturbed.
+        // Affinity is per thread, so other tests are not disturbed.
         let may = thread_cpus().expect("a list");
         let last: Cpus = may.iter().last().into_iter().collect();
         pin_thread(&last).expect("one of ours");
@@ -282,7 +283,8 @@ mod tests {
         pin_thread(&may).expect("as before");
     }
 
-    /// Returns a machine with a NIC of four interrupts, three of them completion vectors, and a device of software.
+    /// A machine with a NIC of four interrupts, three of them completion vectors, and a software
+    /// device.
     fn machine(name: &str) -> PathBuf {
         let root = std::env::temp_dir().join(format!("rdma-conn-affinity-{name}-{}", std::process::id()));
         let nic = root.join("sys/class/infiniband/mlx5_0/device/msi_irqs");

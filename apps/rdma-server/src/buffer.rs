@@ -1,21 +1,21 @@
-//! Bytes of one client, in memory that it has only for as long as there are some.
+//! A client's bytes, with memory only while there are some.
 
 use bytes::BytesMut;
 
-/// Memory that an empty buffer leaves to the next one, at most, in bytes.
+/// Most memory that an empty buffer passes on, in bytes.
 const SPARE: usize = 256 << 10;
-/// Memory for which it is not worth to copy what is in it to less.
+/// Below this much memory, copying the bytes into less is not worthwhile.
 const SMALL: usize = 4 << 10;
 
 /// Bytes, and how much memory they take.
 ///
-/// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it when
-/// bytes are left that must wait, and gives it back when none are ([`Buffer::settle`]). So a
-/// request costs no allocation, and an idle client no memory.
+/// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it
+/// while bytes must wait, and returns it when none do ([`Buffer::settle`]). A request therefore
+/// costs no allocation, and an idle client no memory.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. The capacity alone does not tell: `BytesMut` lowers it by
+    /// The most memory that was seen. The capacity alone is not enough: `BytesMut` lowers it by
     /// what was taken from the front.
     memory: usize,
 }
@@ -33,11 +33,11 @@ impl Buffer {
         }
     }
 
-    /// Lets go of memory that its bytes do not need: all of it when there are none. `spare` may
-    /// have it.
+    /// Releases memory that the bytes do not need: all of it when there are none. `spare` may take
+    /// it.
     ///
-    /// What bytes take is at most about four times their length, whatever was there before; and
-    /// each byte is copied less than once.
+    /// The memory is at most about four times the length of the bytes, whatever was there before,
+    /// and each byte is copied less than once.
     pub(crate) fn settle(&mut self, spare: &mut Self) {
         self.memory = self.memory();
         if self.bytes.is_empty() || self.memory > SMALL && self.bytes.len() < self.memory / 4 {
@@ -67,7 +67,7 @@ mod tests {
             buffer.bytes.advance(buffer.bytes.len().div_ceil(3));
             buffer.settle(&mut spare);
             assert!(buffer.memory() <= SMALL.max(4 * buffer.bytes.len()), "{buffer:?}");
-            // Nothing of it is behind what is told.
+            // No memory beyond the reported amount.
             assert!(!buffer.bytes.try_reclaim(buffer.memory() + 1));
         }
         buffer.bytes.advance(1);
@@ -86,12 +86,12 @@ mod tests {
         other.borrow_from(&mut spare);
         other.bytes.extend_from_slice(&[b'y'; 1000]);
         assert_eq!(other.bytes.as_ptr(), lent);
-        // One that has bytes borrows nothing.
+        // A buffer with bytes borrows nothing.
         other.borrow_from(&mut one);
         assert_eq!(&other.bytes[..], &[b'y'; 1000]);
     }
 
-    /// What a service has cut out of the bytes is its own; the rest does not keep that memory, too.
+    /// Bytes that a service has cut out keep their own memory. The rest does not keep it too.
     #[test]
     fn a_rest_lets_go_of_what_was_cut_off() {
         let (mut buffer, mut spare) = (Buffer::default(), Buffer::default());

@@ -1,4 +1,4 @@
-//! Waiting: for all descriptors of a loop, and for those of one transport alone.
+//! Waits for all descriptors of a loop, or for those of one transport.
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
@@ -17,25 +17,25 @@ use crate::transport::{Interest, Source, Transport};
 /// Events taken at once.
 const BATCH: usize = 256;
 
-/// The token of the waker, which no key has.
+/// The token of the waker. No key has this value.
 const WOKEN: Token = Token(usize::MAX);
 
-// A key is 64 bits wide, and is the token.
+// A key has 64 bits, and is the token.
 const _: () = assert!(usize::BITS >= 64, "tokens have no room for keys");
 
 new_key_type! {
-    /// A descriptor that is watched.
+    /// Identifies a watched descriptor.
     pub(crate) struct SourceId;
 }
 
-/// Descriptors, each watched for an owner, for edges in both directions.
+/// Descriptors with their owners, watched for edges in both directions.
 pub(crate) struct Poller<O> {
     poll: Poll,
     owners: SlotMap<SourceId, O>,
     events: Events,
     waker: Waker,
-    /// Somebody was given the waker. One that is gone may have woken before, so it counts like one
-    /// that is there.
+    /// Whether a waker was ever given out. A dropped one may have woken before, so it counts like
+    /// an existing one.
     waker_given: Cell<bool>,
 }
 
@@ -57,19 +57,18 @@ impl<O: Copy> Poller<O> {
         })
     }
 
-    /// Returns a waker that ends a wait, from any thread.
     pub(crate) fn waker(&self) -> Waker {
         self.waker_given.set(true);
         self.waker.clone()
     }
 
-    /// Returns whether it watches one descriptor, and nobody was ever given a waker: a wait for
-    /// that descriptor alone misses nothing.
+    /// Returns whether it watches one descriptor and never gave out a waker. A wait for that
+    /// descriptor alone then misses nothing.
     pub(crate) fn has_one(&self) -> bool {
         self.owners.len() == 1 && !self.waker_given.get()
     }
 
-    /// Watches a descriptor for `owner`. What it has to say already is said.
+    /// Watches a descriptor for `owner`. Existing readiness is reported too.
     pub(crate) fn add(&mut self, fd: BorrowedFd<'_>, owner: O) -> io::Result<SourceId> {
         let id = self.owners.insert(owner);
         let token = Token(id.data().as_ffi() as usize);
@@ -80,15 +79,16 @@ impl<O: Copy> Poller<O> {
         })
     }
 
-    /// Watches a descriptor no more.
+    /// Stops watching a descriptor.
     pub(crate) fn remove(&mut self, id: SourceId, fd: BorrowedFd<'_>) {
         if self.owners.remove(id).is_some() {
-            // It was added; an error could only mean that it is not there.
+            // It was added; an error could only mean that it is already gone.
             let _ = self.poll.registry().deregister(&mut SourceFd(&fd.as_raw_fd()));
         }
     }
 
-    /// Waits until something has happened, for at most `timeout`. Returns whose descriptors have fired, and for what.
+    /// Waits for events, for at most `timeout`. Returns the owners of ready descriptors, with their
+    /// readiness.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<(O, Interest)>> {
         self.events.clear();
         match self.poll.poll(&mut self.events, timeout) {
@@ -109,7 +109,7 @@ impl<O: Copy> Poller<O> {
     }
 }
 
-/// Waits for one transport alone, for at most `timeout`, and drives it.
+/// Waits for one transport, for at most `timeout`, and drives it.
 pub(crate) fn wait_for(
     transport: &mut dyn Transport,
     want: Interest,
@@ -126,7 +126,7 @@ pub(crate) fn wait_for(
     Ok(())
 }
 
-/// Waits for one descriptor. Returns what it has to say.
+/// Waits for one descriptor. Returns its readiness.
 pub(crate) fn wait_one(
     fd: BorrowedFd<'_>,
     interest: Interest,
@@ -155,7 +155,7 @@ pub(crate) fn wait_one(
 mod tests {
     use super::*;
 
-    /// Also when whoever was given the waker has woken and is gone.
+    /// Also when the waker was called and dropped before.
     #[test]
     fn a_wake_up_is_waited_for_beside_the_only_descriptor() {
         let (quiet, _never) = std::os::unix::net::UnixStream::pair().expect("sockets");

@@ -1,4 +1,4 @@
-//! Replies on their way to one client.
+//! Replies waiting for one client.
 
 use std::io::{self, ErrorKind, Write};
 
@@ -6,21 +6,21 @@ use bytes::{Buf, BytesMut};
 
 use crate::buffer::Buffer;
 
-/// Replies that wait until their client takes them, the oldest first.
+/// Replies that a client has not taken yet, oldest first.
 #[derive(Debug)]
 pub struct Replies {
     buffer: Buffer,
     budget: usize,
 }
 
-/// Bytes that a client could not be sent.
+/// Why bytes could not be sent to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The client has left or was never there.
+    /// The client has left or never existed.
     #[error("there is no such client: it has left")]
     NoSuchClient,
-    /// The client does not read what it was sent.
+    /// The client does not read.
     #[error(
         "{waiting} bytes of replies wait for the client, which reads too slowly; at most {budget} may wait: send again when it \
          has read, or close the client"
@@ -28,7 +28,8 @@ pub enum SendError {
     Full {
         /// Bytes that wait.
         waiting: usize,
-        /// Bytes that may wait, [`ServerSettings::reply_budget`](crate::ServerSettings::reply_budget).
+        /// Bytes that may wait,
+        /// [`ServerSettings::reply_budget`](crate::ServerSettings::reply_budget).
         budget: usize,
     },
 }
@@ -38,12 +39,13 @@ impl Replies {
         Self { buffer: Buffer::default(), budget }
     }
 
-    /// Appends bytes. The budget does not refuse any; see [`Replies::is_full`].
+    /// Appends bytes. The budget never refuses them; see [`Replies::is_full`].
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
         self.buffer.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the buffer to append to, for encoders that write into one. The bytes that are there are on their way already.
+    /// Returns the buffer to append to, for encoders that write into one. Do not change the bytes
+    /// that are in it.
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer.bytes
     }
@@ -58,27 +60,25 @@ impl Replies {
         self.buffer.bytes.is_empty()
     }
 
-    /// Returns whether as many bytes wait as may. A service then stops and returns [`Flow::Again`](crate::Flow::Again).
+    /// Returns whether the budget is used up. A service then stops and returns
+    /// [`Flow::Again`](crate::Flow::Again).
     pub fn is_full(&self) -> bool {
         self.buffer.bytes.len() >= self.budget
     }
 
-    /// Returns how many bytes of memory the replies take.
     pub(crate) fn memory(&self) -> usize {
         self.buffer.memory()
     }
 
-    /// As [`Buffer::borrow_from`].
     pub(crate) fn borrow_from(&mut self, spare: &mut Buffer) {
         self.buffer.borrow_from(spare);
     }
 
-    /// As [`Buffer::settle`].
     pub(crate) fn settle(&mut self, spare: &mut Buffer) {
         self.buffer.settle(spare);
     }
 
-    /// Appends bytes that no command has asked for just now.
+    /// Appends a message that is no reply to a current command.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         // A message longer than the budget can be sent when nothing else waits.
         let fits = self.is_empty() || self.len().saturating_add(bytes.len()) <= self.budget;
@@ -89,7 +89,7 @@ impl Replies {
         Ok(())
     }
 
-    /// Writes as many as `to` has room for, and forgets those.
+    /// Writes as many bytes as `to` takes, and removes them.
     pub(crate) fn write_to(&mut self, to: &mut impl Write) -> io::Result<()> {
         while !self.buffer.bytes.is_empty() {
             match to.write(&self.buffer.bytes) {

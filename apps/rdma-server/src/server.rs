@@ -1,13 +1,16 @@
-//! A server on an event loop: one service over any connection types, with limits, and addresses that change while it runs.
+//! A server on an event loop: one service over any connection types, with limits, and addresses
+//! that can change at run time.
 //!
-//! - TCP and RDMA may share an address and a port: their port spaces are separate, and so are the listeners.
-//! - [`Server::rebind`] moves a service to other addresses. Clients that are there stay.
-//! - Who is not let in is told why, on RDMA as on TCP: the text arrives before the end.
-//! - A client that does not read its replies is not read any further, so that its window or socket fills and it waits: at most
-//!   [`ServerSettings::reply_budget`] bytes and one reply wait for it (VR-RES-008). Nothing spins.
-//! - A request may be as long as the service says ([`Service::request_limit`]), and a client for
-//!   which nothing waits has no buffer, whatever it sent and got before (VR-RES-008).
-//! - [`affinity`](crate::affinity) puts the server's thread and a device's interrupts on CPUs.
+//! - TCP and RDMA may share an address and a port: their port spaces are separate, and so are the
+//!   listeners.
+//! - [`Server::rebind`] moves a service to other addresses. Existing clients stay.
+//! - A refused client is told why, on RDMA as on TCP: the text arrives before the end.
+//! - A client that does not read its replies is not read any further, so its window or socket fills
+//!   and it waits. At most [`ServerSettings::reply_budget`] bytes and one reply wait for it
+//!   (VR-RES-008). The loop still sleeps.
+//! - A request may be as long as the service allows ([`Service::request_limit`]). A client without
+//!   waiting bytes has no buffer, whatever it sent and got before (VR-RES-008).
+//! - [`affinity`](crate::affinity) pins the server's thread and a device's interrupts to CPUs.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read};
@@ -26,19 +29,21 @@ use crate::transport::{ConnectionType, out_of_bounds};
 /// Bytes read from a client at once.
 const CHUNK: usize = 64 << 10;
 
-/// Clients that may be in the middle of being told why they are not let in. Beyond it they are not told.
+/// Clients that may be refused with a text at the same time. Beyond this they are refused without
+/// one.
 const REFUSED_AT_ONCE: usize = 128;
 
 /// The behaviour of a server towards its clients.
 pub trait Service: 'static {
-    /// The state that it keeps about each of them.
+    /// The service's state for each client.
     type Client: Default;
 
-    /// Takes the commands that are whole out of `input` and appends their replies to `replies`.
-    /// What it leaves there comes again, with what has arrived meanwhile.
+    /// Removes whole commands from `input` and appends their replies to `replies`. Bytes left in
+    /// `input` are passed again, followed by those that have arrived meanwhile.
     ///
-    /// It may answer some of them only, and leave the others in `input`: [`Flow::Again`]. It should do so once
-    /// [`Replies::is_full`]; what it appends beyond that takes memory without a bound.
+    /// It may answer only some commands and leave the others in `input`, with [`Flow::Again`]. It
+    /// should do so once
+    /// [`Replies::is_full`]: replies beyond that take unbounded memory.
     fn serve(
         &mut self,
         from: SessionId,
@@ -47,41 +52,42 @@ pub trait Service: 'static {
         replies: &mut Replies,
     ) -> Flow;
 
-    /// Returns how long a request of this client may be, in bytes: 1 MiB, unless a service says
-    /// otherwise.
+    /// Returns the maximum length of this client's requests, in bytes. The default is 1 MiB.
     ///
-    /// It bounds what [`Service::serve`] leaves in `input` when it waits for more ([`Flow::Stay`]),
-    /// of which memory takes at most twice as much and 128 KiB. A client with a longer request is
-    /// told so, and its connection is closed.
+    /// It bounds what [`Service::serve`] leaves in `input` when it waits for more ([`Flow::Stay`]).
+    /// Its memory is at most twice that and 128 KiB. A client with a longer request gets an error,
+    /// and its connection is closed.
     fn request_limit(&self, _client: &Self::Client) -> usize {
         1 << 20
     }
 }
 
-/// How a service goes on with a client.
+/// What to do next with a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// All that was whole is answered: serve the client again when more has arrived.
+    /// All whole commands are answered: serve the client again when more has arrived.
     Stay,
-    /// Whole commands are left: serve the client again when replies have been written and are not full, before more is read.
+    /// Whole commands are left: serve the client again when replies have been written and are not
+    /// full, before reading more.
     Again,
-    /// The reply to the last command follows by [`Server::send`]: nothing is served or read before that.
+    /// The reply to the last command follows with [`Server::send`]: serve and read nothing before
+    /// that.
     Wait,
-    /// The client gets its replies, and then the connection is closed.
+    /// Send the remaining replies, then close the connection.
     Leave,
 }
 
-/// Settings: the clients that are let in, and how much is kept for each. Start from [`ServerSettings::default`]; fields can be assigned, or set in a
-/// chain. A change concerns clients that come later.
+/// Settings for admission and per-client limits. Start from [`ServerSettings::default`], then
+/// assign fields or chain their setters. A change applies to later clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerSettings {
-    /// Clients at once, those included that are on their way to their end.
+    /// Clients at the same time, including those that are closing.
     pub max_clients: usize,
-    /// Only clients on this machine are let in.
+    /// Whether only clients on this machine are admitted.
     pub protected: bool,
-    /// Bytes of replies that may wait for a client before it is served and read no further: at least 1. Taken when the client
-    /// comes.
+    /// Bytes of replies that may wait for a client before it is served and read no further: at
+    /// least 1. Fixed when the client connects.
     pub reply_budget: usize,
 }
 
@@ -110,23 +116,23 @@ impl Default for ServerSettings {
 /// The counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
-    /// Clients let in: their connections were established.
+    /// Clients admitted: their connections were established.
     pub admitted: u64,
     /// Clients refused because there were too many.
     pub refused_full: u64,
-    /// Clients refused because of protected mode, those included that only said they were local.
+    /// Clients refused by protected mode, including those that only claimed to be local.
     pub refused_protected: u64,
 }
 
 new_key_type! {
-    /// Names a binding: one connection type on some addresses.
+    /// Identifies a binding: one connection type on some addresses.
     pub struct BindingId;
 }
 
 /// Opens one address of a binding.
 type Open<S> = Box<dyn Fn(&mut EventLoop<Clients<S>>, &Address) -> io::Result<ListenerId>>;
 
-/// The listeners of a binding, by address, ports filled in.
+/// The listeners of a binding by address, with actual ports.
 type Listeners = BTreeMap<Address, ListenerId>;
 
 struct Binding<S: Service> {
@@ -134,21 +140,21 @@ struct Binding<S: Service> {
     listeners: Listeners,
 }
 
-/// A service, the clients it has, and the addresses it is found at.
+/// A service, its clients, and its addresses.
 pub struct Server<S: Service> {
     events: EventLoop<Clients<S>>,
     bindings: SlotMap<BindingId, Binding<S>>,
 }
 
-/// The state that the handlers work on: the service and its clients.
+/// The handlers' state: the service and its clients.
 struct Clients<S: Service> {
     service: S,
     settings: ServerSettings,
     all: SecondaryMap<SessionId, Client<S::Client>>,
     counters: ServerCounters,
-    /// Where bytes are read to.
+    /// The buffer to read into.
     chunk: Box<[u8]>,
-    /// Memory of buffers that are empty, for the next client that has a request or gets replies.
+    /// Spare memory for the next client with a request or replies.
     spare: Spare,
 }
 
@@ -162,15 +168,16 @@ struct Client<C> {
     own: C,
     input: Buffer,
     replies: Replies,
-    /// The last answer of the service; `Again` when more was read since.
+    /// The service's last answer; `Again` when more was read since.
     flow: Flow,
 }
 
 impl<S: Service> Server<S> {
-    /// Returns a server that is found nowhere yet.
+    /// Returns a server without addresses.
     ///
     /// # Errors
-    /// The settings are out of bounds ([`InvalidInput`](ErrorKind::InvalidInput)), or the system has no descriptor left.
+    /// Returns [`InvalidInput`](ErrorKind::InvalidInput) if a setting is out of bounds, or an error
+    /// if the process has no descriptor left.
     pub fn new(service: S, settings: ServerSettings) -> io::Result<Self> {
         settings.check()?;
         let (all, counters) = (SecondaryMap::new(), ServerCounters::default());
@@ -182,7 +189,8 @@ impl<S: Service> Server<S> {
     /// Listens with a connection type on some addresses.
     ///
     /// # Errors
-    /// As [`ConnectionType::listen`], and then on none of them.
+    /// Returns an error if an address is taken, not of this machine, or not of this type. It then
+    /// listens on none of them.
     pub fn bind<T: ConnectionType + 'static>(&mut self, with: T, at: &[Address]) -> io::Result<BindingId> {
         let open: Open<S> = Box::new(move |events, at| events.listen(&with, at, on_connection));
         let id = self.bindings.insert(Binding { open, listeners: Listeners::new() });
@@ -192,10 +200,11 @@ impl<S: Service> Server<S> {
         Ok(id)
     }
 
-    /// Listens on these addresses instead. Clients that came by the old ones stay.
+    /// Listens on these addresses instead. Clients of the old ones stay.
     ///
     /// # Errors
-    /// As [`ConnectionType::listen`]; it then listens where it did before.
+    /// Returns an error if an address is taken, not of this machine, or not of this type. It then
+    /// listens where it did before.
     pub fn rebind(&mut self, id: BindingId, at: &[Address]) -> io::Result<()> {
         let Some(binding) = self.bindings.get_mut(id) else {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no such binding"));
@@ -211,7 +220,7 @@ impl<S: Service> Server<S> {
                 old.into_values().for_each(|listener| events.close_listener(listener));
                 Ok(())
             }
-            // An old one may be what is in the way: an address among all addresses, or the other way round.
+            // An old address may be in the way: one among all addresses, or the reverse.
             Err(error) if error.kind() == ErrorKind::AddrInUse && !old.is_empty() => {
                 let addresses: Vec<Address> = old.keys().cloned().collect();
                 old.into_values().for_each(|listener| events.close_listener(listener));
@@ -230,17 +239,17 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Returns the addresses that a binding listens on, with ports filled in.
+    /// Returns the addresses of a binding, with actual ports.
     pub fn local_addrs(&self, id: BindingId) -> Vec<Address> {
         self.bindings.get(id).into_iter().flat_map(|binding| binding.listeners.keys().cloned()).collect()
     }
 
-    /// One turn of the event loop; see [`EventLoop::turn`].
+    /// Takes one turn of the event loop; see [`EventLoop::turn`].
     ///
     /// # Errors
-    /// The system cannot wait; or a listener is lost ([`ListenerLost`](crate::ListenerLost)), and
-    /// its address is no longer one of the binding's. The next turn goes on with the others.
-    /// [`Server::rebind`] listens again.
+    /// Returns an error if the system cannot wait, or if a listener is lost
+    /// ([`ListenerLost`](crate::ListenerLost)). In the latter case its address no longer belongs to
+    /// the binding, and the next turn continues with the others. [`Server::rebind`] listens again.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.events.turn(timeout).inspect_err(|_| {
             for binding in self.bindings.values_mut() {
@@ -249,7 +258,7 @@ impl<S: Service> Server<S> {
         })
     }
 
-    /// Returns whether something can be done without waiting; see [`EventLoop::has_pending`].
+    /// Returns whether there is work that needs no waiting; see [`EventLoop::has_pending`].
     pub fn has_pending(&mut self) -> bool {
         self.events.has_pending()
     }
@@ -257,7 +266,8 @@ impl<S: Service> Server<S> {
     /// Sends a client a message, or the reply that it waits for ([`Flow::Wait`]).
     ///
     /// # Errors
-    /// The client has left, or too many bytes wait for it already: [`ServerSettings::reply_budget`]. Nothing was sent.
+    /// Returns an error, and sends nothing, if the client has left or more than
+    /// [`ServerSettings::reply_budget`] bytes would wait for it.
     pub fn send(&mut self, to: SessionId, bytes: &[u8]) -> Result<(), SendError> {
         let client = self.events.state.all.get_mut(to).ok_or(SendError::NoSuchClient)?;
         client.replies.send(bytes)?;
@@ -268,8 +278,8 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    /// Closes a client's connection. What was written is delivered, for at most [`Timeouts::linger`]; replies that wait are
-    /// lost.
+    /// Closes a client's connection. Written bytes are delivered, for at most [`Timeouts::linger`].
+    /// Waiting replies are lost.
     pub fn close(&mut self, client: SessionId) {
         leave(&mut self.events, client);
     }
@@ -284,49 +294,51 @@ impl<S: Service> Server<S> {
         &self.events.state.settings
     }
 
-    /// Sets who is let in, and how much is kept for each, from now on.
+    /// Changes admission and per-client limits from now on.
     ///
     /// # Errors
-    /// The settings are out of bounds ([`InvalidInput`](ErrorKind::InvalidInput)); the old ones remain.
+    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and keeps the old settings, if one is out
+    /// of bounds.
     pub fn configure(&mut self, settings: ServerSettings) -> io::Result<()> {
         settings.check()?;
         self.events.state.settings = settings;
         Ok(())
     }
 
-    /// Returns the time limits of handshakes and closes; changes hold from now on.
+    /// Returns the time limits of handshakes and closes. Changes apply from now on.
     pub fn timeouts(&mut self) -> &mut Timeouts {
         &mut self.events.timeouts
     }
 
-    /// Returns its counts.
+    /// Returns the counters.
     pub const fn counters(&self) -> ServerCounters {
         self.events.state.counters
     }
 
-    /// Returns the connected clients, and what the service keeps about each of them.
+    /// Returns the connected clients, with the service's state for each.
     pub fn clients(&self) -> impl Iterator<Item = (SessionId, &S::Client)> {
         self.events.state.all.iter().map(|(id, client)| (id, &client.own))
     }
 
-    /// Clients that are there.
+    /// Returns the number of connected clients.
     pub fn client_count(&self) -> usize {
         self.events.state.all.len()
     }
 
-    /// Returns how many bytes of memory the buffers of all clients take, those of requests and
-    /// those of replies. A client for which nothing waits has none.
+    /// Returns how many bytes of memory the buffers of all clients take, for requests and replies.
+    /// A client without waiting bytes has none.
     pub fn waiting_bytes(&self) -> usize {
         let clients = self.events.state.all.values();
         clients.map(|client| client.input.memory() + client.replies.memory()).sum()
     }
 
-    /// Returns a waker that ends a [`Server::turn`] which waits, from any thread.
+    /// Returns a waker that ends a waiting [`Server::turn`], from any thread.
     pub fn waker(&self) -> rdma_conn::Waker {
         self.events.waker()
     }
 
-    /// Listens no more. Clients that are there stay, and [`Server::turn`] goes on serving them: the beginning of a graceful end.
+    /// Stops listening, as the beginning of a graceful end. Connected clients stay, and
+    /// [`Server::turn`] continues to serve them.
     pub fn close_listeners(&mut self) {
         for binding in self.bindings.values_mut() {
             for listener in std::mem::take(&mut binding.listeners).into_values() {
@@ -335,17 +347,19 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Returns how many connections there are: clients, those that are told why they are not let in, and those on their way to
-    /// their end.
+    /// Returns the number of connections: clients, those being refused, and those that are closing.
     pub fn connection_count(&self) -> usize {
         self.events.len()
     }
 
-    /// Closes everything. What was written to clients is delivered, for at most [`Timeouts::linger`]; replies that wait for room are
-    /// lost. For a graceful end, [`Server::close_listeners`] first, and take turns until nobody is there or the time is over.
+    /// Closes everything. Written bytes are delivered, for at most [`Timeouts::linger`]. Replies
+    /// that wait for room are lost.
+    ///
+    /// For a graceful end, call [`Server::close_listeners`] first, and take turns until all clients
+    /// have left or the time has passed.
     ///
     /// # Errors
-    /// As [`EventLoop::turn`].
+    /// Returns an error if the system cannot wait.
     pub fn finish(self) -> io::Result<S> {
         Ok(self.events.finish()?.service)
     }
@@ -377,10 +391,10 @@ const DENIED: &[u8] = b"-DENIED this server is in protected mode and lets in cli
     with access restricted in another way, or connect from there.\r\n";
 const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 
-/// Lets a client in, or has it told why not. Nothing that costs much was allocated for it yet (VR-SEC-007).
+/// Admits a client, or has it told why not. Nothing costly was allocated for it yet (VR-SEC-007).
 fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let local = events.get(id).is_some_and(Session::is_local);
-    // Those count that are on their way to their end, and this one does not count yet.
+    // Closing connections count, and this one does not count yet.
     let there = events.len().saturating_sub(events.refusing() + 1);
     let clients = &mut events.state;
     let refusal = if clients.settings.protected && !local {
@@ -414,7 +428,8 @@ fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId)
         tracing::info!(%error, kind = %connection.kind(), "a client did not make it in");
         leave(events, id);
     } else if clients.settings.protected && !connection.is_local() {
-        // It said that it was local. Its path tells where it is (VR-SEC-008), and hears no more of this server.
+        // It claimed to be local. Its path shows where it is (VR-SEC-008), so it is sent nothing
+        // more.
         tracing::warn!(peer = ?connection.peer_addr(), "a client elsewhere gave an address of this machine as its own");
         clients.counters.refused_protected += 1;
         clients.all.remove(id);
@@ -450,10 +465,11 @@ fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     }
 }
 
-/// Writes a client's replies as far as there is room, serves it once if more of them may wait, and sets its handlers.
+/// Writes a client's replies as far as there is room, serves it once if more of them may wait, and
+/// sets its handlers.
 fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
-    // Messages to a client whose handshake is under way wait until that is over.
+    // Messages to a client in the handshake wait for its end.
     if connection.is_establishing() {
         return;
     }
@@ -477,11 +493,11 @@ fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
 }
 
 impl<C: Default> Client<C> {
-    /// Has the service answer what has arrived.
+    /// Lets the service answer what has arrived.
     fn serve<S: Service<Client = C>>(&mut self, id: SessionId, service: &mut S) {
         self.flow = service.serve(id, &mut self.own, &mut self.input.bytes, &mut self.replies);
         let limit = service.request_limit(&self.own);
-        // As many bytes as that would be whole.
+        // This many bytes should contain a whole request.
         if self.flow == Flow::Stay && self.input.bytes.len() >= limit.max(1) {
             tracing::info!(limit, "a client's request is too long");
             let why = format!(

@@ -1,4 +1,5 @@
-//! A transport with what all of them have alike: a state, handlers, a last error, and calls that wait.
+//! A transport with the features common to all: a state, handlers, a last error, and calls that
+//! wait.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -12,11 +13,11 @@ use crate::transport::{Interest, Kind, Transport};
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SessionState {
-    /// It was asked for; its handler has not been called yet.
+    /// It was requested, and its handler has not been called yet.
     Connecting,
-    /// A peer has come; it was not accepted yet, or the handshake is under way.
+    /// A peer has connected. It was not accepted yet, or is in the handshake.
     Accepting,
-    /// Bytes flow.
+    /// Bytes can flow.
     Connected,
     /// The end of the stream was read.
     Closed,
@@ -24,17 +25,19 @@ pub enum SessionState {
     Error,
 }
 
-/// Which handler comes first in a turn in which both could be called.
+/// Which handler comes first in a turn if both are due.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Barrier {
     /// The read handler: replies leave in the turn that made them.
     #[default]
     ReadFirst,
-    /// The write handler: replies leave in the next turn, after what is done in between (such as a log being synced).
+    /// The write handler: replies leave in the next turn, after work in between (such as syncing a
+    /// log).
     WriteFirst,
 }
 
-/// One connection of an [`EventLoop`](crate::EventLoop) with a state `S`. [`Read`] and [`Write`] never wait.
+/// One connection of an [`EventLoop`](crate::EventLoop) with a state `S`. [`Read`] and [`Write`]
+/// never wait.
 pub struct Session<S> {
     transport: Box<dyn Transport>,
     state: SessionState,
@@ -45,28 +48,29 @@ pub struct Session<S> {
     pub(crate) loop_state: LoopState<S>,
 }
 
-/// State that the loop keeps about a connection.
+/// What the loop keeps about a connection.
 pub(crate) struct LoopState<S> {
-    /// To be called once when the handshake is over. None before a connection is accepted, and after the call.
+    /// Called once at the end of the handshake. `None` before a connection is accepted, and after
+    /// the call.
     pub(crate) handshake: Option<Handler<S>>,
-    /// Handlers of this connection that are running, one in the other.
+    /// Nesting depth of this connection's running handlers.
     pub(crate) entered: u32,
     pub(crate) stage: Stage,
-    /// How the loop learns that the connection may go on.
+    /// How the loop learns that the connection can continue.
     pub(crate) registered: Option<Registered>,
-    /// The bytes that the peer is told instead of being let in.
+    /// The text for a refused peer.
     pub(crate) refusal: Option<&'static [u8]>,
-    /// When the handshake or the close must be over.
+    /// When the handshake or the close must have ended.
     pub(crate) deadline: Option<Instant>,
     /// The timer set for it.
     pub(crate) timer: Option<Instant>,
-    /// It is on the list of connections to look at before sleeping.
+    /// Whether it is listed to be checked before sleeping.
     pub(crate) touched: bool,
-    /// It is on the list of connections that have something to do.
+    /// Whether it is listed as having work to do.
     pub(crate) pending: bool,
 }
 
-/// How a loop learns that a connection may go on.
+/// How a loop learns that a connection can continue.
 #[derive(Clone, Copy)]
 pub(crate) enum Registered {
     /// By its own descriptor.
@@ -78,11 +82,10 @@ pub(crate) enum Registered {
 /// Whether the owner has closed the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// It has not.
     Owned,
-    /// It has, in one of its handlers.
+    /// Closed in one of its handlers.
     Leaving,
-    /// It has, and the last bytes are on their way.
+    /// Closed, with the last bytes on their way.
     Parting,
 }
 
@@ -109,12 +112,12 @@ impl<S> Session<S> {
         }
     }
 
-    /// Returns which kind of connection this is.
+    /// Returns the kind of this connection.
     pub fn kind(&self) -> Kind {
         self.transport.kind()
     }
 
-    /// Returns its state.
+    /// Returns the state.
     pub const fn state(&self) -> SessionState {
         self.state
     }
@@ -129,13 +132,13 @@ impl<S> Session<S> {
         self.transport.peer_addr()
     }
 
-    /// Returns whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA a path that
-    /// leads back to the address it leaves from (VR-SEC-008).
+    /// Returns whether the peer is known to be on this machine: a Unix socket, the loopback
+    /// interface, or for RDMA a path that leads back to the address it leaves from (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         self.transport.is_local()
     }
 
-    /// Returns the certificate that the peer has shown, as DER. None without TLS.
+    /// Returns the peer's certificate as DER, or `None` without TLS.
     pub fn peer_certificate(&self) -> Option<&[u8]> {
         self.transport.peer_certificate()
     }
@@ -145,19 +148,19 @@ impl<S> Session<S> {
         self.failure.as_deref()
     }
 
-    /// Has `handler` called whenever a read would not have to wait; `None` removes it.
+    /// Calls `handler` whenever a read would not have to wait. `None` removes it.
     pub fn set_read_handler(&mut self, handler: Option<Handler<S>>) {
         self.read_handler = handler;
     }
 
-    /// Has `handler` called whenever a write would not have to wait; `None` removes it.
+    /// Calls `handler` whenever a write would not have to wait. `None` removes it.
     pub fn set_write_handler(&mut self, handler: Option<Handler<S>>, barrier: Barrier) {
         self.write_handler = handler;
         self.barrier = barrier;
     }
 
-    /// Ends both directions, once the peer has what was written. The read handler is called for the end; the connection is
-    /// still to be closed.
+    /// Ends both directions once the peer has all written bytes. The read handler is called for the
+    /// end. The connection must still be closed.
     pub fn shutdown(&mut self, linger: Duration) {
         self.transport.shutdown(linger);
     }
@@ -165,7 +168,8 @@ impl<S> Session<S> {
     /// Reads until `into` is full, waiting for at most `timeout`. No handler is called meanwhile.
     ///
     /// # Errors
-    /// [`TimedOut`](ErrorKind::TimedOut), [`UnexpectedEof`](ErrorKind::UnexpectedEof), or what ended the connection. What was read before is lost.
+    /// Returns [`TimedOut`](ErrorKind::TimedOut), [`UnexpectedEof`](ErrorKind::UnexpectedEof), or
+    /// the error that ended the connection. Bytes read before are lost.
     pub fn sync_read(&mut self, into: &mut [u8], timeout: Duration) -> io::Result<()> {
         let until = deadline(timeout);
         let mut rest = into;
@@ -182,7 +186,8 @@ impl<S> Session<S> {
     /// Writes all of `from`, waiting for at most `timeout`. No handler is called meanwhile.
     ///
     /// # Errors
-    /// [`TimedOut`](ErrorKind::TimedOut), or what ended the connection. Some of it may have been written.
+    /// Returns [`TimedOut`](ErrorKind::TimedOut), or the error that ended the connection. Some
+    /// bytes may have been written.
     pub fn sync_write(&mut self, from: &[u8], timeout: Duration) -> io::Result<()> {
         let until = deadline(timeout);
         let mut rest = from;
@@ -193,15 +198,17 @@ impl<S> Session<S> {
         Ok(())
     }
 
-    /// Reads a line of at most `limit` bytes and returns it without its end (`\n` or `\r\n`), waiting for at most `timeout`.
+    /// Reads a line of at most `limit` bytes and returns it without its end (`\n` or `\r\n`),
+    /// waiting for at most `timeout`.
     ///
     /// # Errors
-    /// As [`Session::sync_read`], and [`InvalidData`](ErrorKind::InvalidData) when the line is longer.
+    /// Returns [`InvalidData`](ErrorKind::InvalidData) if the line is longer. Otherwise the errors
+    /// are those of [`Session::sync_read`].
     pub fn sync_read_line(&mut self, limit: usize, timeout: Duration) -> io::Result<Vec<u8>> {
         let until = deadline(timeout);
         let mut line = Vec::new();
         loop {
-            // One by one, since what comes after the line is not ours to take.
+            // One byte at a time, because bytes after the line must stay.
             let mut byte = [0];
             if self.wait_until(Interest::READ, until, |connection| connection.read(&mut byte))? == 0 {
                 return Err(ErrorKind::UnexpectedEof.into());
@@ -218,7 +225,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Repeats `step` until it need not wait.
     fn wait_until<T>(
         &mut self,
         want: Interest,
@@ -238,7 +244,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Waits for the handshake to be over.
     pub(crate) fn wait_established(&mut self, timeout: Duration) -> io::Result<()> {
         self.wait_until(Interest::BOTH, deadline(timeout), |connection| {
             if connection.go_on_establishing() { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }
@@ -246,7 +251,7 @@ impl<S> Session<S> {
         self.check()
     }
 
-    /// True when the handshake is over, one way or the other.
+    /// Continues the handshake. Returns true at its end, successful or not.
     pub(crate) fn go_on_establishing(&mut self) -> bool {
         match self.transport.establish() {
             Ok(true) => self.state = SessionState::Connected,
@@ -261,7 +266,7 @@ impl<S> Session<S> {
         self.failure = Some(Arc::new(error));
     }
 
-    /// Returns the failure, as an error of its own for each caller.
+    /// Returns the failure, as a separate error for each caller.
     fn check(&self) -> io::Result<()> {
         match &self.failure {
             Some(failure) => Err(io::Error::new(failure.kind(), Arc::clone(failure))),
@@ -269,7 +274,7 @@ impl<S> Session<S> {
         }
     }
 
-    /// Keeps what a read or write has done to the connection.
+    /// Records what a read or write did to the connection.
     fn book(&mut self, result: io::Result<usize>) -> io::Result<usize> {
         match result {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
@@ -283,7 +288,7 @@ impl<S> Session<S> {
         }
     }
 
-    /// Has the connection cost little, since its peer is only told `why` it is not let in.
+    /// Makes the connection cost little, because its peer is only told `why` it is refused.
     pub(crate) fn economize(&mut self, why: &'static [u8]) {
         self.transport.economize();
         self.loop_state.refusal = Some(why);
@@ -307,13 +312,13 @@ impl<S> Session<S> {
     fn wanted(&self) -> Interest {
         match self.loop_state.stage {
             Stage::Parting => Interest::READ,
-            // A handshake goes on when something has come, and not by what could be done.
+            // A handshake continues when something has arrived, not when something could be done.
             _ if self.is_establishing() => Interest::NONE,
             _ => Interest { read: self.read_handler.is_some(), write: self.write_handler.is_some() },
         }
     }
 
-    /// Returns the handlers that are to be called now, in their order.
+    /// Returns the handlers to call now, in order.
     pub(crate) fn due(&mut self) -> [Option<Due>; 2] {
         let ready = self.transport.ready().and(self.wanted());
         let due = [ready.read.then_some(Due::Read), ready.write.then_some(Due::Write)];
@@ -331,14 +336,13 @@ impl<S> Session<S> {
     }
 }
 
-/// A handler to call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Due {
     Read,
     Write,
 }
 
-/// `None` for a time that never comes.
+/// Returns `None` for a time that never comes.
 fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
@@ -374,7 +378,8 @@ impl<S> Write for Session<S> {
             SessionState::Connected if from.iter().all(|slice| slice.is_empty()) => Ok(0),
             SessionState::Connected => {
                 match self.transport.write(from) {
-                    // The peer has left. What it said before is still to be read, and after it the end.
+                    // The peer has left. Bytes that it sent before, and then the end, can still be
+                    // read.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(error),
                     result => self.book(result),
                 }
@@ -382,7 +387,7 @@ impl<S> Write for Session<S> {
         }
     }
 
-    /// Nothing is held back by a connection.
+    /// A connection holds nothing back.
     fn flush(&mut self) -> io::Result<()> {
         self.check()
     }

@@ -16,11 +16,12 @@ use crate::transport::{
     Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport, out_of_bounds,
 };
 
-/// The bytes that a closing socket reads and throws away per turn, so that unread bytes do not turn the close into a reset.
+/// Bytes that a closing socket reads and discards per turn, so that unread bytes do not turn the
+/// close into a reset.
 const DISCARD: usize = 64 << 10;
 
-/// Settings of sockets. [`Unix`] uses the backlog only. Start from [`SocketSettings::default`]; fields can be assigned, or set in
-/// a chain.
+/// Settings of sockets. [`Unix`] uses only the backlog. Start from [`SocketSettings::default`],
+/// then assign fields or chain their setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketSettings {
@@ -28,8 +29,8 @@ pub struct SocketSettings {
     pub backlog: i32,
     /// Whether small writes are sent at once.
     pub no_delay: bool,
-    /// After how much silence the kernel asks whether the peer is still there: at least a second. It asks again after a third of
-    /// that, and at most once a second.
+    /// Silence after which the kernel probes the peer: at least a second. It probes again after a
+    /// third of that, but at most once a second.
     pub keepalive: Option<Duration>,
 }
 
@@ -75,14 +76,14 @@ fn read_settings(settings: &Mutex<SocketSettings>) -> SocketSettings {
 }
 
 impl Tcp {
-    /// TCP with default settings.
+    /// Returns TCP with default settings.
     pub fn new() -> Self {
         Self::default()
     }
 }
 
 impl Unix {
-    /// Unix sockets with default settings.
+    /// Returns Unix sockets with default settings.
     pub fn new() -> Self {
         Self::default()
     }
@@ -178,9 +179,10 @@ fn unix_path(address: &Address) -> io::Result<PathBuf> {
     }
 }
 
-/// The file of a Unix socket that is bound. Dropping it removes the file, unless another has taken its place.
+/// The file of a bound Unix socket. Dropping it removes the file, unless another has taken its
+/// place.
 ///
-/// The bound socket keeps its inode alive, so that no other file can have the number meanwhile.
+/// The bound socket keeps its inode alive, so no other file can have its number meanwhile.
 struct SocketFile {
     path: PathBuf,
     device: u64,
@@ -200,15 +202,15 @@ impl Drop for SocketFile {
         let is_ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (self.device, self.inode));
         if is_ours {
-            // If it cannot be removed, the next listener finds that nobody listens there.
+            // If it cannot be removed, the next listener finds it without a server.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Removes the file of a server that died: a socket on which nobody listens any more. Any other kind of file stays.
+/// Removes the file of a dead server: a socket without a listener. Any other kind of file stays.
 fn remove_leftover(path: &PathBuf, address: &SockAddr) {
-    // Connecting to a file that is no socket is refused as well.
+    // Connecting to a file that is not a socket is refused as well.
     if !std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
         return;
     }
@@ -219,13 +221,13 @@ fn remove_leftover(path: &PathBuf, address: &SockAddr) {
         })
         .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
     if refused {
-        // If it cannot be removed, binding says why.
+        // If it cannot be removed, binding returns the reason.
         let _ = std::fs::remove_file(path);
     }
 }
 
 struct Listener {
-    // The file goes first, while its inode cannot be another's.
+    // The file drops first, while its inode cannot be reused.
     _file: Option<SocketFile>,
     socket: Socket,
     kind: Kind,
@@ -261,8 +263,8 @@ impl Listening for Listener {
     }
 }
 
-/// Returns whether the next connection will fail as well. Every other error of `accept(2)` is one connection's: Linux passes on
-/// what the network says about it.
+/// Returns whether the next accept will fail as well. Every other error of `accept(2)` concerns one
+/// connection: Linux passes on network errors.
 fn is_out_of_resources(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::BADF, Errno::INVAL];
     lacking.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
@@ -279,7 +281,7 @@ fn address(address: SockAddr) -> Address {
 enum Phase {
     Connecting,
     Open,
-    /// Nothing more will come: the end was read, or an error.
+    /// Nothing more will come, after the end or an error.
     Ended,
 }
 
@@ -287,7 +289,7 @@ struct Stream {
     socket: Socket,
     kind: Kind,
     phase: Phase,
-    /// The readiness that the kernel reported last, until a call finds that it is no longer so.
+    /// The readiness that the kernel reported last, until a call finds otherwise.
     ready: Interest,
 }
 
@@ -371,7 +373,7 @@ impl Transport for Stream {
     }
 
     fn shutdown(&mut self, _linger: Duration) {
-        // It fails when the connection has ended, which is what was asked for.
+        // It fails if the connection has already ended, which is the goal.
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 

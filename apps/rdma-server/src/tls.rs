@@ -12,16 +12,17 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 use crate::address::Address;
 use crate::transport::{Accepted, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport};
 
-/// Settings of [`Tls`]: who we are and whom we trust. The cryptography comes with them.
-/// Start from [`TlsSettings::default`]; fields can be assigned, or set in a chain.
+/// Settings of [`Tls`]: our identity, trusted roots, and the cryptography.
+///
+/// Start from [`TlsSettings::default`], then assign fields or chain their setters.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TlsSettings {
-    /// For connections that are accepted.
+    /// For accepted connections.
     pub server: Option<Arc<ServerConfig>>,
-    /// For connections that are made.
+    /// For outgoing connections.
     pub client: Option<Arc<ClientConfig>>,
-    /// The name that the server's certificate must bear. By default the address that is connected to.
+    /// The expected name in the server's certificate. By default, the address of the connect.
     pub server_name: Option<ServerName<'static>>,
 }
 
@@ -41,12 +42,12 @@ pub struct Tls<T> {
 }
 
 impl<T: ConnectionType> Tls<T> {
-    /// TLS over `inner`.
+    /// Returns TLS over `inner`.
     pub fn new(inner: T, settings: TlsSettings) -> Self {
         Self { inner, settings: Arc::new(Mutex::new(settings)) }
     }
 
-    /// Returns the type below, for its own settings.
+    /// Returns the inner type, for its own settings.
     pub const fn inner(&self) -> &T {
         &self.inner
     }
@@ -60,7 +61,7 @@ fn missing(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, format!("TLS has no {what}: give it one with its settings"))
 }
 
-/// Returns an error of rustls as one of `io`: it concerns what the peer sent, and ends the connection.
+/// Converts an error of rustls. It concerns what the peer sent, and ends the connection.
 fn fault(error: rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }
@@ -131,19 +132,19 @@ impl Listening for TlsListener {
 struct TlsTransport {
     inner: Box<dyn Transport>,
     tls: rustls::Connection,
-    /// The transport below is connected, so that the handshake can go on.
+    /// The inner transport is connected, so the handshake can continue.
     carried: bool,
     /// Decrypted bytes that were not read yet.
     unread: usize,
-    /// The transport below has ended.
+    /// The inner transport has ended.
     ended: bool,
-    /// This side has said goodbye.
+    /// This side has sent `close_notify`.
     ending: bool,
-    /// Nobody reads any more.
+    /// The connection is closing and is not read any more.
     closing: bool,
-    /// The transport below takes nothing any more, which the next write is told.
+    /// The inner transport takes nothing any more. The next write returns an error.
     broken: bool,
-    /// The step to take once everything encrypted has left, and for how long it may take.
+    /// The step to take once everything encrypted has left, with its time limit.
     after_flush: Option<(AfterFlush, Duration)>,
 }
 
@@ -153,7 +154,7 @@ enum AfterFlush {
     Close,
 }
 
-/// The transport below, as rustls wants to see it.
+/// The inner transport, in the form that rustls needs.
 struct CiphertextIo<'a>(&'a mut dyn Transport);
 
 impl Read for CiphertextIo<'_> {
@@ -191,7 +192,7 @@ impl TlsTransport {
         }
     }
 
-    /// Hands what is encrypted to the transport below, as far as that has room.
+    /// Passes encrypted bytes to the inner transport, as far as it has room.
     fn flush(&mut self) -> io::Result<()> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut CiphertextIo(&mut *self.inner)) {
@@ -211,7 +212,7 @@ impl TlsTransport {
         Ok(())
     }
 
-    /// Decrypts what has arrived until there is something to read.
+    /// Decrypts arrived bytes until there is something to read.
     fn take(&mut self) -> io::Result<()> {
         while self.unread == 0 && !self.ended {
             match self.tls.read_tls(&mut CiphertextIo(&mut *self.inner)) {
@@ -226,26 +227,26 @@ impl TlsTransport {
                     self.ended |= state.peer_has_closed();
                 }
                 Err(error) => {
-                    // The peer is told why, if there is still a way.
+                    // Tells the peer why, if possible.
                     let _ = self.flush();
                     return Err(fault(error));
                 }
             }
-            // What was decrypted, and what is still to come, can be read though nothing can be
-            // sent. An error meets the next write.
+            // Decrypted and arriving bytes can be read even if nothing can be sent. The next write
+            // returns the error.
             let _ = self.flush();
         }
         Ok(())
     }
 
-    /// Says goodbye, and does `then` when that has left.
+    /// Sends `close_notify`, and does `then` when that has left.
     fn end(&mut self, after: AfterFlush, linger: Duration) {
         if self.carried {
             self.tls.send_close_notify();
         }
         self.ending = true;
         self.after_flush = Some((after, linger));
-        // What does not leave now will when there is room, or was meant for a peer that has gone.
+        // Bytes that do not leave now will leave when there is room, or their peer is gone.
         let _ = self.flush();
     }
 }
@@ -285,7 +286,7 @@ impl Transport for TlsTransport {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.take()?;
         let read = match self.tls.reader().read(into) {
-            // An end that the peer has not announced may be an attack, but not after this side has announced one.
+            // An unannounced end may be an attack, but not after this side has announced one.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof && self.ending => 0,
             read => read?,
         };
@@ -298,7 +299,7 @@ impl Transport for TlsTransport {
             return Err(ErrorKind::BrokenPipe.into());
         }
         self.flush()?;
-        // No more than one write waits in encrypted form.
+        // At most one write waits in encrypted form.
         if self.tls.wants_write() {
             return Err(ErrorKind::WouldBlock.into());
         }
@@ -350,14 +351,14 @@ impl Transport for TlsTransport {
     fn drive(&mut self, fired: Interest) {
         self.inner.drive(fired);
         if self.carried {
-            // An error meets the next write.
+            // The next write returns the error.
             let _ = self.flush();
         }
     }
 
     fn ready(&mut self) -> Interest {
         if self.closing {
-            // What is left to send waits for room below; after that, what is below closes.
+            // Unsent bytes wait for room in the inner transport, which then closes.
             return if self.after_flush.is_some() { Interest::NONE } else { self.inner.ready() };
         }
         Interest {

@@ -1,4 +1,4 @@
-//! The seam between the loop and what carries bytes.
+//! The traits between the loop and its transports.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -10,8 +10,9 @@ use std::time::Duration;
 use crate::address::Address;
 use crate::poller::wait_one;
 
-/// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
-/// a type grow, and so forbids other crates to write it as a literal.
+/// Adds a chainable setter for each field of a settings type.
+///
+/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -57,7 +58,8 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// Names an [`EventLoop`](crate::EventLoop) within its process. A transport shares what it can with others on one loop only.
+/// Identifies an [`EventLoop`](crate::EventLoop) within its process. Transports share resources
+/// only within one loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LoopId(u64);
 
@@ -73,38 +75,39 @@ pub trait ConnectionType {
     /// The settings that can be changed.
     type Settings;
 
-    /// Returns which kind of connection it makes.
+    /// Returns the kind of its connections.
     fn kind(&self) -> Kind;
 
-    /// Changes the settings of the connections made from now on, those of listeners that are there already included.
+    /// Changes the settings of later connections, including those of existing listeners.
     ///
     /// # Errors
-    /// The settings are out of bounds; the old ones remain.
+    /// Returns an error and keeps the old settings if one is out of bounds.
     fn configure(&self, settings: Self::Settings) -> io::Result<()>;
 
-    /// Listens on an address, for a loop. Port 0 takes a free one.
+    /// Listens on an address, for a loop. Port 0 picks a free port.
     ///
     /// # Errors
-    /// The address is taken, not of this machine, or not of this type.
+    /// Returns an error if the address is taken, not of this machine, or not of this type.
     fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>>;
 
     /// Begins to connect to an address, from another if given, for a loop.
     ///
     /// # Errors
-    /// The errors that can be told at once; [`Transport::establish`] tells the rest.
+    /// Returns errors that are known at once. [`Transport::establish`] returns the others.
     fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>>;
 }
 
-/// An accepted connection or request that a listener has for its loop.
+/// A listener's answer to an accept.
 pub enum Accepted {
-    /// A peer's connection, not yet established. Nothing that costs much was allocated for it: [`Transport::establish`] does that.
+    /// A peer's connection, not yet established. Nothing costly was allocated for it:
+    /// [`Transport::establish`] does that.
     Connection(Box<dyn Transport>),
-    /// A peer came and is gone again, or could not be served. The next one may be.
+    /// A peer has left already, or could not be served. The next one may succeed.
     Lost(io::Error),
-    /// Nobody waits now.
+    /// No connection is waiting.
     Nobody,
-    /// The listener accepts nobody any more, for this reason: its device is gone, for example. The
-    /// loop closes it and says so: [`ListenerLost`](crate::ListenerLost).
+    /// The listener has stopped for this reason, for example because its device was removed. The
+    /// loop closes it and returns [`ListenerLost`](crate::ListenerLost).
     Over(io::Error),
 }
 
@@ -113,24 +116,24 @@ pub trait Listening: Send {
     /// Takes the next connection.
     ///
     /// # Errors
-    /// The next one would fail as well, for now: descriptors or memory have run out. The loop tries
-    /// again after a moment. What is wrong with one connection alone is [`Accepted::Lost`], and the
-    /// end of the listener is [`Accepted::Over`].
+    /// Returns an error if the next connection would fail as well, because descriptors or memory
+    /// have run out. The loop retries after a moment. A failure of one connection is
+    /// [`Accepted::Lost`], and the end of the listener is [`Accepted::Over`].
     fn accept(&mut self) -> io::Result<Accepted>;
 
-    /// Returns the address where it listens.
+    /// Returns the address it listens on.
     fn local_addr(&self) -> Option<Address>;
 
     /// Returns a descriptor that is readable when there may be a connection.
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// Returns the error for settings that a program has chosen wrongly.
+/// Returns the error for settings out of bounds.
 pub(crate) fn out_of_bounds(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
-/// Reading, writing, both or neither: what somebody wants, or what can be done.
+/// Reading, writing, both or neither: an interest, or what is possible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
     /// Reading.
@@ -161,32 +164,34 @@ impl Interest {
     }
 }
 
-/// The source of the news that a transport may go on.
+/// Where a transport's readiness comes from.
 pub enum Source<'a> {
-    /// A descriptor of its own, and what to wait for on it to do what is wanted. Its edges are enough: a transport that is
-    /// ready says so until it has found out that it is not.
+    /// A descriptor of its own, and the events to wait for. Edges are enough: a transport reports
+    /// readiness until it finds out otherwise.
     Own(BorrowedFd<'a>, Interest),
-    /// A driver that it shares with other transports of its type on the loop. It wakes the transport's waker.
+    /// A driver shared with other transports of its type on the loop. It wakes the transport's
+    /// waker.
     Shared(Arc<dyn Driver>),
 }
 
-/// A driver moves many transports of one type on one loop, and has one descriptor for all of them.
+/// Drives many transports of one type on one loop, with one descriptor for all of them.
 pub trait Driver: Send + Sync {
-    /// Returns a descriptor that is readable when [`Driver::drive`] has something to do. It may be watched for its edges.
+    /// Returns a descriptor that is readable when [`Driver::drive`] has work. Edge-triggered
+    /// polling is enough.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Takes what has come, and wakes the wakers of those who may go on. Bounded; what is left is told by
-    /// [`Driver::next_timeout`].
+    /// Takes what has arrived, and wakes the transports that can continue. Bounded: if work is
+    /// left, [`Driver::next_timeout`] returns zero.
     fn drive(&self);
 
-    /// Returns after how long [`Driver::drive`] must be called, whatever happens.
+    /// Returns the time until [`Driver::drive`] must be called in any case.
     fn next_timeout(&self) -> Option<Duration>;
 
-    /// Waits until [`Driver::drive`] has something to do, for at most `timeout` and [`Driver::next_timeout`], and does it. A driver that
-    /// can do this in fewer calls of the kernel than one at a time, does.
+    /// Waits until [`Driver::drive`] has work, for at most `timeout` and [`Driver::next_timeout`],
+    /// and does it. A driver may override this to use fewer system calls.
     ///
     /// # Errors
-    /// The system cannot wait.
+    /// Returns an error if the system cannot wait.
     fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = timeout.into_iter().chain(self.next_timeout()).min();
         wait_one(self.descriptor(), Interest::READ, timeout)?;
@@ -195,46 +200,49 @@ pub trait Driver: Send + Sync {
     }
 }
 
-/// One connection of some type, without waiting. Dropping it ends it at once.
+/// One non-blocking connection of some type. Dropping it ends it at once.
 ///
-/// Whoever drives it waits for its [`Transport::source`], calls [`Transport::drive`], and then does whatever
-/// [`Transport::ready`] says can be done.
+/// Its user waits for the [`Transport::source`], calls [`Transport::drive`], and then does what
+/// [`Transport::ready`] allows.
 pub trait Transport: Send {
-    /// Returns which kind of connection this is.
+    /// Returns the kind of this connection.
     fn kind(&self) -> Kind;
 
-    /// Notes whom its driver wakes when it may go on. Transports with a descriptor of their own need nobody.
+    /// Sets the waker that its driver calls when it can continue. Transports with a descriptor of
+    /// their own need none.
     fn set_waker(&mut self, _waker: &Waker) {}
 
-    /// Notes that the peer is only told why it is not let in, so that the connection may cost as little memory as the type can do
-    /// with. Called before the first [`Transport::establish`].
+    /// Announces that the peer is only told why it is refused, so that the connection uses as
+    /// little memory as the type allows. Called before the first [`Transport::establish`].
     fn economize(&mut self) {}
 
-    /// Goes on with connecting, accepting or a handshake, as far as possible; true once bytes can flow.
+    /// Continues connecting, accepting or a handshake, as far as possible. Returns true once bytes
+    /// can flow.
     ///
     /// # Errors
-    /// There will be no connection.
+    /// Returns an error if there will be no connection.
     fn establish(&mut self) -> io::Result<bool>;
 
-    /// As [`Read::read`](std::io::Read::read) of a non-blocking socket.
+    /// Reads like [`Read::read`](std::io::Read::read) of a non-blocking socket.
     ///
     /// # Errors
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock), or what ended the connection.
+    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// As [`Write::write_vectored`](std::io::Write::write_vectored) of a non-blocking socket.
+    /// Writes like [`Write::write_vectored`](std::io::Write::write_vectored) of a non-blocking
+    /// socket.
     ///
     /// # Errors
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock), or what ended the connection.
+    /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.
     fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Ends both directions: the peer reads what was written and then the end, and so does this side.
+    /// Ends both directions: both sides read what was written and then the end.
     fn shutdown(&mut self, linger: Duration);
 
-    /// Begins to close: delivers what was written, for at most `linger`. Nothing is read any more.
+    /// Begins to close: delivers written bytes, for at most `linger`. Nothing is read any more.
     fn begin_close(&mut self, linger: Duration);
 
-    /// Goes on with closing; true when it is over, and the transport can be dropped without loss.
+    /// Continues closing. Returns true at the end, when the transport can be dropped without loss.
     fn is_over(&mut self) -> bool;
 
     /// Returns this side's address.
@@ -243,21 +251,21 @@ pub trait Transport: Send {
     /// Returns the peer's address.
     fn peer_addr(&self) -> Option<Address>;
 
-    /// Returns whether the peer is on this machine. Before the connection is established that may rest on what the peer says
-    /// of itself: true is then a claim, false is not.
+    /// Returns whether the peer is on this machine. Before the connection is established, the
+    /// result may rest on the peer's own claim: true is then unproven, false is certain.
     fn is_local(&self) -> bool;
 
-    /// Returns the certificate that the peer has shown, as DER.
+    /// Returns the peer's certificate as DER.
     fn peer_certificate(&self) -> Option<&[u8]> {
         None
     }
 
-    /// Returns the source to wait for, given the operations that the owner is interested in.
+    /// Returns the source to wait for, given the owner's interest.
     fn source(&self, want: Interest) -> Source<'_>;
 
-    /// Takes what its descriptor had to say; nothing after a time-out, or when its waker was woken.
+    /// Handles its descriptor's events; none after a time-out or a call of its waker.
     fn drive(&mut self, fired: Interest);
 
-    /// Returns the operations that need not wait, as far as is known without asking the kernel.
+    /// Returns the operations that need not wait, as far as is known without a system call.
     fn ready(&mut self) -> Interest;
 }

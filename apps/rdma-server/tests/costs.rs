@@ -1,4 +1,4 @@
-//! The cost of an idle client to a server. Alone in its process, since it counts descriptors.
+//! The cost of an idle client to a server. Alone in its process, because it counts descriptors.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
-/// Says nothing.
+/// A service that never replies.
 struct SilentService;
 
 impl Service for SilentService {
@@ -41,7 +41,8 @@ fn host(fabric: &Fabric, ip: IpAddr) -> SoftSim {
     fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() })
 }
 
-/// Connects the clients to whatever `turn` turns. Returns how many descriptors there are more, and what the server's host holds.
+/// Connects the clients while `turn` drives the server. Returns how many descriptors were added,
+/// and what the server's host holds.
 fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdma_softsim::Resources) {
     let mut clients = Endpoint::new(&host(fabric, CLIENT), Limits::default()).expect("an endpoint");
     let options = Options::default().protocol(Config::client().window(4096));
@@ -66,7 +67,8 @@ fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdm
     (descriptors() - before, fabric.resources(SERVER))
 }
 
-/// Through a server, clients cost what they cost on an endpoint: no descriptor of their own, and no memory beyond it.
+/// Through a server, a client costs what it costs on an endpoint: no descriptor of its own, and no
+/// additional memory.
 #[test]
 fn idle_clients_cost_what_they_cost_on_an_endpoint() {
     let at = SocketAddr::from((SERVER, 6379));
@@ -102,7 +104,8 @@ fn idle_clients_cost_what_they_cost_on_an_endpoint() {
         "{CLIENTS} idle clients: {alone} descriptors on an endpoint, {through} through a server; {} bytes registered for each",
         held.registered_bytes / CLIENTS as u64
     );
-    // The loop's own: epoll, its waker, the listener's channel and the copy of the endpoint's descriptor.
+    // The loop's own: epoll, its waker, the listener's channel and the copy of the endpoint's
+    // descriptor.
     assert!(through <= alone + 8, "{through} descriptors through a server, {alone} on an endpoint");
     assert_eq!(held.registered_bytes, bare.registered_bytes);
     assert_eq!(held.completion_queues, bare.completion_queues);

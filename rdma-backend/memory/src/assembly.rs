@@ -1,39 +1,42 @@
 //! Copies by assembly blocks, about as fast as `memcpy(3)` (`benches/RESULTS.md`).
 //!
-//! The compiler sees no copy at all, only a block that reads and writes memory it knows nothing of. What the block does could be
-//! written as relaxed atomic loads and stores of single bytes: each byte is taken once, and a byte that changes meanwhile is taken
-//! before or after its change.
+//! The compiler sees no copy, only a block that reads and writes unknown memory. The block is
+//! equivalent to relaxed atomic loads and stores of single bytes: each byte is read once, and a
+//! byte that changes meanwhile is read before or after its change.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
 use core::sync::atomic::AtomicU8;
 
-/// Copies the bytes of `from` to `into`, as far as both go.
+/// Copies the bytes of `from` to `into`, up to the shorter length.
 #[inline]
 pub(crate) fn out(from: &[AtomicU8], into: &mut [u8]) {
-    // SAFETY: as many bytes as both have; `into` is borrowed by nobody else, and so lies elsewhere.
+    // SAFETY: the length is the shorter of both. `into` is borrowed exclusively, and so does not
+    // overlap `from`.
     unsafe { copy(from.as_ptr().cast(), into.as_mut_ptr(), from.len().min(into.len())) };
 }
 
-/// Copies the bytes of `from` to `to`, as far as both go.
+/// Copies the bytes of `from` to `to`, up to the shorter length.
 #[inline]
 pub(crate) fn into(from: &[u8], to: &[AtomicU8]) {
-    // SAFETY: as many bytes as both have; those of `to` may be written through a shared reference, since they are atomics, and `from`
-    // has none of them, since it is not.
+    // SAFETY: the length is the shorter of both. The bytes of `to` may be written through a shared
+    // reference, since they are atomics, and `from` does not overlap them, since its bytes are not.
     unsafe { copy(from.as_ptr(), to.as_ptr().cast_mut().cast(), from.len().min(to.len())) };
 }
 
-/// Copies the bytes of `from` to `to`, as far as both go.
+/// Copies the bytes of `from` to `to`, up to the shorter length.
 #[inline]
 pub(crate) fn across(from: &[AtomicU8], to: &[AtomicU8]) {
-    // SAFETY: as many bytes as both have; those of `to` may be written through a shared reference, since they are atomics.
+    // SAFETY: the length is the shorter of both. The bytes of `to` may be written through a shared
+    // reference, since they are atomics.
     unsafe { copy(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), from.len().min(to.len())) };
 }
 
 /// Copies `len` bytes.
 ///
 /// # Safety
-/// `from` can be read and `to` written for `len` bytes, as far as this process goes by atomics wherever others reach them.
+/// `from` must be readable and `to` writable for `len` bytes. Bytes that others in this process
+/// access must be accessed there through atomics.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
@@ -51,7 +54,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// What the processor can do.
+/// CPU features.
 #[cfg(target_arch = "x86_64")]
 mod processor {
     use core::arch::asm;
@@ -60,15 +63,15 @@ mod processor {
 
     /// The string instructions are fast.
     pub(super) const ERMS: u8 = 1;
-    /// There are registers of 32 bytes, and the system keeps them.
+    /// There are registers of 32 bytes, and the system saves them.
     pub(super) const AVX: u8 = 2;
-    /// It was asked.
+    /// The CPU was queried.
     const KNOWN: u8 = 4;
 
-    /// What it has said; 0 before it was asked, which takes a trap in a virtual machine.
+    /// The CPU's answer; 0 before it was queried, which takes a trap in a virtual machine.
     static ABLE: AtomicU8 = AtomicU8::new(0);
 
-    /// Returns whether it can do `what`.
+    /// Returns whether the CPU has the feature `what`.
     #[inline]
     pub(super) fn has(what: u8) -> bool {
         let known = match ABLE.load(Relaxed) {
@@ -82,9 +85,10 @@ mod processor {
     #[allow(unused_unsafe, reason = "the functions are safe from some version of Rust on")]
     fn ask() -> u8 {
         let mut able = KNOWN;
-        // SAFETY: every x86-64 has the instruction, and leaf 0 tells which others there are. Bit 9 of EBX of leaf 7 is ERMS, bit 28 of
-        // ECX of leaf 1 AVX, and bit 27 there says that XGETBV is to be had (Intel's manual, volume 2A, CPUID). Its bits 1 and 2 are
-        // the state that a system keeps which allows AVX (volume 1, 14.3).
+        // SAFETY: every x86-64 has the instruction, and leaf 0 tells which others there are. Bit 9
+        // of EBX of leaf 7 is ERMS, bit 28 of ECX of leaf 1 AVX, and bit 27 there says that XGETBV
+        // is available (Intel's manual, volume 2A, CPUID). Its bits 1 and 2 are the state that a
+        // system saves and that AVX needs (volume 1, 14.3).
         unsafe {
             if __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0 {
                 able |= ERMS;
@@ -108,12 +112,14 @@ mod processor {
 mod string {
     use core::arch::asm;
 
-    /// From this length on `rep movsb` is as fast as anything else, on processors with ERMS (Intel's optimization manual, 3.7.6), and glibc
-    /// uses it. On others it may take a byte at a time.
+    /// From this length on, `rep movsb` is as fast as anything else on processors with ERMS
+    /// (Intel's optimization manual, 3.7.6), and glibc uses it. Other processors may copy a byte at
+    /// a time.
     pub(super) const LONG: usize = 2048;
 
-    /// Returns whether the instruction may be many times slower from there to there: where the target begins less than a line behind the
-    /// source, pages left out of account, a processor may take a byte at a time (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
+    /// Returns whether the string instruction may be many times slower for these addresses. If the
+    /// target begins less than a line after the source, ignoring pages, a processor may copy a byte
+    /// at a time (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
     #[inline]
     pub(super) fn is_slow(from: *const u8, to: *mut u8) -> bool {
         const PAGE: usize = 4096;
@@ -121,14 +127,15 @@ mod string {
         (1..LINE).contains(&(to.addr().wrapping_sub(from.addr()) & (PAGE - 1)))
     }
 
-    /// Does [`copy`](super::copy) by the string instruction.
+    /// Performs [`copy`](super::copy) with the string instruction.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy).
+    /// The requirements of [`copy`](super::copy) apply.
     #[inline]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the string instruction reads `rcx` bytes at `rsi` and writes them at `rdi`, which the caller allows. The direction
-        // flag is clear on entry to every assembly block (Rust reference, inline assembly, rules).
+        // SAFETY: the string instruction reads `rcx` bytes at `rsi` and writes them at `rdi`, which
+        // the caller allows. The direction flag is clear on entry to every assembly block (Rust
+        // reference, inline assembly, rules).
         unsafe {
             asm!("rep movsb", inout("rsi") from => _, inout("rdi") to => _, inout("rcx") len => _,
                 options(nostack, preserves_flags));
@@ -141,19 +148,21 @@ mod string {
 mod wide {
     use core::arch::asm;
 
-    /// From this length on it is worth asking for them.
+    /// From this length on, a query of the CPU pays off.
     pub(super) const LONG: usize = 256;
 
-    /// Does [`copy`](super::copy) by loads and stores of 32 bytes, 128 at a time, and the rest by those of up to 16.
+    /// Performs [`copy`](super::copy) with loads and stores of 32 bytes, 128 at a time, and of up
+    /// to 16 for the rest.
     ///
     /// # Safety
-    /// As for [`copy`](super::copy); and the processor has AVX.
+    /// The requirements of [`copy`](super::copy) apply, and the processor must have AVX.
     pub(super) unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
         let (whole, rest) = (len & !127, len & 127);
         if whole > 0 {
-            // SAFETY: each load and store lies within the first `whole` bytes, which the caller allows, as it does the
-            // instructions. `vmovups` needs no alignment. `vzeroupper` changes the upper halves of the first sixteen vector registers,
-            // all of which are given as changed.
+            // SAFETY: each load and store lies within the first `whole` bytes, which the caller
+            // allows, as it does the instructions. `vmovups` needs no alignment. `vzeroupper`
+            // changes the upper halves of the first sixteen vector registers, all of which are
+            // declared as changed.
             unsafe {
                 asm!(
                     "2:",
@@ -186,15 +195,16 @@ mod wide {
     }
 }
 
-/// Does [`copy`] by loads and stores of up to 16 bytes.
+/// Performs [`copy`] with loads and stores of up to 16 bytes.
 ///
 /// # Safety
-/// As [`copy`].
+/// The requirements of [`copy`] apply.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: every load and store below lies within the `len` bytes that the caller allows: 64 bytes are taken while that many are
-    // left, then the powers of two that make up the rest. `movups` needs no alignment, and SSE2 is part of x86_64.
+    // SAFETY: every load and store below lies within the `len` bytes that the caller allows: 64
+    // bytes are copied while that many remain, then the powers of two that make up the rest.
+    // `movups` needs no alignment, and SSE2 is part of x86_64.
     unsafe {
         asm!(
             "sub {len}, 64",
@@ -270,15 +280,17 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes by loads and stores of up to 32.
+/// Copies `len` bytes with loads and stores of up to 32.
 ///
 /// # Safety
-/// `from` can be read and `to` written for `len` bytes, as far as this process goes by atomics wherever others reach them.
+/// `from` must be readable and `to` writable for `len` bytes. Bytes that others in this process
+/// access must be accessed there through atomics.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: every load and store below lies within the `len` bytes that the caller allows: 64 bytes are taken while that many are
-    // left, then the powers of two that make up the rest. None needs alignment in normal memory.
+    // SAFETY: every load and store below lies within the `len` bytes that the caller allows: 64
+    // bytes are copied while that many remain, then the powers of two that make up the rest. None
+    // needs alignment in normal memory.
     unsafe {
         asm!(
             "subs {len}, {len}, #64",
@@ -291,7 +303,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
             "subs {len}, {len}, #64",
             "b.hs 2b",
             "3:",
-            // The low six bits are those of what is left.
+            // The low six bits are those of the remainder.
             "tbz {len}, #5, 4f",
             "ldp {a:q}, {b:q}, [{from}], #32",
             "stp {a:q}, {b:q}, [{to}], #32",
@@ -336,7 +348,8 @@ mod tests {
 
     use super::*;
 
-    /// Every length around each step of the copy, at every alignment of both sides, with what lies around it left alone.
+    /// Every length around each step of the copy, at every alignment of both sides. Surrounding
+    /// bytes stay unchanged.
     #[test]
     fn exactly_the_bytes_asked_for_are_copied() {
         let from: Vec<u8> = (0..4096_u32).map(|at| (at * 7 + at / 251) as u8).collect();
@@ -358,7 +371,8 @@ mod tests {
             for len in (0..=260).chain([511, 512, 1000, 1024, 2047, 2048, 2049, 3000]) {
                 for (skip, gap) in [(0, 0), (1, 0), (0, 1), (3, 5), (8, 8), (15, 2), (16, 33)] {
                     let mut to = vec![0xa5; 4096];
-                    // SAFETY: at most 3000 bytes behind at most 33 in buffers of 4096, which are two, and borrowed by nobody else.
+                    // SAFETY: at most 3000 bytes after at most 33, in two buffers of 4096 that are
+                    // not borrowed elsewhere.
                     unsafe { copy(from.as_ptr().add(skip), to.as_mut_ptr().add(gap), len) };
                     let (before, rest) = to.split_at(gap);
                     let (copied, after) = rest.split_at(len);

@@ -1,22 +1,22 @@
-//! Copies byte by byte: where there is no assembly for the processor, and for Miri, which cannot look into any.
+//! Copies byte by byte, for processors without assembly here and for Miri, which cannot run any.
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Copies the bytes of `from` to `into`, as far as both go.
+/// Copies the bytes of `from` to `into`, up to the shorter length.
 pub(crate) fn out(from: &[AtomicU8], into: &mut [u8]) {
     for (from, to) in from.iter().zip(into) {
         *to = from.load(Relaxed);
     }
 }
 
-/// Copies the bytes of `from` to `to`, as far as both go.
+/// Copies the bytes of `from` to `to`, up to the shorter length.
 pub(crate) fn into(from: &[u8], to: &[AtomicU8]) {
     for (from, to) in from.iter().zip(to) {
         to.store(*from, Relaxed);
     }
 }
 
-/// Copies the bytes of `from` to `to`, as far as both go.
+/// Copies the bytes of `from` to `to`, up to the shorter length.
 pub(crate) fn across(from: &[AtomicU8], to: &[AtomicU8]) {
     for (from, to) in from.iter().zip(to) {
         to.store(from.load(Relaxed), Relaxed);

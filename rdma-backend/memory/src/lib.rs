@@ -34,27 +34,33 @@ use core::sync::atomic::AtomicU8;
 #[cfg(feature = "alloc")]
 pub use zeroed::Zeroed;
 
-/// Memory of a program that exists, to be registered as it is: a buffer of the program's own, a mapping, an object of another
-/// language's runtime.
+/// Existing memory of a program, to be registered in place: a buffer, a mapping, or an object of
+/// another language's runtime.
 ///
-/// A region keeps the value until the memory is deregistered, and drops it then; if it cannot be deregistered, it is never
-/// dropped. Until then the device may read the bytes, and write them if the region's rights allow it, the peer by its key included:
-/// at any time, also after an error, and until the end of every connection in the region's protection domain. So whoever
-/// implements this gives the memory back to others when the value is dropped, not before.
+/// A region keeps the value until the memory is deregistered, and then drops it. If the memory
+/// cannot be deregistered, the value is never dropped. Until then the device may read the bytes,
+/// and write them if the region's rights allow it. So may the peer, with the key. Both may do so at
+/// any time, also after an error, until every connection in the region's protection domain has
+/// ended. An implementer therefore releases the memory when the value is dropped, not before.
 pub trait CallerMemory: Send + Sync + 'static {
-    /// Returns the bytes. Each call returns those of the first one, which stay where they are for as long as the value exists.
+    /// Returns the bytes. Every call returns the same bytes, which do not move while the value
+    /// exists.
     fn shared(&self) -> SharedMemory<'_>;
 
-    /// Returns the dma-buf that the bytes are a mapping of, if the device is to reach them through it: memory of another device, such
-    /// as a GPU, which has no pages to pin. `None`, unless implemented: they are pages of the program, `ibv_reg_mr(3)`.
+    /// Returns the dma-buf that the bytes are a mapping of, if the device is to access them through
+    /// it.
+    ///
+    /// This is for memory of another device, such as a GPU, which has no pages to pin. The default
+    /// `None` means pages of the program, `ibv_reg_mr(3)`.
     fn dma_buf(&self) -> Option<DmaBuf> {
         None
     }
 }
 
-/// A place in a dma-buf, memory that the driver of one device exports to those of others, `ibv_reg_dmabuf_mr(3)`.
+/// A place in a dma-buf: memory that one device's driver exports to those of others,
+/// `ibv_reg_dmabuf_mr(3)`.
 ///
-/// Registering one was never tried on a device: soft-RoCE and softrdma cannot.
+/// Registering one was never tried on a device: soft-RoCE and softrdma do not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaBuf {
     descriptor: i32,
@@ -62,14 +68,15 @@ pub struct DmaBuf {
 }
 
 impl DmaBuf {
-    /// Returns the place `offset` bytes behind the beginning of the dma-buf of this descriptor.
+    /// Returns the place `offset` bytes after the beginning of this descriptor's dma-buf.
     ///
     /// # Safety
-    /// For as long as the [`CallerMemory`] exists that returns it,
-    /// * the descriptor is open, and is that of one dma-buf;
-    /// * the bytes of [`CallerMemory::shared`] are a mapping of as many bytes of this dma-buf from `offset` on (`mmap(2)` of the
-    ///   descriptor), or another mapping of the same memory, and stay so; what the device writes is seen there without further ado: the
-    ///   exporter's memory is coherent, or the program does what it asks for (`DMA_BUF_IOCTL_SYNC`) around each access of its own.
+    /// While the [`CallerMemory`] that returns the place exists:
+    /// * the descriptor must be open, and be that of one dma-buf;
+    /// * the bytes of [`CallerMemory::shared`] must be a mapping of as many bytes of this dma-buf
+    ///   at `offset` (`mmap(2)` of the descriptor), or another mapping of the same memory, and stay
+    ///   so. The program must see the device's writes there: either the exporter's memory is
+    ///   coherent, or the program performs `DMA_BUF_IOCTL_SYNC` around each access of its own.
     #[allow(unsafe_code, reason = "only a caller can know what a descriptor stands for")]
     pub const unsafe fn new(descriptor: i32, offset: u64) -> Self {
         Self { descriptor, offset }
@@ -99,13 +106,13 @@ impl<'a> SharedMemory<'a> {
         Self { bytes }
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Returns whether it has no bytes.
+    /// Returns whether there are no bytes.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -116,7 +123,8 @@ impl<'a> SharedMemory<'a> {
         self.bytes.as_ptr().expose_provenance()
     }
 
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies nothing, if the memory
+    /// ends before.
     #[must_use]
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -125,7 +133,7 @@ impl<'a> SharedMemory<'a> {
         true
     }
 
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
+    /// Copies `from` to `offset`. Returns false, and copies nothing, if it does not fit.
     #[must_use]
     #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> bool {
@@ -134,13 +142,14 @@ impl<'a> SharedMemory<'a> {
         true
     }
 
-    /// Returns the `len` bytes from `offset` on; `None` if they are not all inside.
+    /// Returns the `len` bytes at `offset`, or `None` if the memory ends before.
     #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Option<Self> {
         self.part(offset, len).map(Self::new)
     }
 
-    /// Copies the first bytes of `from` to the beginning, as many as fit, and goes on behind them. Returns how many.
+    /// Copies the first bytes of `from` to the beginning, as many as fit, and shrinks the memory to
+    /// what follows. Returns how many.
     #[inline]
     pub fn put(&mut self, from: &[u8]) -> usize {
         let (Some((now, rest)), Some(bytes)) = (
@@ -154,8 +163,8 @@ impl<'a> SharedMemory<'a> {
         now.len()
     }
 
-    /// Copies `len` bytes from `offset` on to `at` of `to`. False, and nothing copied, if they are not all inside of both. Where the
-    /// two overlap, what the bytes hold afterwards is not specified.
+    /// Copies `len` bytes at `offset` to `at` of `to`. Returns false, and copies nothing, if either
+    /// memory ends before. If the two overlap, the resulting bytes are unspecified.
     #[must_use]
     #[inline]
     pub fn copy_to(&self, offset: usize, to: SharedMemory<'_>, at: usize, len: usize) -> bool {

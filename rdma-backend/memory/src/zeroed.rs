@@ -1,4 +1,4 @@
-//! Memory of its own.
+//! Allocated memory.
 #![allow(unsafe_code)]
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc};
@@ -8,10 +8,11 @@ use core::sync::atomic::AtomicU8;
 
 use crate::{CallerMemory, SharedMemory};
 
-/// The length of the lines of caches, on which the bytes begin.
+/// The length of a cache line, to which the bytes are aligned.
 const LINE: usize = 64;
 
-/// Bytes that are zero at first. The allocator takes what it can as pages that the kernel zeroes when they are touched.
+/// Allocated bytes, initially zero. For large sizes the allocator uses pages that the kernel zeroes
+/// on first touch.
 #[derive(Debug)]
 pub struct Zeroed {
     base: NonNull<u8>,
@@ -19,13 +20,13 @@ pub struct Zeroed {
     layout: Layout,
 }
 
-// SAFETY: the bytes are its own, and reached through atomics only.
+// SAFETY: the bytes belong to this value, and are accessed through atomics only.
 unsafe impl Send for Zeroed {}
-// SAFETY: as above.
+// SAFETY: the bytes belong to this value, and are accessed through atomics only.
 unsafe impl Sync for Zeroed {}
 
 impl Zeroed {
-    /// Returns `len` bytes; `None` if `len` is zero, or there is no memory for so many.
+    /// Allocates `len` bytes. Returns `None` if `len` is zero, or there is not enough memory.
     pub fn new(len: usize) -> Option<Self> {
         let layout = Layout::from_size_align(len, LINE).ok().filter(|layout| layout.size() > 0)?;
         // SAFETY: the layout is not empty.
@@ -36,7 +37,8 @@ impl Zeroed {
 
 impl CallerMemory for Zeroed {
     fn shared(&self) -> SharedMemory<'_> {
-        // SAFETY: so many bytes, initialised, are allocated while `self` lives, and reached through this function only, so as atomics.
+        // SAFETY: this many initialised bytes are allocated while `self` lives. They are accessed
+        // only through this function, so as atomics.
         SharedMemory::new(unsafe {
             slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU8>(), self.layout.size())
         })
@@ -45,7 +47,8 @@ impl CallerMemory for Zeroed {
 
 impl Drop for Zeroed {
     fn drop(&mut self) {
-        // SAFETY: what `new` has allocated, by that layout; every borrow has ended with `self`.
+        // SAFETY: `new` allocated this with the same layout, and every borrow has ended with
+        // `self`.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }

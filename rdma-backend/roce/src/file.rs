@@ -1,4 +1,5 @@
-//! Frames in a pcapng file (draft-ietf-opsawg-pcapng): a section with one interface, and a block for each frame.
+//! Frames in a pcapng file (draft-ietf-opsawg-pcapng): a section with one interface, and a block
+//! for each frame.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -6,11 +7,11 @@ use std::time::Duration;
 const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const PACKET: u32 = 6;
-/// Tells a reader that all numbers are little-endian.
+/// Marks all numbers as little-endian.
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const ETHERNET: u16 = 1;
 
-/// Options: how fine times are, what a frame's comment is, and that no more options come.
+/// Options: the resolution of times, the comment of a frame, and the end of options.
 const TIME_RESOLUTION: u16 = 9;
 const COMMENT: u16 = 1;
 const END: u16 = 0;
@@ -24,10 +25,10 @@ impl<W: Write> File<W> {
     /// Begins a file.
     ///
     /// # Errors
-    /// The writer's.
+    /// Returns the writer's error.
     pub fn new(to: W) -> io::Result<Self> {
         let mut file = Self { to };
-        // Version 1.0, of a length that nobody knows yet.
+        // Version 1.0, of unknown length.
         let section = [&BYTE_ORDER.to_le_bytes()[..], &[1, 0, 0, 0], &[0xff; 8]].concat();
         file.block(SECTION, &section)?;
         // Frames of any length.
@@ -39,10 +40,10 @@ impl<W: Write> File<W> {
         Ok(file)
     }
 
-    /// Appends a frame that was seen at this time, with a comment for whoever looks at it.
+    /// Appends a frame with its time and an optional comment.
     ///
     /// # Errors
-    /// The writer's, or the comment is longer than the format has room for.
+    /// Returns the writer's error, or an error if the comment is too long for the format.
     pub fn write(&mut self, at: Duration, frame: &[u8], comment: Option<&str>) -> io::Result<()> {
         let nanos = u64::try_from(at.as_nanos()).map_err(io::Error::other)?;
         let len = u32::try_from(frame.len()).map_err(io::Error::other)?;
@@ -55,7 +56,7 @@ impl<W: Write> File<W> {
         self.block(PACKET, &packet)
     }
 
-    /// Writes a block, whose length stands before it and behind it.
+    /// Writes a block, with its length before and after it.
     fn block(&mut self, kind: u32, body: &[u8]) -> io::Result<()> {
         let len = u32::try_from(body.len() + 12).map_err(io::Error::other)?;
         self.to.write_all(&[kind, len].map(u32::to_le_bytes).concat())?;
@@ -63,10 +64,10 @@ impl<W: Write> File<W> {
         self.to.write_all(&len.to_le_bytes())
     }
 
-    /// Writes out what the writer holds back.
+    /// Flushes the writer.
     ///
     /// # Errors
-    /// The writer's.
+    /// Returns the writer's error.
     pub fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
     }
@@ -79,7 +80,7 @@ fn push_option(to: &mut Vec<u8>, code: u16, value: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Everything in a block is a multiple of four bytes.
+/// Blocks are padded to multiples of four bytes.
 fn push_padded(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(bytes);
     to.resize(to.len().next_multiple_of(4), 0);

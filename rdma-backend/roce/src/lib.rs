@@ -1,6 +1,7 @@
-//! Messages of reliable connections as the packets that RoCE v2 carries for them, and files of packets for Wireshark.
+//! Messages of reliable connections as RoCE v2 packets, and files of packets for Wireshark.
 //!
-//! A [`Message`] is cut into [`Packet`]s, a packet becomes the bytes of a frame, and a [`File`] takes frames.
+//! A [`Message`] is cut into [`Packet`]s, a packet becomes the bytes of a frame, and a [`File`]
+//! takes frames.
 #![forbid(unsafe_code)]
 
 mod file;

@@ -5,7 +5,7 @@ use crate::packet::{Kind, Packet, SEQUENCES};
 /// Bytes of payload in a packet.
 pub const MTU: usize = 4096;
 
-/// Returns how many packets a message of `len` bytes takes: one at least.
+/// Returns how many packets a message of `len` bytes takes, at least one.
 #[must_use]
 pub fn count(len: usize) -> u32 {
     u32::try_from(len.div_ceil(MTU).max(1)).unwrap_or(u32::MAX)
@@ -14,20 +14,21 @@ pub fn count(len: usize) -> u32 {
 /// A message of bytes: a SEND, a WRITE, or the answer to a READ.
 #[derive(Clone, Debug)]
 pub struct Message<'a> {
-    /// Which of them.
+    /// The operation.
     pub kind: Kind,
     /// Headers of the first packet, and of the last answer to a READ.
     pub start: Vec<u8>,
     /// The immediate of the last packet.
     pub immediate: Option<u32>,
-    /// The bytes, as far as they are known, ...
+    /// The known bytes.
     pub bytes: &'a [u8],
-    /// ... and how many there are.
+    /// The total number of bytes.
     pub len: usize,
 }
 
 impl Message<'_> {
-    /// Its packets, the first with this sequence number. They are [between](Packet::between) nobody.
+    /// Returns the packets. `sequence` is the sequence number of the first. Their addresses are not
+    /// set: see [`Packet::between`].
     pub fn packets(&self, sequence: u32) -> impl Iterator<Item = Packet<'_>> {
         let packets = count(self.len);
         (0..packets).map(move |number| {
@@ -56,7 +57,8 @@ impl Message<'_> {
 mod tests {
     use super::*;
 
-    /// Opcode, sequence number, headers, bytes and whether it asks for an acknowledgement, of each packet.
+    /// Opcode, sequence number, headers, bytes and whether it asks for an acknowledgement, of each
+    /// packet.
     fn cut(message: &Message<'_>, sequence: u32) -> Vec<(u8, u32, usize, usize, bool)> {
         let seen = |packet: Packet<'_>| {
             (packet.opcode, packet.sequence, packet.headers.len(), packet.len, packet.acknowledge)

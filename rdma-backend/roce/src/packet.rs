@@ -1,4 +1,5 @@
-//! RoCE v2 packets, byte by byte: Ethernet, IP, UDP, the transport headers of InfiniBand, and the invariant CRC.
+//! RoCE v2 packets, byte by byte: Ethernet, IP, UDP, the transport headers of InfiniBand, and the
+//! invariant CRC.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,29 +11,31 @@ const PORT: u16 = 4791;
 const ETHERNET: usize = 14;
 const UDP: usize = 8;
 const CRC: usize = 4;
-/// Packet sequence numbers that there are: 24 bits.
+/// The number of packet sequence numbers: 24 bits.
 pub const SEQUENCES: u32 = 1 << 24;
 
-/// Operations of reliable connections: the lowest opcode of each (InfiniBand, table of BTH opcodes).
+/// Operations of reliable connections: the lowest opcode of each (InfiniBand, table of BTH
+/// opcodes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// SEND.
     Send,
     /// RDMA WRITE.
     Write,
-    /// RDMA READ, its question.
+    /// The request of an RDMA READ.
     ReadRequest,
-    /// RDMA READ, its answer.
+    /// The response to an RDMA READ.
     ReadResponse,
     /// Acknowledgement, positive or negative.
     Acknowledge,
 }
 
 impl Kind {
-    /// The opcode of one of the packets of a message.
+    /// Returns the opcode of a packet, by its place in the message.
     #[must_use]
     pub const fn opcode(self, first: bool, last: bool, immediate: bool) -> u8 {
-        // First, middle, last, last with immediate, only, only with immediate; answers have no immediate.
+        // First, middle, last, last with immediate, only, only with immediate. Responses have no
+        // immediate.
         let base = match self {
             Self::Send => 0,
             Self::Write => 6,
@@ -50,14 +53,14 @@ impl Kind {
     }
 }
 
-/// The header of a WRITE's first packet and of a READ (RETH).
+/// Returns the header of a WRITE's first packet and of a READ (RETH).
 #[must_use]
 pub fn remote(address: u64, rkey: u32, len: usize) -> Vec<u8> {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     [&address.to_be_bytes()[..], &rkey.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
-/// The header of an answer (AETH): its syndrome, and how many messages were executed.
+/// Returns the header of a response (AETH): its syndrome, and how many messages were executed.
 #[must_use]
 pub fn answer(syndrome: u8, executed: u32) -> Vec<u8> {
     ((u32::from(syndrome) << 24) | (executed % SEQUENCES)).to_be_bytes().to_vec()
@@ -65,10 +68,11 @@ pub fn answer(syndrome: u8, executed: u32) -> Vec<u8> {
 
 /// Syndrome of an acknowledgement, without a count of credits.
 pub const ACKNOWLEDGED: u8 = 0x1f;
-/// Syndrome of a message that met no receive; the lowest five bits say when to come again.
+/// Syndrome of a message that found no receive. The lowest five bits say when to retry.
 pub const NOT_READY: u8 = 0x20;
 
-/// The syndrome of a message that was refused, by how the requester's work ends; `None` if no answer says so.
+/// Returns the syndrome of a refused message, by the requester's completion status. `None` if no
+/// response says so.
 #[must_use]
 pub const fn refused(status: CompletionStatus) -> Option<u8> {
     Some(match status {
@@ -80,33 +84,33 @@ pub const fn refused(status: CompletionStatus) -> Option<u8> {
     })
 }
 
-/// A packet before it is bytes.
+/// A packet before it is encoded.
 #[derive(Clone, Debug)]
 pub struct Packet<'a> {
-    /// Where it comes from.
+    /// The source address.
     pub from: IpAddr,
-    /// Where it goes.
+    /// The destination address.
     pub to: IpAddr,
-    /// The traffic class: of IPv4 the type of service.
+    /// The traffic class; in IPv4, the type of service.
     pub traffic_class: u8,
     /// Its opcode.
     pub opcode: u8,
-    /// The queue pair that it is for.
+    /// The destination queue pair.
     pub pair: u32,
     /// Its packet sequence number.
     pub sequence: u32,
-    /// Whether an acknowledgement is asked for.
+    /// Whether it requests an acknowledgement.
     pub acknowledge: bool,
     /// RETH, AETH and immediate, in this order.
     pub headers: Vec<u8>,
-    /// The bytes it carries, as far as they are known, ...
+    /// The known bytes of the payload.
     pub payload: &'a [u8],
-    /// ... and how many there are. Zeros stand for the rest.
+    /// The length of the payload. Unknown bytes are zero.
     pub len: usize,
 }
 
 impl Packet<'_> {
-    /// A packet between nobody, without headers and bytes.
+    /// Returns a packet without addresses, headers and bytes.
     #[must_use]
     pub const fn new(opcode: u8, sequence: u32) -> Self {
         let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -124,13 +128,13 @@ impl Packet<'_> {
         }
     }
 
-    /// This packet from one machine to the queue pair of this number on another.
+    /// Sets the source, the destination and the destination queue pair.
     #[must_use]
     pub fn between(self, from: IpAddr, to: IpAddr, pair: u32) -> Self {
         Self { from, to, pair, ..self }
     }
 
-    /// Its frame.
+    /// Encodes the frame.
     #[must_use]
     pub fn frame(&self) -> Vec<u8> {
         let pad = self.len.wrapping_neg() % 4;
@@ -147,7 +151,7 @@ impl Packet<'_> {
             let end = datagram.len() - CRC;
             datagram[end..].copy_from_slice(&crc);
         }
-        // Only now, because the checksum of UDP counts the CRC, and not the other way round.
+        // Last, because the checksum of UDP covers the CRC, and not the other way round.
         self.in_ethernet(&datagram)
     }
 
@@ -197,9 +201,11 @@ const fn v6(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// The invariant CRC of a frame that has room for it at its end: over everything from the IP header on, with ones for what
-/// routers may change, and for the header that InfiniBand has in the place of Ethernet's (RoCE v2, annex A17). `None`
-/// for what is no RoCE frame.
+/// Returns the invariant CRC of a frame that has room for it at its end, or `None` if it is not a
+/// RoCE frame.
+///
+/// It covers everything from the IP header on. Fields that routers may change count as ones, and so
+/// does the header that InfiniBand has in place of Ethernet's (RoCE v2, annex A17).
 #[must_use]
 pub fn invariant_crc(frame: &[u8]) -> Option<[u8; CRC]> {
     let (covered, _crc) = frame.get(ETHERNET..)?.split_last_chunk::<CRC>()?;
@@ -214,7 +220,7 @@ pub fn invariant_crc(frame: &[u8]) -> Option<[u8; CRC]> {
         }
         _ => return None,
     };
-    // The checksum of UDP; the byte of the BTH that marks congestion.
+    // The checksum of UDP, and the byte of the BTH that marks congestion.
     for at in changeable.iter().copied().chain([header + 6, header + 7, header + UDP + 4]) {
         *masked.get_mut(at)? = 0xff;
     }

@@ -1,4 +1,4 @@
-//! Asynchronous events of a device, and the objects that they are delivered to.
+//! Asynchronous events of a device, and the objects that receive them.
 
 use crate::Descriptors;
 use rdma_backend::{
@@ -22,7 +22,7 @@ super::table! {
         "rdma_notify(3)", notify;
 }
 
-/// The next event is this one, of the device.
+/// Checks that the next event is this one, of the device.
 fn told<B: Descriptors>(
     channel: &B::EventChannel,
     id: &B::Identifier,
@@ -41,7 +41,7 @@ fn nothing<B: Descriptors>(channel: &B::EventChannel) -> Result<(), Failure> {
     }
 }
 
-/// A client whose queue for four got far more.
+/// A client whose queue for four received far more.
 fn overrunning<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     const MANY: u64 = 60;
     let pair = setting.pair_of(Shape::USUAL, Shape { completions: 4, ..Shape::WITHOUT_RECEIVES })?;
@@ -101,7 +101,7 @@ fn quiet<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn notify<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, servers, clients, .. } = &setting.pair()?;
     for id in [&server.id, &client.id] {
-        // Refused or not, by the kernel's choice.
+        // Whether it is refused depends on the kernel.
         let _refused = id.notify_established();
     }
     nothing::<B>(servers)?;

@@ -1,4 +1,4 @@
-//! Addresses, requests and answers: how two ends come together, or do not.
+//! Addresses, requests and answers: making a connection, or failing to.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -76,7 +76,7 @@ fn parameters<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Requesting { client, listener, servers, clients } =
         setting.requesting_at(setting.address(), Shape { params: asked, ..Shape::USUAL })?;
     let (id, offered) = requested::<B>(&servers, &listener)?;
-    // What the other side will have outstanding is what this one must answer.
+    // What the other side may have outstanding is what this one must answer.
     let seen = |params: ConnectParams| (params.responder_resources, params.initiator_depth);
     equal("READs, to the passive side", seen(offered), (2, 3))?;
     equal("retries", (offered.retry_count, offered.rnr_retry_count), (6, 5))?;
@@ -98,13 +98,13 @@ fn path<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let neighbours = Setting { client: setting.server.clone(), ..setting.clone() };
     for (setting, what) in [(setting, "as the setting is"), (&neighbours, "from the server's own host")] {
         let Pair { server, client, .. } = &setting.pair()?;
-        // Both ends are honest, so the addresses say it too.
+        // Both ends are honest, so the addresses agree.
         let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
         let same = ip(server.id.local_addr()) == ip(server.id.peer_addr());
         for end in [server, client] {
             equal(what, end.qp.is_loopback().called("is_loopback")?, same)?;
         }
-        // The path is still known when the peer is gone.
+        // The path is still known after the peer has left.
         client.id.disconnect().called("disconnect")?;
         equal(what, client.qp.is_loopback().called("is_loopback")?, same)?;
     }
@@ -117,7 +117,7 @@ fn no_event<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     holds("readable", !readable(channel.as_fd(), Duration::ZERO))
 }
 
-/// The client hears that it was refused for this reason.
+/// Checks that the client is refused for this reason.
 fn refused<B: Descriptors>(clients: &B::EventChannel, client: &End<B>, expected: i32) -> Result<(), Failure> {
     match event::<B>(clients, &client.id)? {
         CmEventKind::Rejected { reason } => equal("the reason", reason, expected),
@@ -177,7 +177,8 @@ fn foreign_address<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     equal("listen", channel.listen(foreign, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))
 }
 
-/// Tries an address without a route. If the kernel knows that there is none, the call itself fails; otherwise the event comes when time is up.
+/// Tries an address without a route. If the kernel knows that there is none, the call itself fails.
+/// Otherwise the event comes at the time-out.
 fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let channel = setting.client.event_channel().called("event_channel")?;
     let id = channel.create_id().called("create_id")?;
@@ -233,7 +234,7 @@ fn wildcard<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let any = channel.listen(SocketAddr::from(([0, 0, 0, 0], 0)), 8).called("listen")?;
     equal("its device", any.capabilities().err().map(|error| error.kind()), Some(ErrorKind::State))?;
     let port = any.local_addr().ok_or_else(|| Failure::wrong("no address"))?.port();
-    // And it is for IPv4 alone.
+    // An IPv4 listener.
     let both =
         channel.listen(SocketAddr::from(([0_u16; 8], port)), 8).called("listen on the same port, IPv6")?;
     equal("its port", both.local_addr().map(|address| address.port()), Some(port))
@@ -269,7 +270,7 @@ fn private_data<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Private data without the zeros that a transport puts behind it.
+/// Private data without a transport's padding.
 fn stripped(data: &[u8]) -> &[u8] {
     let end = data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     &data[..end]
@@ -281,7 +282,7 @@ fn migrate_waiting<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     holds("the event does not come", readable(servers.as_fd(), PATIENCE))?;
     let own = setting.server.event_channel().called("event_channel")?;
     server.id.migrate(&own).called("migrate")?;
-    // To where it is already: nothing changes.
+    // Migrating to the current channel changes nothing.
     server.id.migrate(&own).called("migrate")?;
     holds("the event has stayed", next_event::<B>(servers, Duration::ZERO)?.is_none())?;
     expect::<B>(&own, &server.id, "Disconnected")

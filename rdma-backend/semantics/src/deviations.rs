@@ -1,24 +1,24 @@
-//! Where providers are known to differ from the book: data, with reasons.
+//! Known deviations of providers from the rules: data, with reasons.
 
 use std::net::IpAddr;
 use std::path::Path;
 
 use suite::{Report, Stop};
 
-/// One provider's way of not doing what one case says.
+/// One provider's deviation from one case.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
     /// The provider, as in [`Setting::provider`](super::Setting::provider).
     pub provider: &'static str,
     /// The id of the case.
     pub case: &'static str,
-    /// A part of what the case then reports: it must fail in this way and no other.
+    /// A part of the case's report: it must fail in this way and no other.
     pub instead: &'static str,
-    /// Why, and why it does no harm above.
+    /// Why it deviates, and why that does no harm above.
     pub reason: &'static str,
 }
 
-/// All that are known. Providers: `softsim`, `rxe` (Linux 6.1 was seen).
+/// All known deviations. Providers: `softsim`, `rxe` (Linux 6.1 was seen).
 pub const TABLE: &[Deviation] = &[
     Deviation {
         provider: "rxe",
@@ -80,7 +80,7 @@ pub const TABLE: &[Deviation] = &[
     },
 ];
 
-/// Turns failures that were to be expected of `provider` into deviations, and successes that were not into failures.
+/// Turns expected failures of `provider` into deviations, and unexpected successes into failures.
 pub fn judge(provider: &str, reports: &mut [Report]) {
     judge_by(TABLE, provider, reports);
 }
@@ -100,8 +100,9 @@ fn judge_by(table: &[Deviation], provider: &str, reports: &mut [Report]) {
     }
 }
 
-/// The provider behind `address`, told by the name of the kernel's device: `rxe0` is `rxe`, `mlx5_1` is `mlx5`. A device
-/// that was renamed is not recognised: then it has to be said.
+/// Returns the provider of `address`, from the name of the kernel's device: `rxe0` is `rxe`,
+/// `mlx5_1` is `mlx5`. A renamed device is not recognised, and its provider must be given
+/// explicitly.
 pub fn provider_at(address: IpAddr) -> Option<String> {
     let ip = match address {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

@@ -1,4 +1,4 @@
-//! The end of a connection: which side learns of it, and what becomes of requests under way.
+//! The end of a connection: which side learns of it, and what happens to pending requests.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ super::table! {
     "verbs.part.twice", "after both sides' words nothing more is told", "rdma_get_cm_event(3)", twice;
 }
 
-/// `first` disconnects, then the other; everybody hears of it.
+/// `first` disconnects, then the other. Both are notified.
 fn part<B: Descriptors>(
     first: (&End<B>, &B::EventChannel),
     second: (&End<B>, &B::EventChannel),
@@ -129,7 +129,8 @@ fn dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     expect::<B>(&clients, &client.id, "Disconnected")
 }
 
-/// The client is accepted and goes without reading so. What the server hears depends on how far its host had come.
+/// The client is accepted and leaves without reading that. The server's event depends on the
+/// progress of its host.
 fn dropped_accepted<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let Pair { server, client, servers, clients, .. } = setting.requesting()?.accepted(Shape::USUAL)?;
     holds("the answer does not come", readable(clients.as_fd(), PATIENCE))?;
@@ -152,7 +153,7 @@ fn queue_pair_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failur
     drop(qp);
     holds("somebody was told", next_event::<B>(&servers, QUIET)?.is_none())?;
     server.quiet("the other side")?;
-    // The identifier can still say good-bye.
+    // The identifier can still disconnect.
     drop(id);
     drop(clients);
     expect::<B>(&servers, &server.id, "Disconnected")
@@ -172,7 +173,7 @@ fn twice<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Used by the destruction cases as well: a whole connection, from request to the last event.
+/// A whole connection, from request to the last event. The destruction cases use it too.
 pub(super) fn whole<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let requesting = setting.requesting()?;
     let (id, _) = requested::<B>(&requesting.servers, &requesting.listener)?;

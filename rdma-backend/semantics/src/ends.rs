@@ -1,4 +1,4 @@
-//! Two ends of a connection, and how to wait for what they report.
+//! Two ends of a connection, and waits for their reports.
 
 use std::fmt::Debug;
 use std::net::SocketAddr;
@@ -17,19 +17,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Setting;
 use crate::Failure;
 
-/// How long anything may take: soft-RoCE in an emulated machine is slow.
+/// Time limit for everything: soft-RoCE in an emulated machine is slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// For how long nothing must happen before it counts as not happening.
+/// How long nothing must happen before it counts as not happening.
 pub(super) const QUIET: Duration = Duration::from_millis(60);
 
-/// Bytes in an end's region.
 pub(super) const LEN: usize = 16 * 1024;
 
-/// Bytes for each receive.
+/// Bytes of each receive.
 pub(super) const SLOT: usize = 64;
 
-/// The id of a request that is alone.
+/// The id of a single request.
 pub(super) const ONE: u64 = 1000;
 
 pub(super) const PARAMS: ConnectParams = ConnectParams {
@@ -39,7 +38,7 @@ pub(super) const PARAMS: ConnectParams = ConnectParams {
     rnr_retry_count: RNR_RETRY_INFINITE,
 };
 
-/// Parameters by which the *other* side sends again this often what met no receive.
+/// Parameters that make the *other* side retry a send without a receive this often.
 pub(super) const fn rnr_retries(rnr_retry_count: u8) -> ConnectParams {
     ConnectParams { rnr_retry_count, ..PARAMS }
 }
@@ -48,7 +47,7 @@ pub(super) const fn rnr_retries(rnr_retry_count: u8) -> ConnectParams {
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) limits: QueuePairLimits,
-    /// Completions its queue holds.
+    /// Capacity of its completion queue.
     pub(super) completions: u32,
     /// Receives posted before the connection is made.
     pub(super) receives: usize,
@@ -62,11 +61,10 @@ impl Shape {
         receives: 8,
         params: PARAMS,
     };
-    /// Without receives.
     pub(super) const WITHOUT_RECEIVES: Self = Self { receives: 0, ..Self::USUAL };
 }
 
-/// Turns an error of the backend into what a case reports.
+/// Turns an error of the backend into a case's failure.
 pub(super) trait Called<T> {
     fn called(self, call: &str) -> Result<T, Failure>;
 }
@@ -77,7 +75,7 @@ impl<T, E: std::fmt::Display> Called<T> for Result<T, E> {
     }
 }
 
-/// The one form of a check, so that a deviation can be recognised by what it says.
+/// The single form of a comparison, so that a deviation can be recognised by its message.
 pub(super) fn equal<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Result<(), Failure> {
     if found == expected {
         Ok(())
@@ -86,7 +84,6 @@ pub(super) fn equal<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> 
     }
 }
 
-/// A check that is not a comparison.
 pub(super) fn holds(what: &str, condition: bool) -> Result<(), Failure> {
     if condition { Ok(()) } else { Err(Failure::wrong(what)) }
 }
@@ -98,11 +95,11 @@ pub(super) fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
         tv_nsec: patience.subsec_nanos().into(),
     };
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    // Interrupted: the caller looks at its deadline and comes back.
+    // Interrupted: the caller checks its deadline and retries.
     poll(&mut polled, Some(&timeout)).is_ok_and(|count| count == 1)
 }
 
-/// Runs `work` on a thread of its own, because it may never end if the rule under test does not hold.
+/// Runs `work` on a thread of its own, because it may never end if the tested rule does not hold.
 pub(super) fn in_time<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -115,12 +112,13 @@ pub(super) fn in_time<T: Send + 'static>(
     receiver.recv_timeout(PATIENCE).map_err(|_| Failure::wrong(format!("{what} does not end")))
 }
 
-/// One end. Fields are dropped in this order, which is not the one that verbs asks for: that is the backend's business.
+/// One end. Fields drop in this order, which is not the one that verbs requires: that is the
+/// backend's task.
 pub(super) struct End<B: Descriptors> {
     pub(super) domain: Arc<B::Domain>,
     pub(super) cq: Arc<B::CompletionQueue>,
     pub(super) qp: B::QueuePair,
-    /// Everything is allowed to the peer here; the bytes are 0, 1, 2, …
+    /// The peer has all rights here. The bytes are 0, 1, 2, …
     pub(super) region: B::Region,
     /// Receives land here, [`SLOT`] bytes each.
     pub(super) inbox: B::Region,
@@ -163,7 +161,7 @@ impl<B: Descriptors> End<B> {
         RecvRequest { id: number as u64, local }
     }
 
-    /// A signaled request for `len` bytes from `offset` of the region.
+    /// Makes a signalled request for `len` bytes at `offset` of the region.
     pub(super) fn request(
         &self,
         id: u64,
@@ -175,7 +173,7 @@ impl<B: Descriptors> End<B> {
         SendRequest { id, op, local, signaled: true, inline: false }
     }
 
-    /// Makes an unsignaled request for `len` bytes from `offset` of the region.
+    /// Makes an unsignalled request for `len` bytes at `offset` of the region.
     pub(super) fn silent(
         &self,
         id: u64,
@@ -190,7 +188,7 @@ impl<B: Descriptors> End<B> {
         self.qp.post_send(requests).map_err(|error| error.error).called("post_send")
     }
 
-    /// Posts one signaled request with the id [`ONE`].
+    /// Posts one signalled request with the id [`ONE`].
     pub(super) fn post_one(&self, op: SendOp, offset: usize, len: usize) -> Result<(), Failure> {
         self.post(&[self.request(ONE, op, offset, len)])
     }
@@ -204,12 +202,12 @@ impl<B: Descriptors> End<B> {
         read::<B>(&self.region, offset, len)
     }
 
-    /// The first bytes of what the receive with this number took.
+    /// Returns the first bytes that the receive with this number took.
     pub(super) fn received(&self, number: usize, len: usize) -> Result<Vec<u8>, Failure> {
         read::<B>(&self.inbox, number * SLOT % LEN, len)
     }
 
-    /// The next completion, if one comes in time.
+    /// Returns the next completion, if one comes in time.
     pub(super) fn next(&self, patience: Duration) -> Result<Option<Completion>, Failure> {
         let deadline = Instant::now() + patience;
         let mut one = [Completion::EMPTY];
@@ -234,24 +232,24 @@ impl<B: Descriptors> End<B> {
         self.next(PATIENCE)?.ok_or_else(|| Failure::wrong(format!("{what}: no completion")))
     }
 
-    /// No completion comes.
+    /// Checks that no completion comes.
     pub(super) fn quiet(&self, what: &str) -> Result<(), Failure> {
         equal(what, self.next(QUIET)?, None)
     }
 
-    /// The next completion is that of `id`, which did this.
+    /// Checks that the next completion is that of `id`, with this operation.
     pub(super) fn completes(&self, what: &str, id: u64, did: Completed) -> Result<(), Failure> {
         let Completion { id: found, result, .. } = self.completion(what)?;
         equal(what, (found, result.map_err(|error| error.status)), (id, Ok(did)))
     }
 
-    /// The next completion is that of `id`, which failed with this status.
+    /// Checks that the next completion is that of `id`, failed with this status.
     pub(super) fn fails(&self, what: &str, id: u64, status: CompletionStatus) -> Result<(), Failure> {
         let Completion { id: found, result, .. } = self.completion(what)?;
         equal(what, (found, result.map_err(|error| error.status)), (id, Err(status)))
     }
 
-    /// The next completions are those of `ids`, flushed.
+    /// Checks that the next completions are those of `ids`, flushed.
     pub(super) fn flushes(&self, what: &str, ids: impl IntoIterator<Item = u64>) -> Result<(), Failure> {
         ids.into_iter().try_for_each(|id| self.fails(what, id, CompletionStatus::WR_FLUSH_ERR))
     }
@@ -275,12 +273,12 @@ pub(super) fn read<B: Descriptors>(
     Ok(bytes)
 }
 
-/// A receive that took a SEND of this length.
+/// The outcome of a receive that took a SEND of this length.
 pub(super) const fn took(len: u32) -> Completed {
     Completed::Recv { len, immediate: None }
 }
 
-/// The next event, if one comes in time.
+/// Returns the next event, if one comes in time.
 pub(super) fn next_event<B: Descriptors>(
     channel: &B::EventChannel,
     patience: Duration,
@@ -298,7 +296,7 @@ pub(super) fn next_event<B: Descriptors>(
     }
 }
 
-/// The next event, which is for `id`.
+/// Returns the next event, which must be for `id`.
 pub(super) fn event<B: Descriptors>(
     channel: &B::EventChannel,
     id: &B::Identifier,
@@ -308,7 +306,7 @@ pub(super) fn event<B: Descriptors>(
     Ok(event.kind)
 }
 
-/// The next event is for `id` and reads like this, up to what it carries.
+/// Checks that the next event is for `id` and of this kind, ignoring its data.
 pub(super) fn expect<B: Descriptors>(
     channel: &B::EventChannel,
     id: &B::Identifier,
@@ -318,7 +316,7 @@ pub(super) fn expect<B: Descriptors>(
     holds(&format!("the event: {found}, not {kind}"), found.starts_with(kind))
 }
 
-/// A client's identifier, up to where it may have a queue pair.
+/// A client's identifier, resolved so far that it may have a queue pair.
 pub(super) fn resolved<B: Descriptors>(
     channel: &B::EventChannel,
     to: SocketAddr,
@@ -331,7 +329,7 @@ pub(super) fn resolved<B: Descriptors>(
     Ok(id)
 }
 
-/// The next event, which is a connect request to `listener`.
+/// Returns the next event, which must be a connect request to `listener`.
 pub(super) fn requested<B: Descriptors>(
     channel: &B::EventChannel,
     listener: &B::Identifier,
@@ -342,7 +340,7 @@ pub(super) fn requested<B: Descriptors>(
     }
 }
 
-/// A listener, and one end that has asked it for a connection.
+/// A listener, and one end that has requested a connection from it.
 pub(super) struct Requesting<B: Descriptors> {
     pub(super) client: End<B>,
     pub(super) listener: B::Identifier,
@@ -364,7 +362,7 @@ impl<B: Descriptors> Requesting<B> {
         self.listener.local_addr().ok_or_else(|| Failure::wrong("the listener has no address"))
     }
 
-    /// The request is accepted; neither side has read so.
+    /// Accepts the request. Neither side has read that.
     pub(super) fn accepted(self, shape: Shape) -> Result<Pair<B>, Failure> {
         let Self { client, listener, servers, clients } = self;
         let (id, _) = requested::<B>(&servers, &listener)?;
@@ -375,7 +373,7 @@ impl<B: Descriptors> Requesting<B> {
 }
 
 impl<B: Descriptors> Pair<B> {
-    /// Both ends hear that they are connected.
+    /// Both ends read that they are connected.
     pub(super) fn established(self) -> Result<Self, Failure> {
         expect::<B>(&self.clients, &self.client.id, "Established")?;
         expect::<B>(&self.servers, &self.server.id, "Established")?;
@@ -388,7 +386,6 @@ impl<B: Descriptors> Pair<B> {
 }
 
 impl<B: Descriptors> Setting<B> {
-    /// The address that most cases use.
     pub(super) fn address(&self) -> SocketAddr {
         self.addresses[0]
     }

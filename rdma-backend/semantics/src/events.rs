@@ -1,4 +1,5 @@
-//! One-shot notification: when a completion queue's descriptor wakes somebody, and when it does not.
+//! One-shot notification: when a completion queue's descriptor becomes readable, and when it does
+//! not.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -30,13 +31,13 @@ super::table! {
         many;
 }
 
-/// The client sends; the server's queue has its completion, and nobody armed it.
+/// The client sends. The server's queue has the completion and is not armed.
 fn ping<B: Descriptors>(pair: &Pair<B>) -> Result<(), Failure> {
     pair.client.post_one(SendOp::Send, 0, 1)?;
     pair.client.completes("the sender", ONE, Completed::Send)
 }
 
-/// The next completion, waited for without arming.
+/// Returns the next completion, without arming.
 fn polled<B: Descriptors>(end: &End<B>) -> Result<Completion, Failure> {
     let deadline = Instant::now() + PATIENCE;
     let mut one = [Completion::EMPTY];
@@ -99,14 +100,14 @@ fn one_shot<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn earlier<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let pair = &setting.pair()?;
     ping(pair)?;
-    // The sender's completion says that the receiver's device has the message, not yet that its queue shows it; and to look
-    // would be to take it out.
+    // The sender's completion says that the receiver's device has the message, not that its queue
+    // shows it. Looking would take it out.
     std::thread::sleep(QUIET);
     arm(&pair.server)?;
     sleeps("it woke", &pair.server)
 }
 
-/// With the peer sending at any moment, in particular between a poll and the arming after it.
+/// The peer sends at any moment, in particular between a poll and the arming after it.
 fn race<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     const ROUNDS: u64 = 100;
     let Pair { server, client, .. } = &setting.pair()?;
@@ -118,7 +119,7 @@ fn race<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
             })
         });
         for round in 0..ROUNDS {
-            // This is the way of waiting itself; a lost wake-up would end in its deadline.
+            // This call is the tested way of waiting. A lost wake-up would end in its deadline.
             server.completes("the receiver", round, took(1))?;
             server.receive(round as usize + 8..round as usize + 9)?;
         }

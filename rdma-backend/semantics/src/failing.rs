@@ -1,4 +1,4 @@
-//! The error state: what fails first, what is flushed after it, and what is told.
+//! The error state: which request fails first, which are flushed after it, and what is reported.
 
 use crate::Descriptors;
 use rdma_backend::{
@@ -106,7 +106,8 @@ fn not_executed<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     equal("the bytes", server.bytes(0, 50)?, before)
 }
 
-/// A request that waits for a receive, and loses its memory meanwhile. Whatever it comes to, the other side has receives.
+/// A request that waits for a receive and loses its memory meanwhile. The other side then gets
+/// receives, whatever the result.
 fn robbed<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let Pair { server, client, .. } = &pair;
@@ -139,7 +140,7 @@ fn silent_peer<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> 
     let begun = std::time::Instant::now();
     client.post_one(SendOp::Write(RemoteAddress { address: 0, rkey: 0 }), 0, 4)?;
     client.fails("the sender", ONE, CompletionStatus::RETRY_EXC_ERR)?;
-    // The identifier is still there: nobody was disconnected.
+    // The identifier still exists: neither side disconnected.
     holds("the identifier has gone", id.peer_addr().is_some())?;
     Ok(format!("{:.1?}", begun.elapsed()))
 }
@@ -157,7 +158,7 @@ fn silent<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn covers<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, .. } = &setting.pair()?;
     let depth = u64::from(Shape::USUAL.limits.send_depth);
-    // Ten times the depth goes through, because each round's last request gives all of its slots back.
+    // Ten times the depth succeeds, because each round's last request frees all of its slots.
     for _ in 0..10 {
         let chain: Vec<_> = (1..=depth)
             .map(|id| {

@@ -1,11 +1,12 @@
-//! The rules of verbs that the layers above rely on, as cases that run.
+//! The rules of verbs that the layers above rely on, as executable cases.
 //!
-//! [`rdma_backend`] states the seam in the words of the man pages. Here each rule that something above relies on is
-//! a small case with its source, and one body for all backends: on the embedded fabric it shows that the simulator claims
-//! nothing that is not so, on a device that the device keeps to the book. Where a provider is known to differ, a row of
-//! [`deviations`] says how and why; a difference without a row is a failure, and so is a row without its difference.
+//! [`rdma_backend`] states the seam in the words of the man pages. Here each rule that something
+//! above relies on is a small case with its source, and one body for all backends. On the embedded
+//! fabric it shows that the simulator's claims are true. On a device it shows that the device keeps
+//! the rules. A row of [`deviations`] says how and why a known provider differs. A difference
+//! without a row is a failure, and so is a row without its difference.
 //!
-//! One case is one claim, so that a deviation hides nothing else. Both ends live in this process.
+//! One case is one claim, so that a deviation hides nothing else. Both ends are in this process.
 
 mod asynchronous;
 mod connecting;
@@ -28,17 +29,17 @@ use std::os::fd::AsFd;
 use rdma_backend::Backend;
 use suite::{Case, Stop};
 
-/// A backend whose channels have descriptors to wait on.
+/// A backend whose channels have pollable descriptors.
 pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 
 impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 
-/// The way in which a rule was broken.
+/// How a rule was broken.
 #[derive(Debug)]
 pub struct Failure(String);
 
 impl Failure {
-    /// A failure in these words.
+    /// Returns a failure with this message.
     pub fn wrong(what: impl Into<String>) -> Self {
         Self(what.into())
     }
@@ -59,17 +60,18 @@ impl fmt::Display for Failure {
 /// Where the cases run.
 #[derive(Clone)]
 pub struct Setting<B> {
-    /// RDMA as the listening side has it.
+    /// RDMA of the listening side.
     pub server: B,
-    /// RDMA as the connecting side has it.
+    /// RDMA of the connecting side.
     pub client: B,
-    /// Where to listen, not empty; port 0 takes any. Most cases use the first; those about addresses use all.
+    /// Where to listen, not empty. Port 0 picks a free port. Most cases use the first; those about
+    /// addresses use all.
     pub addresses: Vec<SocketAddr>,
-    /// The provider, which decides the deviations to expect; see [`deviations::TABLE`].
+    /// The provider, which selects the expected deviations; see [`deviations::TABLE`].
     pub provider: String,
 }
 
-/// All cases. The first shows that there is something to test at all.
+/// Returns all cases. The first shows that there is something to test at all.
 #[must_use]
 pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     [
@@ -90,7 +92,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     .collect()
 }
 
-/// A remark of a body when its rule holds, which may be empty.
+/// A remark of a body whose rule holds; may be empty.
 trait Remark {
     fn remark(self) -> String;
 }

@@ -1,4 +1,4 @@
-//! Handles: what each keeps alive, and that everything is released, in whatever order.
+//! Handles: what each keeps alive, and that everything is released, in any order.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -108,7 +108,7 @@ fn unread_events<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let id = pair.clients.create_id().called("create_id")?;
     id.resolve_address(None, to, super::ends::PATIENCE).called("resolve_address")?;
     in_time("dropping", move || drop((id, pair)))?;
-    // And the address is free for more.
+    // The address can be used again.
     setting.pair().map(drop)
 }
 
@@ -142,7 +142,7 @@ fn fresh_memory<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory of a program, as a device holds it.
+/// A program's memory, as a device holds it.
 struct Handle(Arc<[AtomicU8]>);
 
 impl CallerMemory for Handle {
@@ -159,7 +159,7 @@ fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failu
     let region = server.domain.register_memory(memory, Access::REMOTE_WRITE).called("register_memory")?;
     equal("its length", region.len(), LEN)?;
     equal("its bytes", super::ends::read::<B>(&region, 0, LEN)?, vec![7; LEN])?;
-    // To its last byte.
+    // Up to its last byte.
     let to = RemoteAddress { address: region.address() + LEN as u64 - 13, rkey: region.rkey() };
     holds("the source cannot be written", client.region.write(0, b"thirteen byte"))?;
     client.post_one(SendOp::Write(to), 0, 13)?;
@@ -169,7 +169,7 @@ fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failu
     holds("it is shorter", last.shared().read(LEN - 15, &mut bytes))?;
     equal("the program's bytes", &bytes, b"\x07\x07thirteen byte")?;
     drop(last);
-    // And out of it again.
+    // And back out.
     let local = Slice { region: &region, offset: LEN - 13, len: 13 };
     client.receive(0..1)?;
     server.post(&[SendRequest { id: ONE, op: SendOp::Send, local, signaled: true, inline: false }])?;
@@ -184,7 +184,7 @@ fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failu
 }
 
 fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
-    // Once before counting, for what a process opens only once.
+    // Once before counting, for descriptors that a process opens only once.
     whole(setting)?;
     resources::settle();
     let before = ProcessResources::now();

@@ -1,4 +1,4 @@
-//! Queues that are full, too deep, or overrun; and limits that hold.
+//! Full, oversized and overrun queues, and limits that hold.
 
 use crate::Descriptors;
 use rdma_backend::{
@@ -150,7 +150,7 @@ fn too_deep<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
         let refused = id.create_queue_pair(domain, cq, limits).err().map(|error| error.kind());
         equal(&format!("{limits:?}"), refused, Some(ErrorKind::Argument))?;
     }
-    // And the identifier is none the worse for it.
+    // The identifier remains usable.
     id.create_queue_pair(domain, cq, SMALL).called("create_queue_pair").map(drop)
 }
 
@@ -221,7 +221,8 @@ fn batches<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     equal("the ids", ids, (0..60).collect())
 }
 
-/// The queue for four gets far more. Whoever polls it must be told; what happens to the queue pair is for it to see.
+/// The queue for four receives far more. A poll must report that. What happens to the queue pair is
+/// its own affair.
 fn overrun<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     const MANY: u64 = 60;
     let narrow = Shape { completions: 4, ..Shape::WITHOUT_RECEIVES };
@@ -229,7 +230,7 @@ fn overrun<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let write = SendOp::WriteImmediate(server.remote(0), rdma_backend::Immediate(1));
     let mut chain: Vec<_> =
         (0..MANY).map(|id| client.request(id, SendOp::Write(server.remote(0)), 0, 4)).collect();
-    // The last one is seen by the server: by then the others have completed, or could not.
+    // The server observes the last one. By then the others have completed, or could not.
     chain.push(client.silent(MANY, write, 0, 4));
     client.post(&chain)?;
     let last = server.next(QUIET)?;

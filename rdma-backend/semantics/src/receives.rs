@@ -22,7 +22,7 @@ super::table! {
     "verbs.receive.taken-later", "a receive posted while a SEND waits for it is taken", "ibv_post_recv(3)", later;
 }
 
-/// Two receives are posted and `op` is done three times: the third waits until there is a third.
+/// Two receives are posted and `op` is done three times. The third waits until there is a third.
 fn takes_one<B: Descriptors>(
     setting: &Setting<B>,
     len: usize,
@@ -81,7 +81,7 @@ fn lengths<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn before_connect<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    // No retry is allowed, so a receive that is not there would be an error.
+    // Without retries, a missing receive would be an error.
     let shape = Shape { params: super::ends::rnr_retries(0), ..Shape::USUAL };
     let pair = setting.pair_of(shape, shape)?;
     for (from, to) in pair.ends() {

@@ -1,4 +1,4 @@
-//! Requests that the other side's device refuses, and the error that it reports.
+//! Requests that the other side's device refuses, and the errors it reports.
 
 use crate::Descriptors;
 use rdma_backend::{
@@ -36,7 +36,7 @@ super::table! {
         not_writable;
 }
 
-/// Expects that the responder refuses `op`, which is made from the server's end.
+/// Checks that the responder refuses `op`, which is made from the server's end.
 fn refused<B: Descriptors>(
     setting: &Setting<B>,
     op: impl FnOnce(&End<B>) -> Result<SendOp, Failure>,
@@ -63,7 +63,8 @@ fn before_start<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     refused(setting, |server| Ok(SendOp::Read(before(server))))
 }
 
-/// A WRITE to, or a READ of, a region with this access in `domain`; the region lives until that is refused.
+/// A WRITE to, or a READ of, a region with this access in `domain`. The region lives until it is
+/// refused.
 fn region_refuses<B: Descriptors>(
     setting: &Setting<B>,
     access: Access,
@@ -156,7 +157,7 @@ fn too_long_bytes<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     equal("the next receive's memory", server.received(1, SLOT)?, vec![0; SLOT])
 }
 
-/// A SEND that meets a receive whose memory is gone.
+/// A SEND to a receive whose memory is gone.
 fn gone<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let Pair { server, client, .. } = &pair;

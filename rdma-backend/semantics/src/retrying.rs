@@ -1,4 +1,4 @@
-//! Requests that find no receive: which side tries again, how often, and after how long.
+//! Requests that find no receive: which side retries, how often, and after how long.
 
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,12 @@ pub(super) fn timer(code: u8) -> Result<(RnrTimer, Duration), Failure> {
     Ok((timer, timer.delay()))
 }
 
-/// A little less, for clocks that tick coarsely.
+/// Slightly less, for clocks that tick coarsely.
 fn nearly(duration: Duration) -> Duration {
     duration * 9 / 10
 }
 
-/// A client that may try again so often, and a server without receives.
+/// A client that may retry this often, and a server without receives.
 fn deaf<B: Descriptors>(setting: &Setting<B>, retries: u8) -> Result<Pair<B>, Failure> {
     setting.pair_of(
         Shape { params: rnr_retries(retries), ..Shape::WITHOUT_RECEIVES },
@@ -63,14 +63,14 @@ fn seven<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let (timer, delay) = timer(16)?;
     server.set_timer(timer)?;
     client.post_one(SendOp::Send, 0, 4)?;
-    // Far longer than seven times would take.
+    // Far longer than seven retries would take.
     equal("the sender", client.next(40 * delay)?, None)?;
     server.receive(0..1)?;
     client.completes("the sender", ONE, Completed::Send)
 }
 
 fn whose_count<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    // The server gives 0, the client 7; nobody has a receive.
+    // The server passes 0 and the client 7, and neither has a receive.
     let server = Shape { params: rnr_retries(0), ..Shape::WITHOUT_RECEIVES };
     let Pair { server, client, .. } = &setting.pair_of(server, Shape::WITHOUT_RECEIVES)?;
     client.set_timer(RnrTimer::MICROS_640)?;
@@ -83,7 +83,7 @@ fn whose_count<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     client.fails("the client, who may try once", ONE, CompletionStatus::RNR_RETRY_EXC_ERR)
 }
 
-/// Returns the time that a SEND takes which finds its receive at the second attempt.
+/// Returns the time of a SEND that finds its receive at the second attempt.
 fn second_attempt<B: Descriptors>(
     setting: &Setting<B>,
     timer: Option<RnrTimer>,
@@ -91,7 +91,7 @@ fn second_attempt<B: Descriptors>(
     let Pair { server, client, .. } = &deaf(setting, 7)?;
     if let Some(timer) = timer {
         server.set_timer(timer)?;
-        // The other side's own is for what is sent to it.
+        // The other side's own timer applies to what is sent to it.
         client.set_timer(RnrTimer::SLOWEST)?;
     }
     let begun = Instant::now();
@@ -122,7 +122,8 @@ fn refills<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let (timer, delay) = timer(28)?;
     server.set_timer(timer)?;
     for number in 0..2 {
-        // Two of three retries are used, then the receive comes; without a refill the second SEND would have one left.
+        // Two of three retries are used, then the receive comes. Without a refill the second SEND
+        // would have one left.
         client.post_one(SendOp::Send, 0, 4)?;
         equal("the sender", client.next(delay * 3 / 2)?, None)?;
         server.receive(number..number + 1)?;
@@ -150,7 +151,7 @@ fn unharmed<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, servers, .. } = &deaf(setting, 0)?;
     client.post_one(SendOp::Send, 0, 4)?;
     client.fails("the sender", ONE, CompletionStatus::RNR_RETRY_EXC_ERR)?;
-    // Its receives are not flushed, and nobody tells it anything.
+    // Its receives are not flushed, and it gets no event.
     server.receive(0..4)?;
     server.quiet("the receiver")?;
     let told = next_event::<B>(servers, Duration::ZERO)?;

@@ -1,4 +1,5 @@
-//! Bytes from one end to the other: what arrives, in which order, and when memory is read and written.
+//! Bytes from one end to the other: what arrives, in which order, and when memory is read and
+//! written.
 
 use std::sync::Arc;
 
@@ -78,7 +79,7 @@ fn write_immediate<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     client.post_one(SendOp::WriteImmediate(server.remote(0), NUMBER), 100, 1000)?;
     server.completes("the peer", 0, Completed::RecvWrite { immediate: NUMBER })?;
     equal("the bytes", server.bytes(0, 1000)?, client.bytes(100, 1000)?)?;
-    // The receive is used up, its memory is not.
+    // The receive is consumed, its memory is not.
     equal("the receive's memory", server.received(0, SLOT)?, vec![0; SLOT])?;
     client.completes("the writer", ONE, Completed::Write)
 }
@@ -207,7 +208,7 @@ fn directions<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     server.completes("its sender", ONE, Completed::Send)
 }
 
-/// Two connections between the same domains and completion queues; the server's ends.
+/// Two connections between the same domains and completion queues. Returns the server's ends.
 fn two<B: Descriptors>(pair: &Pair<B>, shape: Shape) -> Result<[End<B>; 2], Failure> {
     let to = pair.listener.local_addr().ok_or_else(|| Failure::wrong("the listener has no address"))?;
     let Pair { server, client, servers, clients, listener } = pair;
@@ -271,7 +272,7 @@ fn beyond_depth<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Devices refuse it at once, fail it, or let it wait for a turn that never comes.
+/// Devices refuse it at once, fail it, or let it wait for ever.
 fn none_granted<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let params = rdma_backend::ConnectParams { responder_resources: 0, initiator_depth: 0, ..PARAMS };
     let shape = Shape { params, ..Shape::USUAL };

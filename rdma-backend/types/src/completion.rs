@@ -11,7 +11,7 @@ pub struct CompletionError {
     pub vendor: u32,
 }
 
-/// A completion status that is not success: `enum ibv_wc_status`, open, because devices add to it.
+/// A completion status other than success: `enum ibv_wc_status`. Open, because devices add to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CompletionStatus(pub u32);
 
@@ -20,7 +20,7 @@ macro_rules! statuses {
         impl CompletionStatus {
             $(#[doc = concat!("`IBV_WC_", stringify!($name), "`: ", $text, ".")] pub const $name: Self = Self($value);)*
 
-            /// Returns its meaning, in a few words.
+            /// Returns a short description.
             pub const fn describe(self) -> &'static str {
                 match self.0 { $($value => $text,)* _ => "unknown status" }
             }

@@ -7,7 +7,8 @@ pub mod time;
 
 pub use completion::{CompletionError, CompletionStatus};
 
-/// An address in the peer's memory, with its key. Any value is safe to use: the peer's device checks it.
+/// An address in the peer's memory, with its key. Any value is safe to use, because the peer's
+/// device checks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct RemoteAddress {
     /// The virtual address.
@@ -16,10 +17,10 @@ pub struct RemoteAddress {
     pub rkey: u32,
 }
 
-/// The immediate of a work request or completion, as a number. On the wire it is big-endian (VR-XFER-003); the
-/// conversion happens once, in the backend.
+/// The immediate of a work request or completion, as a number. On the wire it is big-endian
+/// (VR-XFER-003). The backend converts it, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Immediate(pub u32);
 
-/// `rnr_retry_count` that retries for ever.
+/// `rnr_retry_count` for endless retries.
 pub const RNR_RETRY_INFINITE: u8 = 7;

@@ -1,10 +1,11 @@
-//! Time, as an argument.
+//! Points in time, passed as arguments.
 
 use core::time::Duration;
 
-/// A moment on a monotonic clock, counted from an arbitrary start. This crate never reads a clock: whoever drives a
-/// machine says what time it is, in an order that never goes back. Resolution: a nanosecond; range: 584 years, at the end of which
-/// every later moment lies.
+/// A point in time on a monotonic clock, counted from an arbitrary start.
+///
+/// This crate never reads a clock. The driver of a machine passes the time, which must never go
+/// back. The resolution is a nanosecond. The range is 584 years, and later times saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant {
     nanos: u64,
@@ -14,30 +15,31 @@ impl Instant {
     /// Later than any clock shows.
     pub const NEVER: Self = Self { nanos: u64::MAX };
 
-    /// Returns the moment `since_start` after the clock's start.
+    /// Returns the instant `since_start` after the clock's start.
     pub const fn from_start(since_start: Duration) -> Self {
         Self { nanos: nanos(since_start) }
     }
 
-    /// Returns the moment so many seconds and nanoseconds after the clock's start, as `clock_gettime(2)` tells it.
+    /// Returns the instant this many seconds and nanoseconds after the clock's start, as
+    /// `clock_gettime(2)` reports it.
     #[inline]
     pub const fn from_parts(seconds: u64, nanos: u64) -> Self {
         Self { nanos: seconds.saturating_mul(1_000_000_000).saturating_add(nanos) }
     }
 
-    /// Returns how long after the clock's start this is.
+    /// Returns the time since the clock's start.
     pub const fn since_start(self) -> Duration {
         Duration::from_nanos(self.nanos)
     }
 
-    /// This moment and `later` (saturating: a time-out of "for ever" never wraps).
+    /// Returns this instant plus `later`. Saturates, so that a time-out of "for ever" never wraps.
     #[must_use]
     #[inline]
     pub const fn after(self, later: Duration) -> Self {
         Self { nanos: self.nanos.saturating_add(nanos(later)) }
     }
 
-    /// Returns how long it is from `earlier` to this moment; zero if that lies later.
+    /// Returns the time since `earlier`, or zero if that is later.
     #[inline]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos.saturating_sub(earlier.nanos))

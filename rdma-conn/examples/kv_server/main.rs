@@ -5,8 +5,9 @@
 //! cargo run --release -p rdma-conn --example kv_server -- --backend softsim         # no device: serve and try it here
 //! ```
 //!
-//! Each of its threads (`--threads`, one by default) has an [`Endpoint`](rdma_conn::Endpoint) of its own in a mio event loop, and one more listens. Requests for
-//! a connection go to the threads in turn, and a connection stays with its thread: [`Threads`].
+//! Each thread (`--threads`, one by default) has an [`Endpoint`](rdma_conn::Endpoint) of its own in
+//! a mio event loop, and another thread listens. Requests go to the threads in turn, and a
+//! connection stays with its thread: [`Threads`].
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,20 +30,23 @@ struct Arguments {
     /// The address of an RDMA device, and a port.
     #[arg(long, default_value = "0.0.0.0:6379")]
     listen: SocketAddr,
-    /// Length of a connection's receive windows, in bytes. An idle connection has one, a busy one has two.
+    /// Length of a connection's receive windows, in bytes. An idle connection has one, a busy one
+    /// has two.
     #[arg(long, default_value_t = 128 << 10)]
     window: u32,
-    /// Register a connection's send buffer when it is accepted. By default its first reply does, which takes milliseconds.
+    /// Register a connection's send buffer when it is accepted. By default its first reply does,
+    /// which takes milliseconds.
     #[arg(long)]
     eager: bool,
-    /// Microseconds for which a thread that waits looks again and again before it asks to be woken. It costs a processor for as long.
+    /// Microseconds for which a waiting thread busy-polls before it sleeps. It costs a processor
+    /// for as long.
     #[arg(long, default_value_t = 0)]
     spin: u64,
     /// Clients at the same time, of all threads together.
     #[arg(long, default_value_t = Limits::default().connections)]
     maxclients: usize,
-    /// Threads that serve clients. A new connection goes to the next of them in turn, whatever they have to do, and stays there; all
-    /// share one store behind one lock.
+    /// Threads that serve clients. A new connection goes to the next of them in turn, whatever they
+    /// have to do, and stays there; all share one store behind one lock.
     #[arg(long, default_value_t = 1)]
     threads: usize,
     #[command(flatten)]
@@ -64,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.protocol.window = arguments.window;
     options.eager_send_buffer = arguments.eager;
     options.spin = Duration::from_micros(arguments.spin);
-    // A client that lets its replies lie for a minute is not coming back; its thread is needed.
+    // A client that leaves its replies unread for a minute is not coming back; free its thread.
     options.protocol.stall_limit = Some(Duration::from_secs(60));
     let limits = Limits::default().connections(arguments.maxclients);
     let store = Arc::new(Store::default());

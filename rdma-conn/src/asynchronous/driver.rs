@@ -19,21 +19,21 @@ use crate::background;
 use crate::endpoint::Descriptors;
 use crate::error::Error;
 
-/// Drives an endpoint until its last handle is gone. A runtime that ends drops it before that; the background thread does the rest.
+/// Drives an endpoint until its last handle is gone. A runtime that ends drops the driver, and the
+/// background thread takes over.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
     readable: AsyncFd<Arc<OwnedFd>>,
     timer: Pin<Box<Sleep>>,
 }
 
-/// Has the current runtime drive an endpoint.
 pub(super) fn drive<B: Descriptors>(shared: &Arc<Shared<B>>) -> Result<(), Error> {
     let failed = |error| Error::Wait(Arc::new(error));
     let runtime = Handle::try_current().map_err(|error| failed(io::Error::other(error)))?;
     #[allow(unsafe_code)]
-    // SAFETY: `AsyncFd::register_with_interest` asks that the descriptor stays open, and the same, for as long as the
-    // `AsyncFd` lives. An `OwnedFd` is open and never changes until it is dropped, the `AsyncFd` keeps it alive through its
-    // `Arc`, and nothing here takes it out again.
+    // SAFETY: `AsyncFd::register_with_interest` requires that the descriptor stays open, and the
+    // same, for as long as the `AsyncFd` lives. An `OwnedFd` is open and never changes until it is
+    // dropped. The `AsyncFd` keeps it alive through its `Arc`, and nothing here takes it out again.
     let readable =
         unsafe { AsyncFd::register_with_interest(Arc::clone(&shared.descriptor), Interest::READABLE) };
     let readable = readable.map_err(|error| failed(error.into()))?;
@@ -49,7 +49,8 @@ impl<B: Descriptors> Future for Driver<B> {
         let this = self.get_mut();
         let Some(shared) = this.shared.upgrade() else { return Poll::Ready(()) };
         loop {
-            // Readiness is edge-triggered: what comes from here on wakes this task, and what came before is found now.
+            // Readiness is edge-triggered. Later arrivals wake this task, and earlier ones are
+            // found now.
             while let Poll::Ready(readable) = this.readable.poll_read_ready(cx) {
                 match readable {
                     Ok(mut readable) => readable.clear_ready(),
@@ -62,13 +63,13 @@ impl<B: Descriptors> Future for Driver<B> {
             match shared.turn(Some(cx.waker())) {
                 Turn::Lost => return Poll::Ready(()),
                 Turn::Sleep(None) => return Poll::Pending,
-                // Others have a turn before the rest is done.
+                // Let other tasks run before the rest.
                 Turn::Sleep(Some(left)) if left.is_zero() => {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
                 Turn::Sleep(Some(left)) => {
-                    // Without an instant so late there is nothing to wait for.
+                    // `tokio` has no instant so late; there is nothing to wait for.
                     let Some(at) = tokio::time::Instant::now().checked_add(left) else {
                         return Poll::Pending;
                     };
@@ -93,16 +94,15 @@ impl<B: Descriptors> Drop for Driver<B> {
     }
 }
 
-/// The result of a turn.
+/// What a turn tells the driver.
 pub(super) enum Turn {
-    /// Nothing works any more.
     Lost,
-    /// There is nothing to do before so much time has passed.
     Sleep(Option<Duration>),
 }
 
 impl<B: Descriptors> Shared<B> {
-    /// Makes progress; wakes whoever that concerns. From then on `driver` is woken when it must look again sooner than it was told.
+    /// Makes progress and wakes the tasks concerned. From then on, `driver` is woken when it must
+    /// look sooner than planned.
     pub(super) fn turn(&self, driver: Option<&Waker>) -> Turn {
         let error = {
             let mut state = self.lock();
@@ -127,14 +127,13 @@ impl<B: Descriptors> Shared<B> {
         Turn::Lost
     }
 
-    /// Nothing works any more: everybody who waits is told.
+    /// Marks the endpoint as failed and wakes all waiting tasks.
     fn lost(&self, error: Error) {
         let wake = self.lock().lose(error);
         wake.into_iter().for_each(Waker::wake);
     }
 }
 
-/// Has the background thread look again.
 struct Nudge(crate::waker::Waker);
 
 impl Wake for Nudge {
@@ -145,7 +144,8 @@ impl Wake for Nudge {
 
 impl<B: Descriptors> Driven for Shared<B> {
     fn drive(&self) -> Schedule {
-        // The thread sleeps on the endpoint's descriptor, which the endpoint's waker makes readable.
+        // The thread sleeps on the endpoint's descriptor, which the endpoint's waker makes
+        // readable.
         let nudge = self.lock().endpoint.waker().ok().map(|waker| Waker::from(Arc::new(Nudge(waker))));
         match self.turn(nudge.as_ref()) {
             Turn::Lost => Schedule::Never,
@@ -164,7 +164,7 @@ impl<B: Descriptors> Driven for Shared<B> {
 
 impl<B: Descriptors> Drop for Shared<B> {
     fn drop(&mut self) {
-        // It has nothing to drive any more, and ends.
+        // The driver task has nothing left to drive, and ends.
         let driver = self.lock().driver.take();
         if let Some(driver) = driver {
             driver.wake();

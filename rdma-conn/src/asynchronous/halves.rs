@@ -12,25 +12,27 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::AsyncStream;
 use crate::endpoint::Descriptors;
 
-/// The half of an [`AsyncStream`] that reads. It borrows the stream ([`AsyncStream::split`]) or owns a share of it
-/// ([`AsyncStream::into_split`]).
+/// The read half of an [`AsyncStream`]. It borrows the stream ([`AsyncStream::split`]) or owns a
+/// share of it ([`AsyncStream::into_split`]).
 pub struct ReadHalf<P>(P);
 
-/// The half of an [`AsyncStream`] that writes. It borrows the stream ([`AsyncStream::split`]) or owns a share of it
-/// ([`AsyncStream::into_split`]).
+/// The write half of an [`AsyncStream`]. It borrows the stream ([`AsyncStream::split`]) or owns a
+/// share of it ([`AsyncStream::into_split`]).
 pub struct WriteHalf<P>(P);
 
-/// The halves of a stream that own it together.
 type Owned<B> = (ReadHalf<Arc<AsyncStream<B>>>, WriteHalf<Arc<AsyncStream<B>>>);
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Splits it into halves for as long as it is borrowed, so that one task can read and write at the same time.
+    /// Splits the stream into borrowed halves, so that one task can read and write at the same
+    /// time.
     pub fn split(&mut self) -> (ReadHalf<&Self>, WriteHalf<&Self>) {
         (ReadHalf(self), WriteHalf(self))
     }
 
-    /// Splits it into halves that two tasks can own. Nothing is locked that the stream itself does not lock. The protocol cannot end one
-    /// direction alone: the connection ends when both halves are dropped, or when the one that writes is shut down.
+    /// Splits the stream into halves that two tasks can own. This adds no lock.
+    ///
+    /// The protocol cannot end one direction alone. The connection ends when both halves are
+    /// dropped, or when the write half is shut down.
     pub fn into_split(self) -> Owned<B> {
         let shared = Arc::new(self);
         (ReadHalf(Arc::clone(&shared)), WriteHalf(shared))
@@ -38,10 +40,10 @@ impl<B: Descriptors> AsyncStream<B> {
 }
 
 impl<B: Descriptors> ReadHalf<Arc<AsyncStream<B>>> {
-    /// Makes a stream of two halves again.
+    /// Reunites two halves of a stream.
     ///
     /// # Errors
-    /// They are of different streams, and both come back.
+    /// Returns both halves if they belong to different streams.
     pub fn reunite(self, other: WriteHalf<Arc<AsyncStream<B>>>) -> Result<AsyncStream<B>, Owned<B>> {
         if !Arc::ptr_eq(&self.0, &other.0) {
             return Err((self, other));
@@ -52,14 +54,14 @@ impl<B: Descriptors> ReadHalf<Arc<AsyncStream<B>>> {
 }
 
 impl<B: Descriptors, P: Deref<Target = AsyncStream<B>>> ReadHalf<P> {
-    /// Returns the stream of which this is a half, for its counts and addresses.
+    /// Returns the stream of this half, for its counts and addresses.
     pub fn stream(&self) -> &AsyncStream<B> {
         &self.0
     }
 }
 
 impl<B: Descriptors, P: Deref<Target = AsyncStream<B>>> WriteHalf<P> {
-    /// Returns the stream of which this is a half, for its counts and addresses.
+    /// Returns the stream of this half, for its counts and addresses.
     pub fn stream(&self) -> &AsyncStream<B> {
         &self.0
     }

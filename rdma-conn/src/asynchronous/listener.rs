@@ -1,4 +1,4 @@
-//! Accepting connections in tasks.
+//! A listener for tokio.
 
 use std::fmt::Debug;
 use std::future::poll_fn;
@@ -46,19 +46,23 @@ pub struct AsyncListener<B: Descriptors> {
 }
 
 impl<B: Descriptors> AsyncListener<B> {
-    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings, on an endpoint of its own. Its addresses are
-    /// tried in turn; port 0 takes a free one.
+    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings on an
+    /// endpoint of its own.
+    ///
+    /// The host's addresses are tried in turn. Port 0 picks a free port.
     ///
     /// # Errors
-    /// As [`AsyncListener::bind_with`].
+    /// The errors are those of [`AsyncListener::bind_with`].
     pub async fn bind(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::bind_with(backend, host, Options::default(), Limits::default()).await
     }
 
-    /// As [`AsyncListener::bind`], with settings for each connection that is accepted, and limits for all of them, taken together.
+    /// Listens like [`AsyncListener::bind`], with settings for each accepted connection and limits
+    /// on all of them together.
     ///
     /// # Errors
-    /// That of the last address tried; as [`AsyncEndpoint::new`] and [`AsyncEndpoint::listen`].
+    /// Returns the error of the last address tried: there is no RDMA device, no device has the
+    /// address, the address is taken, an option is out of bounds, or there is no runtime.
     pub async fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -76,10 +80,10 @@ impl<B: Descriptors> AsyncListener<B> {
         Err(last)
     }
 
-    /// Settings of the connections accepted from now on.
+    /// Sets the options of connections accepted from now on.
     ///
     /// # Errors
-    /// They are out of bounds; the old ones remain.
+    /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&self, options: Options) -> Result<(), Error> {
         self.shared.with(|state| state.endpoint.set_options(self.listener, options))
     }
@@ -89,25 +93,27 @@ impl<B: Descriptors> AsyncListener<B> {
         self.shared.lock().endpoint.local_addr(self.listener)
     }
 
-    /// Returns the endpoint that its connections are on.
+    /// Returns the endpoint of its connections.
     pub fn endpoint(&self) -> AsyncEndpoint<B> {
         AsyncEndpoint { shared: Arc::clone(&self.shared) }
     }
 
-    /// Waits for the next connection, which is established. A future that is dropped has accepted none, and as many tasks as like
-    /// may wait.
+    /// Waits for the next established connection. Dropping the future accepts none. Any number of
+    /// tasks may wait.
     ///
     /// # Errors
-    /// The listener failed; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
-    /// the listener goes on. What befalls a single request, as when its peer withdraws it, is no error of the listener.
+    /// Returns an error if the listener failed. Also returns an error if the process has no
+    /// descriptor or memory left for a connection. That peer was rejected, and the listener
+    /// continues. A single failed request, such as one that its peer withdrew, is not an error.
     pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// Takes the next connection, or has the task woken when there is one; see [`AsyncListener::accept`].
+    /// Takes the next connection, or has the task woken when there is one. See
+    /// [`AsyncListener::accept`].
     ///
     /// # Errors
-    /// As [`AsyncListener::accept`].
+    /// The errors are those of [`AsyncListener::accept`].
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<(AsyncStream<B>, SocketAddr), Error>> {
         self.shared.with(|state| {
             let Some(accepting) = state.listeners.get_mut(&self.listener) else {
@@ -132,10 +138,10 @@ impl<B: Descriptors> AsyncListener<B> {
 impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
     type Error = Error;
 
-    /// Accepts what `listener` is asked for, with its options and limits.
+    /// Converts a blocking listener, with its options and limits.
     ///
     /// # Errors
-    /// There is no runtime.
+    /// Returns an error if there is no runtime.
     fn try_from(listener: Listener<B>) -> Result<Self, Error> {
         let (mut endpoint, listener) = listener.into_endpoint();
         endpoint.accept_for(listener);
@@ -145,7 +151,7 @@ impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
     }
 }
 
-/// The descriptor of its endpoint, as that of [`AsyncEndpoint`].
+/// The descriptor of its endpoint; see [`AsyncEndpoint`].
 impl<B: Descriptors> AsFd for AsyncListener<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()

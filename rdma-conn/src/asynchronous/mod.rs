@@ -1,8 +1,9 @@
 //! Endpoints, streams and listeners for the tokio runtime.
 //!
-//! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver, that does what an event loop does: sleeps on
-//! the endpoint's descriptor and its timers, makes progress, and wakes the tasks that what happened concerns. Streams and
-//! listeners are handles on it. A call tries, and looks once what has come, before its task sleeps.
+//! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver. The driver is
+//! the event loop: it sleeps on the endpoint's descriptor and timers, makes progress, and wakes the
+//! tasks concerned. Streams and listeners are handles on the endpoint. A call tries, and polls once
+//! more before its task sleeps.
 
 mod driver;
 mod halves;
@@ -36,10 +37,11 @@ pub use halves::{ReadHalf, WriteHalf};
 pub use listener::AsyncListener;
 pub use stream::AsyncStream;
 
-/// Connections that share an event channel, completion queues and one task of the runtime. Clones are handles on one endpoint.
+/// Connections that share an event channel, completion queues and one task of the runtime. Clones
+/// are handles on one endpoint.
 ///
-/// When the runtime that it was made on ends, a thread of this crate drives it on, so that calls of tasks elsewhere still
-/// end.
+/// When its runtime ends, a thread of this crate drives the endpoint, so that calls of tasks in
+/// other runtimes still complete.
 #[derive(Clone)]
 pub struct AsyncEndpoint<B: Descriptors> {
     shared: Arc<Shared<B>>,
@@ -49,18 +51,19 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Returns an endpoint without connections.
     ///
     /// # Errors
-    /// There is no RDMA device, or no runtime.
+    /// Returns an error if there is no RDMA device or no runtime.
     ///
     /// # Panics
-    /// As tokio's own types, in a runtime that watches no descriptors or has no timers: make it with
-    /// [`enable_all`](tokio::runtime::Builder::enable_all). So does whatever makes an endpoint of its own.
+    /// Panics, like tokio's own types, if the runtime has no IO or time driver. Build the runtime
+    /// with [`enable_all`](tokio::runtime::Builder::enable_all). Every call that makes its own
+    /// endpoint panics in the same case.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
         driven.map(|()| endpoint)
     }
 
-    /// Returns an endpoint that the runtime drives from now on, or why it does not: the background
-    /// thread does then. Connections that `listener` accepts wait to be taken.
+    /// Makes an endpoint that the current runtime drives. If no runtime can, returns why, and the
+    /// background thread drives it. Connections that `listener` accepts wait to be taken.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = State {
@@ -81,12 +84,13 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         (Self { shared }, driven)
     }
 
-    /// Listens on `address`; port 0 takes a free one. Accepted connections have these `options`.
+    /// Listens on `address`. Port 0 picks a free port. Accepted connections use `options`.
     ///
     /// # Errors
-    /// No RDMA device has that address, or it is taken, or the options are out of bounds.
+    /// Returns an error if no RDMA device has the address, the address is taken, or an option is
+    /// out of bounds.
     pub fn listen(&self, address: SocketAddr, options: Options) -> Result<AsyncListener<B>, Error> {
-        // In one go: the driver must not find a connection of a listener that it does not know.
+        // Under one lock: the driver must not see a connection of an unknown listener.
         let listener = self.shared.with(|state| {
             let listener = state.endpoint.listen(address, options)?;
             state.listeners.insert(listener, Accepting::default());
@@ -95,10 +99,11 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Ok(AsyncListener { shared: Arc::clone(&self.shared), listener })
     }
 
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn. A future that is dropped leaves no connection behind.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in
+    /// turn. Dropping the future leaves no connection behind.
     ///
     /// # Errors
-    /// As [`Stream::connect_with`](crate::Stream::connect_with).
+    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with).
     pub async fn connect(
         &self,
         host: impl ToSocketAddrs + Debug,
@@ -107,11 +112,12 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         self.connect_among(host, how, None).await
     }
 
-    /// Connects in the protection domain of another connection, so that memory registered for one serves both.
-    /// [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection, so that memory registered for one
+    /// serves both. [`ProtectionDomain`] says when that is safe.
     ///
     /// # Errors
-    /// As [`AsyncEndpoint::connect`], or [`Error::ForeignDomain`].
+    /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
+    /// the errors are those of [`AsyncEndpoint::connect`].
     pub async fn connect_in(
         &self,
         domain: &ProtectionDomain<B>,
@@ -137,18 +143,18 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
-    /// Returns what leads to the endpoint again for as long as it has connections, listeners or other handles.
+    /// Returns a weak handle. It can be upgraded while the endpoint has connections, listeners or
+    /// other handles.
     pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
         WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
     }
 
-    /// Returns the counts of what the endpoint holds and has done.
+    /// Returns counts of the endpoint's resources and operations.
     pub fn usage(&self) -> Usage {
         self.shared.lock().endpoint.usage()
     }
 }
 
-/// Returns the addresses of a host, and the error if there are none.
 async fn addresses<H: ToSocketAddrs + Debug>(
     host: H,
 ) -> Result<(impl Iterator<Item = SocketAddr>, Error), Error> {
@@ -159,8 +165,8 @@ async fn addresses<H: ToSocketAddrs + Debug>(
     Ok((addresses.into_iter(), Error::no_address(&name)))
 }
 
-/// The descriptor that the endpoint's driver watches, for programs that list or inherit descriptors. It is readable when something has
-/// come; who waits for that waits beside the driver.
+/// The descriptor that the driver watches, for programs that list or inherit descriptors. It is
+/// readable when something has arrived. A program that waits for it competes with the driver.
 impl<B: Descriptors> AsFd for AsyncEndpoint<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()
@@ -177,13 +183,14 @@ impl<B: Descriptors> std::fmt::Debug for AsyncEndpoint<B> {
     }
 }
 
-/// Leads to an [`AsyncEndpoint`] and does not keep it.
+/// A weak handle on an [`AsyncEndpoint`].
 pub struct WeakAsyncEndpoint<B: Descriptors> {
     shared: Weak<Shared<B>>,
 }
 
 impl<B: Descriptors> WeakAsyncEndpoint<B> {
-    /// Returns the endpoint; `None` if its last handle is gone, or if it has failed and all its connections with it.
+    /// Returns the endpoint, or `None` if its last handle is gone or it has failed with all its
+    /// connections.
     pub fn upgrade(&self) -> Option<AsyncEndpoint<B>> {
         let shared = self.shared.upgrade()?;
         let works = shared.lock().lost.is_none();
@@ -197,8 +204,8 @@ impl<B: Descriptors> std::fmt::Debug for WeakAsyncEndpoint<B> {
     }
 }
 
-/// An endpoint that its handles and its driver share. The driver holds no reference of its own, so that nothing of an endpoint is
-/// left when its last handle goes.
+/// An endpoint shared by its handles and its driver. The driver holds no strong reference, so the
+/// endpoint drops with its last handle.
 struct Shared<B: Descriptors> {
     state: Mutex<State<B>>,
     descriptor: Arc<OwnedFd>,
@@ -206,33 +213,31 @@ struct Shared<B: Descriptors> {
 
 struct State<B: Descriptors> {
     endpoint: Endpoint<B>,
-    /// The tasks that wait for a connection.
     tasks: ConnectionMap<Tasks>,
     listeners: HashMap<ListenerId, Accepting>,
     driver: Option<Waker>,
-    /// When the driver looks again by itself.
+    /// When the driver will wake by itself.
     sleeps_until: Option<Instant>,
-    /// Why nothing works any more.
     lost: Option<Error>,
-    /// Itself, for as long as connections that have no handle are on their way to their end.
+    /// A reference to itself while connections without a handle are closing.
     itself: Option<Arc<Shared<B>>>,
 }
 
-/// At most one task that reads a connection, and one that writes or waits for anything else.
+/// At most one task that reads a connection, and one that does anything else.
 #[derive(Debug, Default)]
 struct Tasks {
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
-/// Connections that were accepted and not taken yet, and tasks that wait for one.
+/// Accepted connections that were not taken yet, and tasks that wait for one.
 #[derive(Debug, Default)]
 struct Accepting {
     accepted: VecDeque<ConnectionId>,
     waiting: Vec<Waker>,
 }
 
-/// The call that a task waits for.
+/// The kind of call that a task waits in.
 #[derive(Clone, Copy, Debug)]
 enum Want {
     Read,
@@ -241,24 +246,24 @@ enum Want {
 
 impl<B: Descriptors> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        // A driver that panics with the lock has the endpoint count as lost.
+        // A driver that panics with the lock marks the endpoint as lost.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the endpoint, and wakes whoever that concerns.
+    /// Runs `act` on the endpoint, then wakes the tasks concerned.
     fn with<T>(&self, act: impl FnOnce(&mut State<B>) -> T) -> T {
         let mut state = self.lock();
         let done = act(&mut state);
         let mut wake = state.concerned();
         wake.extend(state.sooner());
         drop(state);
-        // Not under the lock: a waker may do what it likes.
+        // Not under the lock: a waker may do anything.
         wake.all();
         done
     }
 
-    /// Tries `step`, looks what has come if there is no result, and tries again. After that the task is woken when there may be
-    /// one.
+    /// Tries `step`. Without a result, polls the device and tries again. After that the task is
+    /// woken when there may be a result.
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -272,7 +277,7 @@ impl<B: Descriptors> Shared<B> {
                 if let Some(error) = &state.lost {
                     return Poll::Ready(Err(error.clone()));
                 }
-                // An error concerns everybody: the driver finds it too.
+                // An error concerns all connections; the driver finds it too.
                 result = match state.endpoint.look_at(id) {
                     Ok(_) => step(&mut state.endpoint).transpose(),
                     Err(error) => Some(Err(error)),
@@ -295,7 +300,7 @@ impl<B: Descriptors> Shared<B> {
         })
     }
 
-    /// A connection has lost its handle: it is delivered and ended with nobody listening.
+    /// Abandons a connection that lost its handle: its bytes are delivered, then it ends.
     fn abandon(self: &Arc<Self>, id: ConnectionId) {
         self.with(|state| {
             state.tasks.remove(id);
@@ -307,7 +312,7 @@ impl<B: Descriptors> Shared<B> {
     }
 }
 
-/// Tasks to wake. A few, as nearly always, take no memory.
+/// Tasks to wake. A few need no allocation.
 #[derive(Default)]
 struct Wake {
     few: ArrayVec<Waker, 4>,
@@ -341,7 +346,7 @@ impl<B: Descriptors> State<B> {
                             accepting.accepted.push_back(id);
                             wake.extend(accepting.waiting.drain(..));
                         }
-                        // The listener is gone, and nobody can ever take it.
+                        // The listener is gone, so no task can take the connection.
                         None => self.endpoint.abort(id),
                     }
                     continue;
@@ -361,13 +366,13 @@ impl<B: Descriptors> State<B> {
             wake.extend(tasks.writer.take_if(|_| writes));
         }
         if self.itself.is_some() && self.tasks.len() == self.endpoint.usage().connections {
-            // Every connection has a handle again. Whoever holds the lock has another reference.
+            // Every connection has a handle again. The caller has another reference.
             self.itself = None;
         }
         wake
     }
 
-    /// Returns the driver, if it must look again sooner than it would.
+    /// Returns the driver if it must wake sooner than planned.
     fn sooner(&mut self) -> Option<Waker> {
         let next = self.endpoint.next_timeout()?;
         if self.sleeps_until.is_some_and(|at| at <= next) { None } else { self.driver.take() }
@@ -377,7 +382,7 @@ impl<B: Descriptors> State<B> {
         self.itself.get_or_insert_with(|| Arc::clone(shared));
     }
 
-    /// Nothing works any more, for this reason.
+    /// Marks the endpoint as failed, and returns all tasks to wake.
     fn lose(&mut self, error: Error) -> Vec<Waker> {
         tracing::warn!(%error, "an endpoint is lost");
         self.lost = Some(error);

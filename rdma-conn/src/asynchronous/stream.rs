@@ -1,4 +1,4 @@
-//! The stream for tokio.
+//! A byte stream for tokio.
 
 use std::fmt::Debug;
 use std::future::poll_fn;
@@ -27,30 +27,34 @@ use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::stream::{Connect, Stream};
 
-/// A byte stream over RDMA for tokio: [`AsyncRead`] and [`AsyncWrite`].
+/// A byte stream over RDMA for tokio. It implements [`AsyncRead`] and [`AsyncWrite`].
 ///
-/// Reads and writes are cancel-safe: a future that is dropped has read or written nothing. One task may read while another
-/// writes ([`AsyncStream::split`], [`AsyncStream::into_split`]). Dropping the stream delivers what was written in the background, for at most
-/// [`Options::linger`](crate::Options::linger); `shutdown` waits for it.
+/// Reads and writes are cancel-safe: dropping the future reads or writes nothing. One task may read
+/// while another writes ([`AsyncStream::split`], [`AsyncStream::into_split`]). Dropping the stream
+/// delivers written bytes in the background, for at most
+/// [`Options::linger`](crate::Options::linger). `shutdown` waits for that.
 pub struct AsyncStream<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,
     id: ConnectionId,
 }
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)` with default settings, on an endpoint of its own.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings on an
+    /// endpoint of its own.
     ///
     /// # Errors
-    /// As [`Stream::connect`](crate::Stream::connect).
+    /// The errors are those of [`Stream::connect`](crate::Stream::connect).
     pub async fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default()).await
     }
 
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, on an endpoint of its own. Its addresses are tried in turn. A future that is dropped leaves
-    /// nothing behind. For many connections, [`AsyncEndpoint::connect`] costs less.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, on an endpoint of its own.
+    ///
+    /// The host's addresses are tried in turn. Dropping the future leaves nothing behind. For many
+    /// connections, [`AsyncEndpoint::connect`] costs less.
     ///
     /// # Errors
-    /// As [`Stream::connect_with`](crate::Stream::connect_with).
+    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with).
     pub async fn connect_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -103,35 +107,38 @@ impl<B: Descriptors> AsyncStream<B> {
         self.ask(Connection::local_addr)
     }
 
-    /// Returns the protocol's counts of the connection.
+    /// Returns the protocol counters of the connection.
     pub fn counters(&self) -> Counters {
         self.ask(Connection::counters)
     }
 
-    /// Returns the counts of what the connection has asked of the device.
+    /// Returns counts of the work requested from the device.
     pub fn work(&self) -> Work {
         self.ask(Connection::work)
     }
 
-    /// Returns the bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, including buffers to lend.
     pub fn registered_bytes(&self) -> usize {
         self.ask(Connection::registered_bytes)
     }
 
-    /// Registers memory to send from without a copy, see
+    /// Registers memory for zero-copy sending. See
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// As [`Connection::register_buffer`](crate::Connection::register_buffer).
+    /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.ask(Connection::registrar).buffer(len, Access::NONE)
     }
 
-    /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
-    /// on their way. A future that is dropped has lent nothing. [`AsyncStream::returned`] waits for the buffer.
+    /// Sends bytes of `buffer` without a copy, from the beginning of `range`, after everything
+    /// written before.
+    ///
+    /// Returns the number of bytes as soon as they are on their way. Dropping the future lends
+    /// nothing. Wait for the buffer with [`AsyncStream::returned`].
     ///
     /// # Errors
-    /// As [`Endpoint::lend`](crate::Endpoint::lend).
+    /// The errors are those of [`Endpoint::lend`](crate::Endpoint::lend).
     pub async fn lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -141,27 +148,25 @@ impl<B: Descriptors> AsyncStream<B> {
             .await
     }
 
-    /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
+    /// Waits until the peer has everything lent from `buffer`. The buffer can then be changed.
     ///
     /// # Errors
-    /// The connection ended before that.
+    /// Returns an error if the connection ends first.
     pub async fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         poll_fn(|cx| self.poll(cx, Want::Write, |endpoint, id| endpoint.returned(id, buffer))).await
     }
 
-    /// Registers memory to receive into without a copy, see
+    /// Registers memory for zero-copy receiving. See
     /// [`Connection::register_landing`](crate::Connection::register_landing).
     ///
     /// # Errors
-    /// As [`Connection::register_landing`](crate::Connection::register_landing).
+    /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.ask(Connection::registrar).buffer(len, Access::REMOTE_WRITE)
     }
 
-    /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
-    ///
-    /// # Errors
-    /// As [`Connection::register_memory`](crate::Connection::register_memory).
+    /// Registers memory that the application already has. See
+    /// [`Connection::register_memory`](crate::Connection::register_memory).
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,
@@ -175,11 +180,14 @@ impl<B: Descriptors> AsyncStream<B> {
         self.ask(|connection| connection.domain().clone())
     }
 
-    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there. A future that
-    /// is dropped before leaves those that have not come to the next read; how many have is not known then.
+    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
+    /// how many landed and how many were copied.
+    ///
+    /// Dropping the future leaves bytes that have not arrived to the next read. How many did arrive
+    /// is then unknown.
     ///
     /// # Errors
-    /// As [`Endpoint::receive`](crate::Endpoint::receive).
+    /// The errors are those of [`Endpoint::receive`](crate::Endpoint::receive).
     pub async fn receive(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -190,11 +198,11 @@ impl<B: Descriptors> AsyncStream<B> {
         poll_fn(|cx| self.poll(cx, Want::Read, |endpoint, id| endpoint.receive(id, &mut receiving))).await
     }
 
-    /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`. A future that is dropped has
-    /// begun to.
+    /// Delivers written bytes and ends the connection, waiting for at most `linger`. Dropping the
+    /// future does not stop the close.
     ///
     /// # Errors
-    /// Not everything arrived.
+    /// Returns an error if some bytes did not arrive.
     pub async fn close(&mut self, linger: Duration) -> Result<(), Error> {
         poll_fn(|cx| self.poll_close(cx, linger)).await
     }
@@ -216,7 +224,7 @@ impl<B: Descriptors> AsyncStream<B> {
     }
 }
 
-/// Lets windows lie in memory of the application until it is dropped.
+/// Stops placing windows in application memory when dropped.
 struct Landing<'a, B: Descriptors> {
     shared: &'a Shared<B>,
     id: ConnectionId,
@@ -224,12 +232,12 @@ struct Landing<'a, B: Descriptors> {
 
 impl<B: Descriptors> Drop for Landing<'_, B> {
     fn drop(&mut self) {
-        // The connection is there: its stream is borrowed.
+        // The connection exists: its stream is borrowed.
         let _is_there = self.shared.with(|state| state.endpoint.stop_landing(self.id));
     }
 }
 
-/// A connection that nobody has yet: it goes with the future that asked for it.
+/// A connection that has no handle yet. It is aborted with the future that requested it.
 struct Dialing<'a, B: Descriptors> {
     shared: &'a Arc<Shared<B>>,
     id: ConnectionId,
@@ -254,7 +262,7 @@ impl<B: Descriptors> Drop for Dialing<'_, B> {
     }
 }
 
-/// The calls of the traits below, which its halves share.
+/// The calls behind the traits below, shared with the halves.
 impl<B: Descriptors> AsyncStream<B> {
     pub(super) fn read_shared(&self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let unfilled = into.initialize_unfilled();
@@ -283,11 +291,12 @@ impl<B: Descriptors> AsyncStream<B> {
 impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
     type Error = Error;
 
-    /// Returns the connection for tasks, on the endpoint that it has. Time-outs of the stream are left behind: `tokio::time::timeout`
-    /// takes their place.
+    /// Converts a blocking stream into one for tasks, on the same endpoint. Time-outs of the stream
+    /// are dropped; use `tokio::time::timeout`.
     ///
     /// # Errors
-    /// There is no runtime that watches descriptors; or a panic in a call on the stream has left it unusable.
+    /// Returns an error if there is no runtime that watches descriptors, or if a panic in a call
+    /// has left the stream unusable.
     fn try_from(stream: Stream<B>) -> Result<Self, Error> {
         let (endpoint, id) = stream.into_endpoint()?;
         Self::from_endpoint(endpoint, id)
@@ -295,22 +304,23 @@ impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
 }
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
+    /// Wraps a connection on an endpoint of its own, as
+    /// [`Listener::try_accept`](crate::Listener::try_accept) returns it.
     ///
     /// # Errors
-    /// There is no runtime that watches descriptors, or the endpoint has no such connection.
+    /// Returns an error if there is no runtime that watches descriptors, or if the endpoint has no
+    /// such connection.
     pub fn from_endpoint(endpoint: Endpoint<B>, id: ConnectionId) -> Result<Self, Error> {
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);
         shared.with(|state| state.tasks.insert(id, Tasks::default()));
-        // Without a runtime it goes as every stream does that is dropped: what was written is
-        // delivered.
+        // Without a runtime, drop it like any stream: written bytes are delivered.
         let stream = Self::of(&shared, id);
         driven.map(|()| stream)
     }
 }
 
-/// The descriptor of its endpoint, as that of [`AsyncEndpoint`].
+/// The descriptor of its endpoint; see [`AsyncEndpoint`].
 impl<B: Descriptors> AsFd for AsyncStream<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()
@@ -340,13 +350,13 @@ impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
         true
     }
 
-    /// Waits until everything written has been handed to the device.
+    /// Waits until the device has everything written.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.flush_shared(cx)
     }
 
-    /// Waits until everything written has arrived, for at most [`Options::linger`](crate::Options::linger), and ends the
-    /// connection.
+    /// Waits until everything written has arrived, for at most
+    /// [`Options::linger`](crate::Options::linger), and ends the connection.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shutdown_shared(cx)
     }

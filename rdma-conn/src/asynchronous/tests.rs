@@ -1,8 +1,9 @@
-//! Futures that are dropped at any moment, in virtual time and on one thread: what happens follows from the seed.
+//! Drops futures at any moment, in virtual time and on one thread: the seed determines what
+//! happens.
 //!
-//! Nothing here sleeps, and nobody gives signs of life. A task is polled when its own waker was woken and not before, so one
-//! that is forgotten stays forgotten: when no task is to run, the reactor has nothing to tell, and the fabric has no event
-//! left, whoever still waits would wait for ever.
+//! Nothing here sleeps, and nothing wakes a task without cause. A task is polled only after its own
+//! waker was called, so a forgotten task stays forgotten. When no task can run, the reactor has no
+//! event, and the fabric has none left, a waiting task would wait for ever.
 
 use std::future::Future;
 use std::io::IoSlice;
@@ -23,13 +24,11 @@ use crate::endpoint::Endpoint;
 use crate::options::Options;
 use crate::stream::Connect;
 
-/// Longer than anything here takes, by any clock.
 const NEVER: Duration = Duration::from_secs(1 << 20);
 
-/// More than any run needs.
 const MOST_TURNS: u32 = 1_000_000;
 
-/// Whether a task has been woken since it was last polled.
+/// Whether a task was woken since it was last polled.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -38,7 +37,8 @@ impl Wake for Woken {
     }
 }
 
-/// A task's place to wait at. Each new future has a new one: nobody wakes a future by the waker of one that was dropped.
+/// A task's waker. Each new future gets a new one, so that the waker of a dropped future wakes no
+/// other.
 struct Place {
     woken: Arc<Woken>,
     waker: Waker,
@@ -54,7 +54,6 @@ impl Place {
         self.woken.0.load(Ordering::Relaxed)
     }
 
-    /// Polls once, if it was woken.
     fn poll<T>(&self, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
         if !self.woken.0.swap(false, Ordering::Relaxed) {
             return Poll::Pending;
@@ -63,7 +62,6 @@ impl Place {
     }
 }
 
-/// What a task does next.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Read,
@@ -77,14 +75,11 @@ enum Half {
     Write(WriteHalf<AsyncStream<SoftSim>>),
 }
 
-/// A task that reads or writes one direction of a connection.
 struct Task {
     half: Half,
-    /// Its future, where it waits and how many bytes it is about.
+    /// Its future, the future's waker, and how many bytes it moves.
     future: Option<(Op, Place, usize)>,
-    /// How far it is in its stream, ...
     at: usize,
-    /// ... and how long that is.
     len: usize,
     stream: u64,
     /// Whether it ends the connection, or sees its end, before it is done.
@@ -101,7 +96,6 @@ impl Task {
         Self { half, future: None, at: 0, len, stream, ends: false, done: false }
     }
 
-    /// Begins its next future, if it has none.
     fn begin(&mut self, random: &mut Random) {
         if self.done || self.future.is_some() {
             return;
@@ -124,7 +118,7 @@ impl Task {
         self.future.as_ref().is_some_and(|(_, place, _)| place.is_woken())
     }
 
-    /// Polls its future. One that is ready is gone, and what it says has happened.
+    /// Polls its future. A ready future is dropped and its result applied.
     fn poll(&mut self) {
         let Some((op, place, len)) = self.future.take() else { return };
         let (at, stream, left) = (self.at, self.stream, self.len - self.at);
@@ -164,25 +158,25 @@ impl Task {
     }
 }
 
-/// Whoever drives an endpoint has a turn: the runtime turns its reactor before it goes on here, then its drivers, and then what
-/// one of those has woken.
+/// Lets the drivers run: the runtime turns its reactor first, then the drivers, then the tasks that
+/// they woke.
 async fn drivers_run() {
     for _ in 0..4 {
         tokio::task::yield_now().await;
     }
 }
 
-/// The world of a seed: who runs next, and whose future is dropped instead.
+/// The world of a seed: which task runs next, and which future is dropped instead.
 struct World {
     sim: Simulation,
     random: Random,
-    /// Futures that may still be dropped. In the end all are left alone, and have to finish.
+    /// Futures that may still be dropped. After that, all must finish.
     drops: u64,
 }
 
 impl World {
-    /// One turn when nobody runs: the reactor tells what it knows, or the fabric goes on. False if nothing will ever happen
-    /// again.
+    /// Runs one turn when no task can: the reactor reports events, or the fabric advances. Returns
+    /// false if nothing will ever happen again.
     async fn idle(&self, woken: impl Fn() -> bool) -> bool {
         drivers_run().await;
         woken() || self.sim.step() || {
@@ -198,7 +192,6 @@ impl World {
         drops
     }
 
-    /// Lets all tasks finish.
     async fn run(&mut self, tasks: &mut [Task]) {
         let mut turns = 0;
         while tasks.iter().any(|task| !task.done) {
@@ -228,7 +221,8 @@ impl World {
         }
     }
 
-    /// Both ends of a connection. What dials and accepts that are dropped leave behind are streams whose peer is gone.
+    /// Returns both ends of a connection. Dropped dials and accepts leave behind streams whose peer
+    /// is gone.
     async fn connect(
         &mut self,
         client: &SoftSim,
@@ -249,11 +243,11 @@ impl World {
             let (future, accepting) =
                 accept.get_or_insert_with(|| (Box::pin(listener.accept()), Place::new()));
             if let Poll::Ready(stream) = accepting.poll(|cx| future.as_mut().poll(cx)) {
-                // Whoever asked may be gone already.
+                // The peer may be gone already.
                 accepted.extend(stream.ok().map(|(stream, _)| (stream, Place::new())));
                 accept = None;
             }
-            // A server does its share by waiting to be connected.
+            // A server takes part by waiting to be connected.
             for (stream, place) in &mut accepted {
                 let _connected_or_left = place.poll(|cx| Pin::new(stream).poll_flush(cx));
             }
@@ -328,7 +322,7 @@ async fn run(seed: u64) {
         task.done = matches!(task.half, Half::Read(_)) && task.len == 0;
     }
     world.run(&mut tasks).await;
-    // The client's writer ends the connection, and the server's reader hears of it.
+    // The client's writer ends the connection, and the server's reader sees the end.
     for place in [1, 2] {
         tasks[place].ends = true;
         tasks[place].done = false;
@@ -337,7 +331,7 @@ async fn run(seed: u64) {
     world.run(&mut tasks).await;
 }
 
-/// No byte is lost or doubled by a future that is dropped, and nobody sleeps through what he waits for.
+/// Dropping futures loses and repeats no byte, and no task sleeps through its event.
 #[test]
 fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
     background::disable();
@@ -349,7 +343,8 @@ fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
     }
 }
 
-/// A panic in the middle of driving an endpoint may have lost what was just taken off its queues: whoever waits is woken and fails.
+/// A panic while driving an endpoint may lose completions that were already taken. Every waiting
+/// task is woken and fails.
 #[test]
 fn after_a_panic_of_the_driver_calls_fail() {
     let fabric = Fabric::new();
@@ -377,7 +372,7 @@ fn after_a_panic_of_the_driver_calls_fail() {
         panic!("as it was told");
     });
     panics.join().expect_err("it panics");
-    // The driver goes as it does when it has panicked itself.
+    // Drop the driver as its own panic would.
     drop(ours);
     let place = Place::new();
     let read = place.poll(|cx| Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0])));
@@ -385,8 +380,8 @@ fn after_a_panic_of_the_driver_calls_fail() {
     assert!(error.to_string().contains("has panicked"), "{error}");
 }
 
-/// VR-SEC-004: events that cannot be read may be read the next time, and what waits for a
-/// connection is told meanwhile. Only where that fails again and again the endpoint is lost.
+/// VR-SEC-004: after a failure to read events, the next attempt may succeed, and tasks that wait
+/// for a connection get the error. Repeated failures end the endpoint.
 #[test]
 fn one_failure_to_read_events_loses_no_endpoint() {
     background::disable();
@@ -395,7 +390,7 @@ fn one_failure_to_read_events_loses_no_endpoint() {
     let mut endpoint =
         Endpoint::new(&fabric.host(&[address.ip()]), crate::Limits::default()).expect("a device");
     let listener = endpoint.listen(address, Options::default()).expect("a free address");
-    // Without a runtime only this test drives it.
+    // Without a runtime, only this test drives it.
     let (AsyncEndpoint { shared }, _) = AsyncEndpoint::of(endpoint, Some(listener));
     let listener = AsyncListener { shared, listener };
     let mut cx = Context::from_waker(Waker::noop());

@@ -1,4 +1,4 @@
-//! Bytes of an application, copied into the send buffer and out of the windows.
+//! Copies application bytes into the send buffer and out of the windows.
 
 use std::io::IoSlice;
 
@@ -11,13 +11,14 @@ use crate::arrived::Arrived;
 use crate::error::Error;
 
 impl<B: Backend> Connection<B> {
-    /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream.
+    /// Reads what has arrived. Returns `None` if there is nothing now, `Some(0)` at the end of the
+    /// stream.
     ///
     /// # Errors
-    /// The error that ended the connection, once all that arrived before is read.
+    /// Returns the error that ended the connection, once everything that arrived before is read.
     pub(crate) fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let mut read = 0;
-        // No more than three parts, one behind the other.
+        // At most three consecutive parts.
         while let Some(part) = self.machine.take(into.len() - read) {
             let end = read + part.len as usize;
             if !into.get_mut(read..end).is_some_and(|place| self.memory.read_window(part, place)) {
@@ -27,15 +28,15 @@ impl<B: Backend> Connection<B> {
         }
         if read > 0 || into.is_empty() {
             self.memory.keep_landing(|| self.machine.is_landing());
-            // A window that was emptied is announced again at once. Most reads empty none.
+            // Announce an emptied window at once. Most reads empty none.
             self.went_on();
             return Ok(Some(read));
         }
         if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
     }
 
-    /// Reads what has arrived, as most reads do: from the window that is being filled, and nothing follows from that. `None`, and nothing
-    /// is done, if there may be more to do: [`Connection::try_read`] does it then.
+    /// Fast path: reads from the window being filled. `None`, unchanged, if the general path is
+    /// needed: [`Connection::try_read`].
     #[inline]
     pub(crate) fn read_at_once(&mut self, into: &mut [u8]) -> Option<usize> {
         let part = self.machine.take_at_once(into.len())?;
@@ -53,16 +54,17 @@ impl<B: Backend> Connection<B> {
         Ok(Some(0))
     }
 
-    /// Returns all bytes that have arrived and were not consumed, in order, where the peer wrote them. Give them back with
-    /// [`Endpoint::consume`](crate::Endpoint::consume).
+    /// Returns all bytes that have arrived and are not consumed, in order, where the peer wrote
+    /// them. Return them with [`Endpoint::consume`](crate::Endpoint::consume).
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
 
-    /// Gives the first `bytes` of [`Connection::arrived`] back to the peer: their memory may be written again.
+    /// Returns the first `bytes` of [`Connection::arrived`] to the peer, which may then overwrite
+    /// them.
     ///
     /// # Errors
-    /// More than have arrived; none is consumed then.
+    /// Returns an error, and consumes nothing, if fewer have arrived.
     pub(crate) fn consume(&mut self, bytes: usize) -> Result<(), Error> {
         let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
         if bytes > readable {
@@ -80,11 +82,12 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Takes as many bytes as there is room for and sends them as one notification; `None` when there is no room now.
+    /// Takes as many bytes as fit and sends them with one notification. Returns `None` if there is
+    /// no room now.
     ///
     /// # Errors
-    /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
-    /// find some.
+    /// Returns the error that ended the connection. Also returns an error if the send buffer cannot
+    /// be registered; the connection continues, and a later call may succeed.
     #[inline]
     pub(crate) fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let bytes = match from {
@@ -99,7 +102,7 @@ impl<B: Backend> Connection<B> {
         fill(send_buffer, place, from, 0);
         self.used = true;
         let mut written = place.len as usize;
-        // One WRITE of all of it leaves room.
+        // A single WRITE of all bytes leaves room.
         if !self.machine.is_one_write() {
             written += self.write_rest(from, written, bytes);
         }
@@ -107,10 +110,10 @@ impl<B: Backend> Connection<B> {
         Ok(Some(written))
     }
 
-    /// Takes what is left of `bytes` behind the first `written`, and returns how many.
+    /// Takes the bytes behind the first `written`, and returns how many.
     #[inline(never)]
     fn write_rest(&mut self, from: &[IoSlice<'_>], written: usize, bytes: usize) -> usize {
-        // If there are any, they belong to the beginning of the send buffer.
+        // Bytes that are left wrap to the beginning of the send buffer.
         let place = self.machine.put(bytes - written);
         if let (Some(send_buffer), Some(place)) = (self.memory.send_buffer(), place) {
             fill(send_buffer, place, from, written);
@@ -119,13 +122,12 @@ impl<B: Backend> Connection<B> {
         place.map_or(0, |place| place.len as usize)
     }
 
-    /// Notes whether the next write will wait, and that bytes may.
+    /// Records whether the next write will wait, and that bytes may be waiting.
     fn note_waits(&mut self) {
         self.lacks_room = !self.has_room();
         self.more = true;
     }
 
-    /// Registers the send buffer, if there are bytes for it.
     #[cold]
     fn add_send_buffer(&mut self, bytes: usize) -> Result<(), Error> {
         if bytes > 0 && self.machine.takes_bytes() {
@@ -135,7 +137,7 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Returns why no byte was taken: the end, or want of room, or there are none.
+    /// Returns why no byte was taken: the connection ended, there is no room, or `bytes` is zero.
     #[cold]
     fn refuse_bytes(&mut self, bytes: usize) -> Result<Option<usize>, Error> {
         if !self.machine.takes_bytes() {
@@ -150,7 +152,7 @@ impl<B: Backend> Connection<B> {
         Ok(None)
     }
 
-    /// The application has done something by which something may be posted.
+    /// Posts what a call of the application has made possible.
     #[inline]
     pub(crate) fn went_on(&mut self) {
         if !self.machine.is_settled() {
@@ -160,8 +162,7 @@ impl<B: Backend> Connection<B> {
     }
 }
 
-/// Copies bytes of `from` to a place in the send buffer, as many as it is long: those behind the
-/// first `taken`.
+/// Copies the bytes of `from` behind the first `taken` to `place`, and fills it.
 #[inline]
 fn fill<R: Region>(send_buffer: &R, place: Span, from: &[IoSlice<'_>], taken: usize) {
     // Inside by construction.
@@ -175,7 +176,7 @@ fn fill<R: Region>(send_buffer: &R, place: Span, from: &[IoSlice<'_>], taken: us
     }
 }
 
-/// Copies `pieces` behind their first `taken` bytes, as many as there is room for.
+/// Copies the bytes of `pieces` behind the first `taken`, as many as fit.
 #[inline(never)]
 fn fill_from(room: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>], mut taken: usize) {
     let mut pieces = pieces.iter();

@@ -1,4 +1,5 @@
-//! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
+//! Drives a connection's machine: feeds it time, events and completions, and carries out its
+//! actions.
 
 use std::slice;
 
@@ -15,7 +16,6 @@ use crate::error::Error;
 use crate::memory::{Memory, receive_slot};
 
 impl<B: Backend> Connection<B> {
-    /// Handles time, and posts what can be posted.
     pub(crate) fn handle_time(&mut self, now: Instant) {
         self.machine.handle_timeout(now);
         if self.machine.state() == State::Open && now >= self.busy.after(self.options.keep_memory) {
@@ -28,7 +28,7 @@ impl<B: Backend> Connection<B> {
         self.post(Some(now));
     }
 
-    /// Gives back what only a busy connection needs, as far as nothing of it is in use.
+    /// Releases memory that only a busy connection needs, if it is unused.
     fn release_memory(&mut self, now: Instant) {
         if self.machine.unconfirmed() == 0 {
             self.memory.drop_send_buffer();
@@ -39,7 +39,7 @@ impl<B: Backend> Connection<B> {
         self.busy = now;
     }
 
-    /// The device refused a call: nothing works any more, and the errno tells why.
+    /// Ends the connection after the device refused a call. The errno is the cause.
     #[cold]
     pub(super) fn refused(&mut self, call: &'static str, error: B::Error) {
         tracing::debug!(peer = %self.peer, %error, call, "refused");
@@ -49,22 +49,24 @@ impl<B: Backend> Connection<B> {
         self.machine.handle_refusal(call);
     }
 
-    /// Handles a connection-manager event of this connection. Hand over all completions that have arrived first: what the
-    /// peer sent before counts as such, however late the event is read (VR-FLOW-003, VR-CLOSE-002).
+    /// Handles a connection-manager event of this connection.
+    ///
+    /// The caller must first hand over all completions that have arrived. What the peer sent before
+    /// the event counts as received, however late the event is read (VR-FLOW-003, VR-CLOSE-002).
     pub(crate) fn handle_event(&mut self, event: CmEventKind<B>) {
         tracing::debug!(peer = %self.peer, ?event, "connection event");
         match event {
             CmEventKind::Established { peer } => {
                 // VR-CONN-012.
                 if self.pair.set_min_rnr_timer(self.options.rnr_timer).is_err() {
-                    // Only slower when the peer outruns our receives, so no reason to give up.
+                    // This only slows a peer that outruns our receives.
                     tracing::warn!(peer = %self.peer, "the device keeps its own RNR timer");
                 }
                 let now = self.now();
                 self.machine.handle_established(now, peer.rnr_retry_count);
                 self.post(Some(now));
             }
-            // Every way not to be connected is an error (VR-CONN-006).
+            // Every outcome other than a connection is an error (VR-CONN-006).
             CmEventKind::Rejected { reason } => self.fail(Error::rejected(self.peer, reason)),
             CmEventKind::Unreachable { status } => {
                 self.fail(Error::unreachable(self.peer, "it does not answer", status));
@@ -78,7 +80,7 @@ impl<B: Backend> Connection<B> {
             }
             CmEventKind::DeviceRemoval => self.fail(Error::DeviceRemoved),
             CmEventKind::Async(event) => self.handle_async_event(event),
-            // The connection has moved on, or goes on.
+            // These change nothing.
             CmEventKind::AddressResolved
             | CmEventKind::RouteResolved
             | CmEventKind::TimewaitExit
@@ -87,13 +89,13 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Handles what the device tells of this connection: the failures that no completion tells of (VR-CLOSE-008), and that the
-    /// peer is there though the connection manager does not say so yet.
+    /// Handles an asynchronous event of the device. It reports failures that have no completion
+    /// (VR-CLOSE-008), or that the peer is established before the connection manager says so.
     fn handle_async_event(&mut self, event: AsyncEvent) {
         match event {
-            // A queue pair that was told to stop, or has ended, says nothing new.
+            // A queue pair that is stopping reports nothing new.
             _ if matches!(self.state(), State::Closed | State::Failed(_)) => {}
-            // `Established` follows; the peer's own word for it may be lost.
+            // `Established` follows. The peer's own message for it may be lost.
             AsyncEvent::CommEst => {
                 if let Err(error) = self.id.notify_established() {
                     tracing::debug!(peer = %self.peer, %error, "the first message came");
@@ -105,7 +107,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Ends the connection for this reason, which everybody who waits is told (VR-CLOSE-003).
+    /// Ends the connection with this error, which every waiting call then returns (VR-CLOSE-003).
     #[cold]
     pub(crate) fn fail(&mut self, failure: Error) {
         if self.check().is_ok() {
@@ -115,12 +117,16 @@ impl<B: Backend> Connection<B> {
         self.post(None);
     }
 
-    /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow. Returns whether that was more
-    /// than bytes that have come: whatever else may be asked of the connection is as it was, if not.
+    /// Handles at most [`BATCH`] completions of this connection's queue pair, and posts what they
+    /// allow.
+    ///
+    /// Returns false if they only announced bytes. Nothing else about the connection has then
+    /// changed.
     #[inline]
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) -> bool {
         self.work.completions += completions.len() as u64;
-        // Nearly always they tell of bytes in the window and of nothing else, so all are handled together.
+        // Completions nearly always announce bytes in the window and nothing else, so handle them
+        // together.
         let mut bytes = 0;
         let mut notify = true;
         for completion in completions {
@@ -142,7 +148,6 @@ impl<B: Backend> Connection<B> {
         true
     }
 
-    /// Handles completions one by one, in their order.
     #[inline(never)]
     fn handle_each(&mut self, now: Instant, completions: &[Completion]) {
         let mut receives = 0;
@@ -159,29 +164,31 @@ impl<B: Backend> Connection<B> {
         self.follow_up(now);
     }
 
-    /// Does what follows from completions that told of more than bytes, or of bytes that fill a window.
+    /// Finishes a batch that told of more than bytes, or filled a window.
     #[inline(never)]
     fn follow_up(&mut self, now: Instant) {
-        // After a window is full nothing comes before the next is announced.
+        // Nothing follows a full window until the next one is announced.
         if self.machine.lacks_region().is_some() {
             self.add_window();
         }
         if !self.memory.lendings.is_empty() {
             self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
         }
-        // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
+        // Answers and windows must not wait behind a long queue, and a peer's flood must not delay
+        // other connections (VR-RES-007).
         self.post(Some(now));
     }
 
-    /// Hands a completion to the machine that tells of no bytes. Returns whether a receive may be posted again.
+    /// Hands the machine a completion that announces no bytes. Returns whether its receive may be
+    /// posted again.
     fn take_completion(&mut self, now: Instant, completion: &Completion) -> bool {
         match completion.result {
-            // An immediate that comes with a message means nothing (VR-CTRL-010).
+            // The immediate of a message has no meaning (VR-CTRL-010).
             Ok(Completed::Recv { len, .. }) => {
                 let Some(slot) = receive_slot(completion.id) else { return false };
                 let (bytes, len) = self.memory.incoming_message(slot, len);
                 self.machine.handle_message(now, bytes.get(..len).unwrap_or_default());
-                // Answered one by one: only a peer that takes no answers can make them pile up (VR-FEAT-007).
+                // Post each answer. Answers pile up only if the peer takes none (VR-FEAT-007).
                 self.post(Some(now));
                 true
             }
@@ -192,7 +199,7 @@ impl<B: Backend> Connection<B> {
             Err(failure) => {
                 tracing::debug!(peer = %self.peer, ?failure, "work request failed");
                 match (failure.status, receive_slot(completion.id), &self.cause) {
-                    // The first one that is flushed, unless there is more to say.
+                    // Keep the first flush as the cause only if nothing better is known.
                     (CompletionStatus::WR_FLUSH_ERR, _, Cause::Suspect(_) | Cause::Known(_))
                     | (CompletionStatus::RETRY_EXC_ERR, None, Cause::Known(_)) => {}
                     (CompletionStatus::WR_FLUSH_ERR, ..) | (CompletionStatus::RETRY_EXC_ERR, None, _) => {
@@ -206,8 +213,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// A request has failed of a connection on this one's queue, and nobody says of which. Returns
-    /// whether it was of this one: its queue pair has stopped, and it did not know.
+    /// Attributes a failure that names no queue pair, on a shared queue. Returns true if this
+    /// connection's queue pair has stopped for an unknown reason.
     pub(crate) fn has_failed_by(&mut self, failure: CompletionError) -> bool {
         if !matches!(self.cause, Cause::Machine) || self.machine.has_ended() {
             return false;
@@ -228,9 +235,9 @@ impl<B: Backend> Connection<B> {
         matches!(self.cause, Cause::Suspect(_))
     }
 
-    /// Holds the failure against the peer, unless an event has told that the peer ended the connection in order: a program that
-    /// comes late finds the event and, by then, also requests that nobody has answered since (VR-CLOSE-005). For the endpoint,
-    /// when it has handled all events.
+    /// Blames the peer for the failure, unless an event says that the peer disconnected in order. A
+    /// late program finds the event and also requests that nothing has acknowledged since
+    /// (VR-CLOSE-005). The endpoint calls this when it has handled all events.
     pub(crate) fn conclude(&mut self) {
         if let Cause::Suspect(failure) = self.cause {
             self.cause = Cause::Machine;
@@ -239,7 +246,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Registers a second window once the peer has filled the first faster than it is read (VR-MEM-003).
+    /// Registers a second window once the peer fills the first faster than it is read (VR-MEM-003).
     #[cold]
     fn add_window(&mut self) {
         let Some(index) = self.machine.lacks_region().filter(|_| self.options.protocol.windows == 2) else {
@@ -250,12 +257,12 @@ impl<B: Backend> Connection<B> {
                 self.machine.add_region(address);
                 self.sooner = true;
             }
-            // It goes on with one window, only slower.
+            // One window is enough, only slower.
             Err(error) => tracing::debug!(peer = %self.peer, %error, "no second window"),
         }
     }
 
-    /// Posts `count` receives, at most [`BATCH`]: again, as many as were consumed (VR-RES-003).
+    /// Posts `count` receives, at most [`BATCH`], in place of those consumed (VR-RES-003).
     #[inline]
     pub(super) fn post_receives(&mut self, count: usize) {
         if count == 0 || self.machine.has_ended() {
@@ -286,18 +293,17 @@ impl<B: Backend> Connection<B> {
         self.pair.post_recv(&chain)
     }
 
-    /// Returns the slot of the receive that is posted behind that in `slot`.
+    /// Returns the slot of the receive posted after `slot`.
     #[inline]
     const fn receive_behind(&self, slot: u16) -> u16 {
         if slot + 1 < self.options.receives { slot + 1 } else { 0 }
     }
 
-    /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect. The time is asked for only where
-    /// it is needed, and not `known`.
+    /// Carries out the machine's actions: chains of work requests, one doorbell each, and the
+    /// disconnect. Reads the clock only if it must and the time is not `known`.
     #[inline]
     pub(super) fn post(&mut self, known: Option<Instant>) {
-        // Most writes are one request. The step is compiled once more for it, without all that
-        // there may be besides.
+        // Most writes are one request. This copy of the step is compiled without the other cases.
         let more =
             if self.machine.is_one_write() { self.post_next(known) } else { !self.machine.is_settled() };
         if more {
@@ -337,10 +343,9 @@ impl<B: Backend> Connection<B> {
         more
     }
 
-    /// Disconnects, after which there is no more to do.
     #[cold]
     fn disconnect(&self) -> bool {
-        // Refused when the connection never came about; nothing is left to do then.
+        // Refused if the connection was never established. Nothing remains to do then.
         if let Err(error) = self.id.disconnect() {
             tracing::debug!(peer = %self.peer, %error, "disconnecting");
         }
@@ -348,7 +353,8 @@ impl<B: Backend> Connection<B> {
     }
 }
 
-/// Returns `first` with the requests that come behind it, as many as a doorbell is rung for, and whether a disconnect comes behind them.
+/// Returns `first` and the requests behind it, as many as one doorbell may cover, and whether a
+/// disconnect follows.
 #[inline(never)]
 fn chain<'a, B: Backend>(
     first: SendRequest<'a, B::Region>,

@@ -1,13 +1,13 @@
-//! One connection without waiting: a queue pair, its memory, and the machine that rules them.
+//! One non-blocking connection: a queue pair, its memory, and its protocol machine.
 //!
-//! This is where a byte passes from the application to a work request and back:
+//! A byte passes from the application to a work request and back here:
 //!
 //! ```text
 //! write    ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
 //! try_read ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
 //! ```
 //!
-//! Most reads need less: `read_at_once` does in one step what `try_read` does, and nothing where that is not all.
+//! `read_at_once` is the fast path of `try_read` for most reads.
 
 mod bytes;
 mod driver;
@@ -35,10 +35,13 @@ use crate::options::Options;
 /// Work requests per doorbell and completions per poll.
 pub(crate) const BATCH: usize = 16;
 
-/// The parameters that both sides pass to `rdma_connect` and `rdma_accept`: no READs beyond what the C implementations allow (VR-CONN-005),
-/// no private data (VR-CONN-016), and none is looked at (VR-CONN-002); endless RNR retries for the peer, so that it waits for our
-/// receives instead of failing (VR-CONN-004, VR-CONN-017). Six retries where nothing answers, since soft-RoCE takes seven for endless there as
-/// well, and would never find a peer gone (VR-KEEP-006).
+/// Connection parameters that both sides pass to `rdma_connect` and `rdma_accept`.
+///
+/// They request no more READs than the C implementations allow (VR-CONN-005). They carry no private
+/// data (VR-CONN-016), and private data of the peer is ignored (VR-CONN-002). The peer gets endless
+/// RNR retries, so that it waits for our receives instead of failing (VR-CONN-004, VR-CONN-017).
+/// Six retries without acknowledgement: soft-RoCE takes seven as endless there too, and would never
+/// detect a lost peer (VR-KEEP-006).
 pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     responder_resources: 1,
     initiator_depth: 1,
@@ -46,18 +49,18 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     rnr_retry_count: RNR_RETRY_INFINITE,
 };
 
-/// One connection: its queue pair, its memory and its machine. Nothing here blocks.
+/// One connection: its queue pair, its memory and its machine. It never blocks.
 ///
-/// It does not wait for anything either: an [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and
-/// brings it what has come.
+/// An [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and delivers what
+/// arrives.
 ///
-/// The fields are in the order in which they must go (VR-RES-001); backends keep what a handle needs alive, so this is
+/// Fields are in drop order (VR-RES-001). Backends keep alive what a handle needs, so this order is
 /// only the shortest way.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
-    /// [`QueuePair::max_inline`], which stays.
+    /// [`QueuePair::max_inline`], which never changes.
     max_inline: usize,
-    /// The slot of the receive that is posted next. A queue pair consumes them in the order in which they were posted.
+    /// Slot of the next receive to post. A queue pair consumes receives in posting order.
     next_receive: u16,
     id: B::Identifier,
     pub(crate) memory: Memory<B>,
@@ -67,36 +70,34 @@ pub struct Connection<B: Backend> {
     cause: Cause,
     options: Options,
     peer: SocketAddr,
-    /// When memory that only a busy connection needs was last known to be needed, ...
+    /// When memory that only a busy connection needs was last known to be in use.
     busy: Instant,
-    /// ... and whether it was needed since.
+    /// Whether it was used since `busy`.
     used: bool,
-    /// Whether [`Connection::next_timeout`] has come nearer: the machine's, or by memory that is
-    /// given back later.
+    /// Whether [`Connection::next_timeout`] has moved nearer, for the machine or for memory to
+    /// release.
     sooner: bool,
-    /// Whether the latest write left no room, so that the next one waits.
+    /// Whether the last write left no room, so that the next one waits.
     pub(crate) lacks_room: bool,
-    /// Whether a call has done more than to post one WRITE since that was asked last.
+    /// Whether a call did more than post one WRITE since this was last read.
     more: bool,
 }
 
-/// The reason why a connection ended.
 enum Cause {
-    /// The reason that its machine gives, if the connection has ended.
+    /// The reason recorded by the machine, if the connection has ended.
     Machine,
-    /// A failure that says no more than that the peer is gone: an event that nobody has read yet may tell why.
+    /// A failure that only says that the peer is gone. An unread event may tell why.
     Suspect(CompletionError),
-    /// An event, or a call that was refused.
     Known(Error),
 }
 
-/// Counts of what a connection has asked of the device, and of how often it had to wait.
+/// Counts of a connection's requests to the device and of its waits.
 ///
-/// [`Counters`](crate::Counters) has those of what it has said to its peer.
+/// [`Counters`](crate::Counters) counts its messages to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Work {
-    /// Chains of send requests posted: each costs one write to the device, however long it is.
+    /// Chains of send requests posted. Each costs one doorbell, whatever its length.
     pub doorbells: u64,
     /// Send requests in them.
     pub requests: u64,
@@ -106,16 +107,16 @@ pub struct Work {
     pub completions: u64,
     /// Writes that found no room at all, and buffers that could not be lent.
     pub stalls: u64,
-    /// Bytes sent from where the application had them.
+    /// Bytes sent without a copy.
     pub lent: u64,
-    /// Times that a lent part of a buffer came back.
+    /// Lent parts of buffers that came back.
     pub returned: u64,
 }
 
 impl<B: Backend> Connection<B> {
-    /// Makes a connection on `id`, whose device is known, with all receives posted, so that the peer's
-    /// first message finds one (VR-CONN-003). `options` fit the device, and `completions` has room for
-    /// [`Options::completions`].
+    /// Makes a connection on `id`, whose device is known, with all receives posted so that the
+    /// peer's first message finds one (VR-CONN-003). `options` fit the device, and `completions`
+    /// has room for [`Options::completions`].
     pub(crate) fn new(
         backend: B,
         id: B::Identifier,
@@ -125,14 +126,14 @@ impl<B: Backend> Connection<B> {
         domain: Option<ProtectionDomain<B>>,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
-        // Whoever dials is the client, whatever the settings were made for.
+        // The dialing side is the client, whatever role the settings name.
         options.protocol.role = role;
         let domain = match domain {
             Some(domain) => {
                 domain.check(&id)?;
                 domain
             }
-            // Its own, so that its keys open nothing to anybody else (VR-SEC-002).
+            // A domain of its own, so that its keys open nothing to other peers (VR-SEC-002).
             None => ProtectionDomain::create(&id)?,
         };
         let depth = QueuePairLimits {
@@ -147,7 +148,7 @@ impl<B: Backend> Connection<B> {
         if options.eager_send_buffer {
             memory.add_send_buffer()?;
         }
-        // A second window comes when it is needed.
+        // The second window comes when it is needed.
         let begin = options.protocol.windows(1);
         let machine = Machine::new(begin, [memory.first_window(), Default::default()])?;
         let busy = backend.now();
@@ -189,13 +190,12 @@ impl<B: Backend> Connection<B> {
         self.machine.state()
     }
 
-    /// Returns whether it has ended, in order or by an error.
     #[inline]
     pub(crate) const fn has_ended(&self) -> bool {
         self.machine.has_ended()
     }
 
-    /// Returns whether the peer has given a window, so that bytes can leave.
+    /// Returns whether the peer has announced a window, so that bytes can leave.
     pub fn has_peer_window(&self) -> bool {
         self.machine.has_peer_window()
     }
@@ -203,7 +203,7 @@ impl<B: Backend> Connection<B> {
     /// Checks whether an error ended the connection.
     ///
     /// # Errors
-    /// That error.
+    /// Returns that error.
     pub fn check(&self) -> Result<(), Error> {
         if self.is_sound() {
             return Ok(());
@@ -215,20 +215,21 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether no error has ended the connection, without making one.
+    /// Returns whether no error has ended the connection, without creating the error.
     #[inline]
     const fn is_sound(&self) -> bool {
         !matches!(self.cause, Cause::Known(_)) && self.machine.failure().is_none()
     }
 
-    /// Returns whether the peer is on this side's device: whether the path of the queue pair leads back to the address it leaves
-    /// from. False as long as there is no path. Addresses prove nothing, since a request carries what its sender wrote
-    /// (VR-SEC-008).
+    /// Returns whether the peer is on this side's device: the queue pair's path leads back to the
+    /// address it leaves from. False while there is no path. Addresses prove nothing, because a
+    /// request carries what its sender wrote (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         matches!(self.pair.is_loopback(), Ok(true))
     }
 
-    /// Returns the peer's address. That of an accepted connection is what the peer's request said.
+    /// Returns the peer's address. For an accepted connection, it is what the peer's request
+    /// claims.
     pub const fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
@@ -238,59 +239,59 @@ impl<B: Backend> Connection<B> {
         self.id.local_addr()
     }
 
-    /// Returns the number of its queue pair, by which devices, traces and logs know this connection.
+    /// Returns the queue pair number, by which devices, traces and logs name this connection.
     pub fn queue_pair_number(&self) -> u32 {
         self.pair.number()
     }
 
-    /// Returns the settings, as the device allows them.
+    /// Returns the settings, as far as the device allows them.
     pub const fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Returns what the pages of its window are: what came of [`Options::huge_pages`].
+    /// Returns the kind of pages of its window: the effect of [`Options::huge_pages`].
     pub fn pages(&self) -> Pages {
         self.memory.pages()
     }
 
-    /// Returns the protocol's counts of the connection.
+    /// Returns the protocol counters of the connection.
     pub fn counters(&self) -> Counters {
         self.machine.counters()
     }
 
-    /// Returns the number of bytes that have arrived.
     #[inline]
     pub(crate) const fn bytes_received(&self) -> u64 {
         self.machine.bytes_received()
     }
 
-    /// Returns the number of parts of buffers that have come back.
+    /// Returns the number of lent parts that have come back.
     #[inline]
     pub(crate) const fn returned_parts(&self) -> u64 {
         self.work.returned
     }
 
-    /// Returns the counts of what the connection has asked of the device.
+    /// Returns counts of the work requested from the device.
     pub const fn work(&self) -> Work {
         Work { requests: self.machine.requests(), ..self.work }
     }
 
-    /// Returns the bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, including buffers to lend.
     pub fn registered_bytes(&self) -> usize {
         self.memory.registered_bytes()
     }
 
-    /// Returns the number of bytes taken for sending that are not known to have arrived.
+    /// Returns the number of accepted bytes that are not known to have arrived at the peer.
     pub const fn unconfirmed(&self) -> u64 {
         self.machine.unconfirmed()
     }
 
-    /// Returns whether the connection is established and everything taken for sending was handed to the device.
+    /// Returns whether the connection is established and the device has all bytes accepted for
+    /// sending.
     pub const fn is_flushed(&self) -> bool {
         self.machine.unposted() == 0 && !matches!(self.machine.state(), State::Connecting)
     }
 
-    /// Returns whether a write finds room.
+    /// Returns whether a write would find room.
     pub const fn has_room(&self) -> bool {
         self.machine.has_space()
     }
@@ -300,13 +301,14 @@ impl<B: Backend> Connection<B> {
         self.machine.unread()
     }
 
-    /// Returns whether a read has an answer now: bytes, the end, or what ended the connection.
+    /// Returns whether a read can be answered now, with bytes, the end of the stream, or the error
+    /// that ended the connection.
     #[inline]
     pub const fn is_readable(&self) -> bool {
         self.machine.unread() > 0 || self.machine.has_ended()
     }
 
-    /// Returns whether a write has an answer now: it would take a byte, or fail.
+    /// Returns whether a write can be answered now: it would take a byte, or fail.
     pub const fn is_writable(&self) -> bool {
         !self.machine.takes_bytes() || self.has_room()
     }
@@ -316,7 +318,7 @@ impl<B: Backend> Connection<B> {
         self.backend.now()
     }
 
-    /// Returns the time by which its endpoint must handle it again.
+    /// Returns when the endpoint must handle the connection next.
     pub fn next_timeout(&self) -> Option<Instant> {
         let ample = self.memory.send_buffer().is_some()
             || self.memory.has_both_windows() && !self.machine.announces_ahead();
@@ -328,32 +330,32 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether a call may have made bytes wait, or times come nearer, since this was asked
-    /// last: [`Connection::take_sooner`] and [`Connection::is_flushed`] say more.
+    /// Returns whether, since the last call, bytes may have begun to wait or times may have come
+    /// nearer. [`Connection::take_sooner`] and [`Connection::is_flushed`] have the details.
     #[inline]
     pub(crate) fn take_more(&mut self) -> bool {
         self.more && std::mem::take(&mut self.more)
     }
 
-    /// Returns whether [`Connection::next_timeout`] may have come nearer since this was asked last.
+    /// Returns whether [`Connection::next_timeout`] may have come nearer since the last call.
     #[inline]
     pub(crate) fn take_sooner(&mut self) -> bool {
         std::mem::take(&mut self.sooner)
     }
 
-    /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where
-    /// the connection is not established yet.
+    /// Begins a graceful end, even before the connection is established. Written bytes are
+    /// delivered first, for at most `linger`.
     pub(crate) fn close(&mut self, linger: Duration) {
         let now = self.now();
         self.machine.close(now, linger);
         self.post(Some(now));
     }
 
-    /// Returns whether the connection is established and everything taken for sending was handed to the device; `None` while some
-    /// of it waits for the peer's window, or for its receives.
+    /// Returns `Some` once the connection is established and the device has all bytes accepted for
+    /// sending. `None` means that some wait for the peer's window or receives.
     ///
     /// # Errors
-    /// The connection has ended before that (VR-CLOSE-003).
+    /// Returns an error if the connection ended first (VR-CLOSE-003).
     pub fn flushed(&self) -> Result<Option<()>, Error> {
         self.check()?;
         match self.state() {
@@ -363,10 +365,11 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether the peer has all that was lent of `buffer`; `None` while some of it is on its way.
+    /// Returns `Some` once the peer has everything lent from `buffer`, and `None` while some of it
+    /// is on its way.
     ///
     /// # Errors
-    /// The connection has ended before that.
+    /// Returns an error if the connection ended first.
     pub fn returned(&self, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
         match self.is_lent(buffer) {
             false => Ok(Some(())),
@@ -375,21 +378,25 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Registers `len` bytes to send from without a copy, all zero at first. Registering takes much longer than copying
-    /// a few kilobytes, so keep what it returns and use it again.
+    /// Registers `len` bytes for zero-copy sending, all zero at first.
+    ///
+    /// Registering takes much longer than copying a few kilobytes, so keep the buffer and reuse it.
     ///
     /// # Errors
-    /// `len` is zero, or no memory can be registered.
+    /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.memory.registrar().buffer(len, Access::NONE)
     }
 
-    /// Registers memory that the application has, to send from without a copy, and with [`Access::REMOTE_WRITE`] also to receive into. The
-    /// connection keeps `memory` until it is deregistered, which dropping what this returns does, once nothing is lent of it and no
-    /// window lies in it. [`CallerMemory`] says who may write to it until then.
+    /// Registers application memory for zero-copy sending. With [`Access::REMOTE_WRITE`] it can
+    /// also receive.
+    ///
+    /// The connection keeps `memory` until the buffer is dropped, nothing of it is lent, and no
+    /// window lies in it. It is then deregistered. [`CallerMemory`] says who may write to it until
+    /// then.
     ///
     /// # Errors
-    /// `memory` has no bytes, or cannot be registered; it is dropped.
+    /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,
@@ -398,21 +405,24 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().register_memory(memory, access)
     }
 
-    /// Returns what registers memory for this connection, for a face whose lock others wait for.
+    /// Returns a handle that registers memory for this connection without the caller's lock.
     pub(crate) fn registrar(&self) -> Registrar<B> {
         self.memory.registrar().clone()
     }
 
-    /// Returns the protection domain of this connection, in which further connections to the same server may be made.
+    /// Returns the protection domain of this connection, which further connections to the same
+    /// server may share.
     pub const fn domain(&self) -> &ProtectionDomain<B> {
         self.memory.domain()
     }
 
-    /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some
-    /// that were lent before wait for the peer's window. They come behind all that was written before.
+    /// Lends as many bytes of `buffer` as possible now, from the beginning of `range`, behind
+    /// everything written before. Returns `None` if bytes lent before still wait for the peer's
+    /// window.
     ///
     /// # Errors
-    /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another protection domain.
+    /// Returns the error that ended the connection. Also returns an error if `range` is outside the
+    /// buffer, or if the buffer belongs to another protection domain.
     pub(crate) fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -442,20 +452,21 @@ impl<B: Backend> Connection<B> {
         Ok(Some(bytes))
     }
 
-    /// Returns whether the peer may still miss some of what was lent of `buffer`.
+    /// Returns whether the peer may still lack bytes lent from `buffer`.
     pub fn is_lent(&self, buffer: &RegisteredBuffer<B>) -> bool {
         self.memory.lendings.contain(buffer)
     }
 
-    /// Returns whether [`Connection::try_lend`] has an answer now: it would take a byte, or fail.
+    /// Returns whether [`Connection::try_lend`] can be answered now: it would take a byte, or fail.
     pub(crate) const fn can_lend(&self) -> bool {
         self.machine.lendable() > 0
     }
 
-    /// Returns whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
+    /// Returns `Some` once a closed connection has ended in order, and `None` while its last bytes
+    /// are on their way.
     ///
     /// # Errors
-    /// Not everything arrived.
+    /// Returns an error if some bytes did not arrive.
     pub fn closed(&self) -> Result<Option<()>, Error> {
         self.check()?;
         match self.state() {
@@ -465,7 +476,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Why nothing more will ever arrive, for whoever was promised more.
+    /// Returns why nothing more will arrive, for a call that expected more.
     pub(crate) fn end(&self) -> Error {
         self.check().err().unwrap_or_else(|| Error::Protocol(TransportError::Disconnected.into()))
     }

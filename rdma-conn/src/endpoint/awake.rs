@@ -1,5 +1,5 @@
-//! Who is awake: whether whatever comes wakes somebody, or the endpoint looks again by itself, and the order of a turn that never
-//! sleeps on work (VR-FLOW-013).
+//! The order of a turn, which never sleeps while there is work (VR-FLOW-013): an arrival wakes the
+//! loop, or the endpoint looks again by itself.
 
 use std::time::Duration;
 
@@ -10,59 +10,52 @@ use super::spin::Spin;
 #[cfg(all(test, shuttle))]
 mod tests;
 
-/// Times that a turn looks at its queues before it lets the event loop have one.
+/// Times a turn looks at its queues before it returns to the event loop.
 const ROUNDS: u32 = 64;
 
-/// Turns that take completions without a wake-up for which the kernel is asked once.
+/// Turns that may take completions without a wake-up before the kernel is asked once.
 const UNASKED: u32 = 16;
 
-/// The result of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Found {
-    /// Nothing had come.
     Nothing,
-    /// All that had come was taken: a poll that takes fewer completions than it could has emptied its queue, `ibv_poll_cq(3)`.
+    /// Everything was taken: a poll that takes fewer completions than it could has emptied its
+    /// queue, `ibv_poll_cq(3)`.
     All,
-    /// There may be more.
     More,
 }
 
-/// What an endpoint is about between its turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// All was done, and all queues are armed: whatever comes makes the descriptor readable.
+    /// All work is done and all queues are armed: an arrival makes the descriptor readable.
     Armed,
-    /// All was done, and no queue is armed: it looks again rather than to be woken.
+    /// All work is done and no queue is armed: the endpoint is busy-polling.
     Spinning,
-    /// The last turn ended before all was done.
+    /// The last turn ended before all work was done.
     Unfinished,
 }
 
-/// What comes after a look of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// Another look.
     Look,
-    /// Another look, when the kernel was asked what has come.
+    /// Ask the kernel, then look again.
     Ask,
-    /// Another look, when all is armed: nothing was left.
+    /// Arm, then look again: nothing was left.
     Arm,
-    /// The end: the next turn looks again.
+    /// End the turn without arming: the next turn looks again.
     Spin,
-    /// The end: whatever comes makes the descriptor readable.
+    /// End the turn armed: any arrival makes the descriptor readable.
     Rest,
 }
 
-/// Whether an endpoint is armed, spins, or has more to do, and what it knows of the kernel.
+/// Whether an endpoint is armed, busy-polling, or unfinished, and what it knows of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Awake {
     phase: Phase,
     spin: Spin,
-    /// Turns since the kernel was asked last.
     unasked: u32,
-    /// Whether the event channel may have something.
+    /// Whether the event channel may hold an event.
     events_wait: bool,
-    /// The time of the last look.
     seen: Instant,
 }
 
@@ -72,23 +65,23 @@ impl Awake {
         Self { phase: Phase::Armed, spin, unasked: 0, events_wait: false, seen }
     }
 
-    /// Goes on looking for at most `most` before it arms.
+    /// Allows busy-polling for at most `most` before arming.
     pub(super) fn raise_spin(&mut self, most: Duration) {
         self.spin.raise(most);
     }
 
-    /// Returns whether there is something to do though nothing comes, events apart
+    /// Returns whether there is work even if nothing arrives, apart from events
     /// ([`Awake::events_wait`]).
     pub(super) const fn is_unfinished(&self) -> bool {
         !matches!(self.phase, Phase::Armed)
     }
 
-    /// There is more to do: a queue is new, and not armed yet.
+    /// Marks the turn unfinished: a new queue is not armed yet.
     pub(super) fn has_more(&mut self) {
         self.phase = Phase::Unfinished;
     }
 
-    /// Returns whether the event channel may have something.
+    /// Returns whether the event channel may hold an event.
     #[inline]
     pub(super) const fn events_wait(&self) -> bool {
         self.events_wait
@@ -98,19 +91,19 @@ impl Awake {
         self.events_wait = wait;
     }
 
-    /// It looks at this time.
     #[inline]
     pub(super) fn looks(&mut self, now: Instant) {
         self.seen = now;
     }
 
-    /// The kernel is asked what has come.
     pub(super) fn asks(&mut self) {
         self.unasked = 0;
     }
 
-    /// Begins a turn. Returns whether the kernel is to be asked before the first look: not while it spins, when no queue is armed that
-    /// could have woken anybody, so that only other events are in the kernel.
+    /// Begins a turn. Returns whether to ask the kernel before the first look.
+    ///
+    /// While busy-polling it need not be asked: no queue is armed, so the kernel can hold only
+    /// other events.
     #[inline]
     fn begin(&mut self) -> bool {
         self.unasked = self.unasked.saturating_add(1);
@@ -125,7 +118,7 @@ impl Awake {
         self.unasked >= UNASKED
     }
 
-    /// Decides what comes after a look, before which all was `armed` or not.
+    /// Decides what follows a look. `armed` says whether all queues were armed before it.
     #[inline]
     fn after_look(&mut self, found: Found, armed: bool) -> Next {
         if found == Found::More {
@@ -135,7 +128,8 @@ impl Awake {
             self.phase = Phase::Spinning;
             return Next::Spin;
         }
-        // A spin that ends here asked nothing of the kernel: an event may wait there whose edge is over.
+        // Spinning skipped epoll, so an event's edge may be pending. Ask the kernel once before
+        // the turn ends.
         if self.unasked > 0 {
             return Next::Ask;
         }
@@ -147,33 +141,37 @@ impl Awake {
     }
 }
 
-/// What an endpoint does in a turn, in whose order it never sleeps on work.
+/// The steps of a turn. The provided methods order them so that a turn never sleeps while there is
+/// work.
 pub(super) trait Turns {
     type Error;
 
     fn awake(&mut self) -> &mut Awake;
 
-    /// Asks the kernel what has come, or sleeps there, for at most `limit`. Returns whether a waker's call was among it.
+    /// Asks the kernel for events, or sleeps there, for at most `limit`. Returns whether a waker
+    /// was called.
     fn ask(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error>;
 
-    /// Takes what has come, without asking the kernel and without arming anything.
+    /// Takes what has arrived, without asking the kernel and without arming.
     fn look(&mut self) -> Result<Found, Self::Error>;
 
-    /// Arms what is not armed: what comes from then on makes the descriptor readable, and what
-    /// came before is found by a look now. Returns whether there is such a look to take.
+    /// Arms unarmed queues. Later arrivals make the descriptor readable, and the next look finds
+    /// earlier ones. Returns whether such a look is needed.
     fn arm(&mut self) -> Result<bool, Self::Error>;
 
-    /// Returns whether a completion would wake somebody.
+    /// Returns whether any queue is armed.
     fn any_armed(&self) -> bool;
 
-    /// Returns whether a completion would wake nobody.
+    /// Returns whether any queue is not armed.
     fn any_deaf(&self) -> bool;
 
-    /// Returns how long there is nothing to do if nothing comes; `None` for ever.
+    /// Returns how long there is no work if nothing arrives; `None` means for ever.
     fn idle_for(&self) -> Option<Duration>;
 
-    /// Takes what has come, within bounds, and arms for the rest. Who does not spin arms before it
-    /// looks: it will in any case, and one look that takes all is enough then.
+    /// Takes what has arrived, within bounds, and arms for the rest.
+    ///
+    /// An endpoint that does not spin arms before it looks: it would arm in any case, and one look
+    /// that takes everything is then enough.
     #[inline(always)]
     fn turn(&mut self) -> Result<(), Self::Error> {
         let mut asks = self.awake().begin() || self.any_armed();
@@ -197,8 +195,8 @@ pub(super) trait Turns {
         Ok(())
     }
 
-    /// Sleeps until there is something to do, at most for `limit`, and does it. Completions that are always there would keep other events
-    /// from being seen: `asks` has the kernel asked now and then.
+    /// Sleeps until there is work, at most for `limit`, and does it. A steady flow of completions
+    /// would hide other events; with `asks`, the kernel is asked now and then.
     fn sleep(&mut self, limit: Option<Duration>, asks: bool) -> Result<(), Self::Error> {
         self.awake().begin();
         let asks = asks && self.awake().is_long_unasked();
@@ -217,7 +215,7 @@ pub(super) trait Turns {
         };
         self.ask(limit)?;
         let found = self.look()? != Found::Nothing;
-        // Armed again when somebody wants to sleep, and not for whoever goes on at once.
+        // Arm only before sleeping, not for a caller that continues at once.
         let deaf = self.any_deaf();
         let awake = self.awake();
         awake.spin.goes_on(found, awake.seen);
@@ -225,7 +223,8 @@ pub(super) trait Turns {
         Ok(())
     }
 
-    /// Looks until something has come, for as long as a spin goes on, and at most for `limit`. Returns whether anything had.
+    /// Busy-polls until something arrives, within the spin limit and `limit`. Returns whether
+    /// anything arrived.
     fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error> {
         let mut begun = None;
         loop {

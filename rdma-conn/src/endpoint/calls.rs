@@ -1,4 +1,4 @@
-//! Calls of an application on a connection of an endpoint: none of them waits.
+//! Calls on a connection of an endpoint. None of them waits.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -15,11 +15,12 @@ use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream. [`Event::Readable`] or
-    /// [`Event::Ended`] follows.
+    /// Reads what has arrived. Returns `None` if there is nothing now, and `Some(0)` at the end of
+    /// the stream. After `None`, [`Event::Readable`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
+    /// Returns the error that ended the connection, once everything that arrived before is read.
+    /// Also returns an error if there is no such connection.
     #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let connection = self.members.get_mut(id.0).and_then(|member| member.connection.as_mut());
@@ -37,14 +38,17 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(read)
     }
 
-    /// Receives into registered memory, see [`Connection::register_landing`]: carries `receiving` on with what has arrived, and has the
-    /// windows to come written where they belong. Returns how the bytes came once all of them are there. After `None` follows
-    /// [`Event::Readable`] or [`Event::Ended`].
+    /// Receives into registered memory; see [`Connection::register_landing`].
+    ///
+    /// Continues `receiving` with what has arrived, and places the next windows in the buffer.
+    /// Returns the counts once all bytes have arrived. After `None`, [`Event::Readable`] or
+    /// [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// The connection has ended before all of them arrived; or the range is not inside of the buffer, or is where bytes that an earlier
-    /// call left unread still land ([`ApiMisuse::LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay)); or the buffer belongs to
-    /// another protection domain; or there is no such connection.
+    /// Returns an error if the connection ended first, if the range is outside the buffer, if
+    /// unread bytes of an earlier call still land there
+    /// ([`ApiMisuse::LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay)), if the buffer
+    /// belongs to another protection domain, or if there is no such connection.
     pub fn receive(
         &mut self,
         id: ConnectionId,
@@ -55,11 +59,11 @@ impl<B: Descriptors> Endpoint<B> {
         received
     }
 
-    /// Has no further window lie in registered memory. One that was announced there stays until it is full, and its bytes are read as any
-    /// others.
+    /// Stops placing windows in registered memory. A window already announced there stays until it
+    /// is full, and its bytes are read as usual.
     ///
     /// # Errors
-    /// There is no such connection.
+    /// Returns an error if there is no such connection.
     pub fn stop_landing(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.stop_landing();
@@ -67,10 +71,11 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Gives bytes back that were used where they lie, see [`Connection::arrived`].
+    /// Returns bytes that were used in place to the peer; see [`Connection::arrived`].
     ///
     /// # Errors
-    /// More than have arrived, and none is consumed then; or there is no such connection.
+    /// Returns an error, and consumes nothing, if fewer bytes have arrived. Also returns an error
+    /// if there is no such connection.
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.consume(bytes)?;
@@ -78,11 +83,12 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Takes as many bytes as there is room for, and sends them as one notification. If that is not all, or `None` because
-    /// there is no room, [`Event::Writable`] follows.
+    /// Takes as many bytes as fit and sends them with one notification. Returns `None` if there is
+    /// no room. If some bytes were not taken, [`Event::Writable`] follows.
     ///
     /// # Errors
-    /// The error that ended the connection, or there is no such connection.
+    /// Returns the error that ended the connection. Also returns an error if the send buffer cannot
+    /// be registered, which does not end the connection, or if there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
@@ -94,8 +100,8 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(written)
     }
 
-    /// Does what follows from a call that may have made bytes wait. Where nobody hears of room,
-    /// completions that were not polled yet may let them go.
+    /// Follows up a call that may have made bytes wait. With events turned off, unpolled
+    /// completions may let them go.
     #[inline(never)]
     fn follow_up(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Ok(()) };
@@ -104,13 +110,17 @@ impl<B: Descriptors> Endpoint<B> {
         if self.quiet && waits { self.look_at(id) } else { Ok(()) }
     }
 
-    /// Sends from registered memory, see [`Connection::register_buffer`]: as many bytes of `buffer` as can be lent now, from the
-    /// beginning of `range`, behind all that was written before. If that is not all, or `None` because some that were lent before wait
-    /// for the peer's window, [`Event::Writable`] follows; [`Event::Returned`] when memory has come back.
+    /// Sends bytes of `buffer` without a copy, behind everything written before; see
+    /// [`Connection::register_buffer`].
+    ///
+    /// Lends as many bytes as possible now, from the beginning of `range`. Returns `None` if bytes
+    /// lent before still wait for the peer's window. If some bytes were not lent,
+    /// [`Event::Writable`] follows. [`Event::Returned`] follows when memory comes back.
     ///
     /// # Errors
-    /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another protection domain;
-    /// or there is no such connection.
+    /// Returns the error that ended the connection. Also returns an error if `range` is outside the
+    /// buffer, if the buffer belongs to another protection domain, or if there is no such
+    /// connection.
     pub fn lend(
         &mut self,
         id: ConnectionId,
@@ -125,11 +135,11 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(lent)
     }
 
-    /// Returns whether everything written was handed to the device, see [`Connection::flushed`]. After `None` follows
-    /// [`Event::Writable`] or [`Event::Ended`].
+    /// Returns `Some` once the device has everything written; see [`Connection::flushed`]. After
+    /// `None`, [`Event::Writable`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// As [`Connection::flushed`], or there is no such connection.
+    /// Returns an error if the connection ended first, or if there is no such connection.
     pub fn flush(&mut self, id: ConnectionId) -> Result<Option<()>, Error> {
         let member = self.member(id)?;
         let flushed = member.live()?.flushed()?;
@@ -137,46 +147,46 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(flushed)
     }
 
-    /// Returns whether the peer has all that was lent of `buffer`, see [`Connection::returned`]. After `None` follows
-    /// [`Event::Returned`] or [`Event::Ended`].
+    /// Returns `Some` once the peer has everything lent from `buffer`; see
+    /// [`Connection::returned`]. After `None`, [`Event::Returned`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// As [`Connection::returned`], or there is no such connection.
+    /// Returns an error if the connection ended first, or if there is no such connection.
     pub fn returned(&mut self, id: ConnectionId, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
         self.member(id)?.live()?.returned(buffer)
     }
 
-    /// Begins a graceful end: what was written is delivered first, for at most `linger`; [`Event::Ended`] follows, and
-    /// [`Endpoint::closed`] says whether all of it arrived.
+    /// Begins a graceful end. Written bytes are delivered first, for at most `linger`.
+    /// [`Event::Ended`] follows, and [`Endpoint::closed`] reports whether all bytes arrived.
     ///
     /// # Errors
-    /// There is no such connection.
+    /// Returns an error if there is no such connection.
     pub fn close(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
         self.member(id)?.close(linger);
         self.settle(id);
         Ok(())
     }
 
-    /// Returns whether a connection that was closed has ended in order, see [`Connection::closed`]. After `None` follows
-    /// [`Event::Ended`].
+    /// Returns `Some` once a closed connection has ended in order; see [`Connection::closed`].
+    /// After `None`, [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// Not everything arrived, or there is no such connection.
+    /// Returns an error if some bytes did not arrive, or if there is no such connection.
     pub fn closed(&mut self, id: ConnectionId) -> Result<Option<()>, Error> {
         self.member(id)?.live()?.closed()
     }
 
-    /// As [`Endpoint::close`], with nobody listening: nothing more is told of the connection, and it is forgotten when it has
-    /// ended.
+    /// Closes a connection like [`Endpoint::close`], but reports no further events of it and
+    /// forgets it when it has ended.
     ///
     /// # Errors
-    /// There is no such connection.
+    /// Returns an error if there is no such connection.
     pub fn abandon(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
         self.member(id)?.abandoned = true;
         self.close(id, linger)
     }
 
-    /// Ends a connection at once, if it has not ended, and forgets it: what was written may be lost.
+    /// Ends a connection at once, if it has not ended, and forgets it. Written bytes may be lost.
     pub fn abort(&mut self, id: ConnectionId) {
         let Some(mut member) = self.members.remove(id.0) else { return };
         self.timers.set(id, &mut member.due, None);
@@ -192,7 +202,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// Checks whether an error ended a connection.
     ///
     /// # Errors
-    /// That error, or there is no such connection.
+    /// Returns that error, or an error if there is no such connection.
     pub fn check(&self, id: ConnectionId) -> Result<(), Error> {
         self.members.get(id.0).ok_or(Error::NoSuchConnection)?.check()
     }

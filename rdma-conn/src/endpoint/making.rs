@@ -1,4 +1,4 @@
-//! The making of connections of an endpoint: asked for, or accepted.
+//! Makes an endpoint's connections, by connecting or accepting.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,26 +19,27 @@ use crate::listener::Request;
 use crate::memory::Memory;
 use crate::options::Options;
 
-/// A connection that a listener accepts, or hands over.
+/// A listener whose requests the endpoint accepts or hands over.
 pub(super) struct Listening<B: Descriptors> {
     pub(super) id: B::Identifier,
     pub(super) options: Options,
-    /// Whether requests are left to [`Endpoint::take_request`].
+    /// Whether requests wait for [`Endpoint::take_request`].
     pub(super) hands_over: bool,
-    /// The error that keeps it from accepting connections.
+    /// The error that prevents it from accepting.
     pub(super) error: Option<Error>,
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Listens on `address`; port 0 takes a free one. Accepted connections have these `options`.
+    /// Listens on `address`. Port 0 picks a free port. Accepted connections use `options`.
     ///
     /// # Errors
-    /// No RDMA device has that address, or it is taken, or the options are out of bounds.
+    /// Returns an error if no RDMA device has the address, the address is taken, or an option is
+    /// out of bounds.
     pub fn listen(&mut self, address: SocketAddr, options: Options) -> Result<ListenerId, Error> {
         self.listen_for(address, options, false)
     }
 
-    /// Listens, and leaves what is asked for to [`Endpoint::take_request`] if `hands_over`.
+    /// Listens. If `hands_over`, requests are left to [`Endpoint::take_request`].
     pub(crate) fn listen_for(
         &mut self,
         address: SocketAddr,
@@ -57,10 +58,10 @@ impl<B: Descriptors> Endpoint<B> {
         self.listeners.get(&listener.0)?.id.local_addr()
     }
 
-    /// Settings of the connections that a listener accepts from now on.
+    /// Sets the options of connections that a listener accepts from now on.
     ///
     /// # Errors
-    /// They are out of bounds; the old ones remain.
+    /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&mut self, listener: ListenerId, options: Options) -> Result<(), Error> {
         options.check()?;
         if let Some(listening) = self.listeners.get_mut(&listener.0) {
@@ -69,13 +70,13 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Listens no more. Connections that were accepted go on.
+    /// Stops listening. Accepted connections continue.
     pub fn close_listener(&mut self, listener: ListenerId) {
         self.listeners.remove(&listener.0);
     }
 
-    /// Returns the error that kept a listener from accepting, after [`Event::AcceptFailed`]. Every call returns the error of a
-    /// listener whose device is gone.
+    /// Returns the error that kept a listener from accepting, after [`Event::AcceptFailed`]. If the
+    /// listener's device is gone, every call returns that error.
     pub fn take_accept_error(&mut self, listener: ListenerId) -> Option<Error> {
         let error = &mut self.listeners.get_mut(&listener.0)?.error;
         match error {
@@ -84,7 +85,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// From now on the endpoint accepts what a listener is asked for.
+    /// Makes the endpoint itself accept a listener's requests from now on.
     #[cfg(feature = "tokio")]
     pub(crate) fn accept_for(&mut self, listener: ListenerId) {
         if let Some(listening) = self.listeners.get_mut(&listener.0) {
@@ -96,21 +97,20 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Returns the next request of a listener that hands them over, and the settings for it.
+    /// Returns the next request of a listener that hands them over.
     pub(crate) fn take_request(&mut self) -> Option<B::Identifier> {
         self.requests.take()
     }
 
-    /// Returns the settings of a listener.
     pub(crate) fn listener_options(&self, listener: ListenerId) -> Option<Options> {
         Some(self.listeners.get(&listener.0)?.options)
     }
 
-    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011). All of it may take `timeout`. Ends in [`Event::Opened`] or
-    /// [`Event::Ended`].
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011), within `timeout`.
+    /// [`Event::Opened`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// The options are out of bounds, or there are as many connections as may be.
+    /// Returns an error if an option is out of bounds or the connection limit is reached.
     pub fn connect(
         &mut self,
         peer: SocketAddr,
@@ -121,11 +121,13 @@ impl<B: Descriptors> Endpoint<B> {
         self.dial(peer, local, timeout, options, None)
     }
 
-    /// Begins to connect as [`Endpoint::connect`], in the protection domain of another connection, of this or another endpoint, so that
-    /// memory registered for one serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects like [`Endpoint::connect`], but in the protection domain of another connection, so
+    /// that memory registered for one serves both. The domain may come from another endpoint.
+    /// [`ProtectionDomain`] says when sharing is safe.
     ///
     /// # Errors
-    /// As [`Endpoint::connect`]. A peer that is reached through another device ends the connection with
+    /// Returns an error if an option is out of bounds or the connection limit is reached. If the
+    /// peer is reached through another device, the connection later ends with
     /// [`Error::ForeignDomain`].
     pub fn connect_in(
         &mut self,
@@ -155,7 +157,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(self.enter(member))
     }
 
-    /// Asks the peer for the connection, whose route is known.
+    /// Sends the peer the connection request, once its route is known.
     pub(super) fn ask(&mut self, id: ConnectionId, identifier: B::Identifier) {
         let Some(member) = self.members.get(id.0) else { return };
         let (peer, options) = (member.peer, member.options);
@@ -170,7 +172,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.settle(id);
     }
 
-    /// A peer asks for a connection.
+    /// Handles a peer's request for a connection.
     pub(super) fn request(&mut self, listener: IdentifierKey, identifier: B::Identifier) {
         let Some(listening) = self.listeners.get(&listener) else { return };
         if listening.hands_over {
@@ -179,7 +181,8 @@ impl<B: Descriptors> Endpoint<B> {
         }
         let options = listening.options;
         let peer = identifier.peer_addr();
-        // Dropping an identifier that was not accepted rejects its peer, so every way out tells it (VR-RES-006).
+        // Dropping an unaccepted identifier rejects its peer, so every path informs it
+        // (VR-RES-006).
         let accepted = self
             .budget
             .place()
@@ -196,13 +199,13 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// A listener cannot accept anybody, for this reason.
+    /// Records why a listener cannot accept, and reports it.
     pub(super) fn accept_failed(&mut self, listener: IdentifierKey, error: Error) {
         let Some(listening) = self.listeners.get_mut(&listener) else { return };
         if listening.error.as_ref().is_some_and(Error::is_for_good) {
             return;
         }
-        // Of a failure like the one that nobody has asked for nothing new is said.
+        // Report a failure only if none is pending, or if it is final.
         let tells = listening.error.is_none() || error.is_for_good();
         listening.error = Some(error);
         if tells {
@@ -210,11 +213,14 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Accepts a request that a [`Listener`](crate::Listener) handed out: nothing was allocated for the peer before. Ends in [`Event::Opened`] or [`Event::Ended`].
+    /// Accepts a request that a [`Listener`](crate::Listener) handed out. [`Event::Opened`] or
+    /// [`Event::Ended`] follows.
+    ///
+    /// Nothing was allocated for the peer before this call.
     ///
     /// # Errors
-    /// The options are out of bounds, a limit is reached, resources are lacking, or the request was withdrawn. The peer is
-    /// rejected (VR-RES-006).
+    /// Returns an error, and rejects the peer (VR-RES-006), if an option is out of bounds, a limit
+    /// is reached, resources are lacking, or the request was withdrawn.
     pub fn accept_request(
         &mut self,
         Request { identifier }: Request<B>,
@@ -226,8 +232,8 @@ impl<B: Descriptors> Endpoint<B> {
         self.accept(identifier, options, place, None)
     }
 
-    /// Takes a request of another endpoint's listener, whose connection `budget` and `place` are for, as the one connection of a new
-    /// endpoint.
+    /// Accepts another endpoint's request as the one connection of a new endpoint. It counts in
+    /// `budget` and holds `place`.
     pub(crate) fn adopt(
         backend: &B,
         identifier: B::Identifier,
@@ -235,7 +241,7 @@ impl<B: Descriptors> Endpoint<B> {
         budget: &Arc<Budget>,
         place: Place,
     ) -> Result<(Self, ConnectionId), Error> {
-        // Before anything is made for it.
+        // Check the budget before anything is made for it.
         budget.has(Memory::<B>::idle(&options))?;
         let mut endpoint = Self::of_one(backend, Arc::clone(budget))?;
         identifier
@@ -274,7 +280,6 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Makes the connection of a member on `identifier`, with a place in a queue.
     fn connect_queue(
         &mut self,
         id: ConnectionId,
@@ -285,7 +290,7 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<(), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
         let options = options.fitted(&limits);
-        // Before anything is made for it.
+        // Check the budget before anything is made for it.
         self.budget.has(Memory::<B>::idle(&options))?;
         let at = self.queues.book(&identifier, &options, &self.watch)?;
         // A new queue is not armed yet.
@@ -295,7 +300,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
         let Some(queue) = self.queues.get_mut(at) else { return Err(Error::DeviceRemoved) };
         if queue.is_lost() {
-            // By what was in it; nothing would ever come out for this connection.
+            // A stale completion lost the queue, so this connection would never get one.
             self.queues.leave(at, None, &options);
             return Err(Error::DeviceRemoved);
         }
@@ -314,7 +319,7 @@ impl<B: Descriptors> Endpoint<B> {
                 Ok(())
             }
             Err(error) => {
-                // Its queue pair, if there was one, may have left completions behind.
+                // The queue pair, if it existed, may have left completions behind.
                 self.queues.leave(at, None, &options);
                 Err(error)
             }

@@ -1,4 +1,4 @@
-//! A connection as its endpoint sees it.
+//! A connection and its endpoint's bookkeeping.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,47 +17,44 @@ use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::options::Options;
 
-/// A connection of an endpoint.
 pub(super) struct Member<B: Backend> {
-    /// The steps that are left until it is open; `None` once it is open or has ended.
+    /// The steps left until it is open; `None` once it is open or has ended.
     pub(super) connecting: Option<Connecting<B>>,
-    /// Once there is a queue pair.
+    /// `None` until there is a queue pair.
     pub(super) connection: Option<Box<Connection<B>>>,
-    /// Why there never was one.
+    /// Why it never had a queue pair.
     failure: Option<Error>,
     pub(super) options: Options,
-    /// The protection domain that it shares with other connections.
+    /// The protection domain shared with other connections.
     pub(super) domain: Option<ProtectionDomain<B>>,
     pub(super) key: IdentifierKey,
     pub(super) peer: SocketAddr,
-    /// Where its completions arrive.
+    /// The queue that receives its completions.
     pub(super) queue: Option<usize>,
-    /// When it is looked at again, among the timers.
+    /// Its recorded entry in the timers.
     pub(super) due: Option<Instant>,
-    /// Whether its times may have changed since they were noted.
+    /// Whether its due time may have changed since it was recorded.
     pub(super) touched: bool,
-    /// Which calls had to be told "not now".
+    /// Calls that returned `None` and are owed an event.
     pub(super) waits: Waits,
-    /// Whether nobody wants to hear of it any more.
+    /// Whether its events are unwanted and it is forgotten at its end.
     pub(super) abandoned: bool,
     listener: Option<ListenerId>,
     open: bool,
-    /// Whether this side has begun to end it.
+    /// Whether this side has begun to close it.
     closed: bool,
     pending: PendingEvents,
-    /// Whether it stands among those that have something to tell.
+    /// Whether it is queued to report events.
     telling: bool,
     observed: Observed,
-    /// It counts for as long as it is here, also on its way to its end.
+    /// Its place in the connection limit, also while it closes.
     _place: Place,
 }
 
-/// Calls that had to be told "not now", and are owed an [`Event::Writable`].
+/// Calls that returned `None` and are owed an [`Event::Writable`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Waits {
-    /// Memory could not be lent.
     pub(super) lend: bool,
-    /// Not all was flushed.
     pub(super) flush: bool,
 }
 
@@ -68,7 +65,7 @@ impl Waits {
     }
 }
 
-/// Events that are due, and those that were given out.
+/// Pending events, and what was already reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct PendingEvents {
     opened: bool,
@@ -78,9 +75,9 @@ struct PendingEvents {
     ended: bool,
     was_opened: bool,
     has_ended: bool,
-    /// Bytes that had arrived when it was last said that there are some.
+    /// Bytes that had arrived at the last [`Event::Readable`].
     received: u64,
-    /// Parts of buffers that had come back when it was last said that some have.
+    /// Parts of buffers that had come back at the last [`Event::Returned`].
     came_back: u64,
 }
 
@@ -92,7 +89,8 @@ impl PendingEvents {
 }
 
 impl<B: Backend> Member<B> {
-    /// Returns a connection that is being made, by this `role`, for `listener` if that has accepted it.
+    /// Returns a connection that is being made with this `role`, for `listener` if that accepted
+    /// it.
     pub(super) fn new(
         connecting: Connecting<B>,
         (key, peer): (IdentifierKey, SocketAddr),
@@ -123,7 +121,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Returns the connection, for a call that needs one.
+    /// Returns the connection, or an error if there is none.
     #[inline]
     pub(super) fn live(&mut self) -> Result<&mut Connection<B>, Error> {
         match &mut self.connection {
@@ -150,13 +148,14 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Returns whether it has ended, and nobody wants to hear of it any more.
+    /// Returns whether it has ended and was abandoned.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.abandoned && self.has_ended()
     }
 
-    /// Notes what it has to tell among `telling`, if somebody listens, and among `touched` that its times may have come nearer.
+    /// Queues its events in `telling`, unless events are unwanted, and adds it to `touched` if its
+    /// due time may be nearer.
     pub(super) fn note(
         &mut self,
         id: ConnectionId,
@@ -171,7 +170,7 @@ impl<B: Backend> Member<B> {
         self.note_sooner(id, touched);
     }
 
-    /// Notes among `touched` if its times may have come nearer.
+    /// Adds it to `touched` if its due time may be nearer.
     #[inline]
     pub(super) fn note_sooner(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
         if self.connection.as_mut().is_some_and(|connection| connection.take_sooner()) {
@@ -179,14 +178,13 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Notes among `touched` that its times may have come nearer.
+    /// Adds it to `touched`.
     pub(super) fn touch(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
         if !std::mem::replace(&mut self.touched, true) {
             touched.push(id);
         }
     }
 
-    /// Returns whether bytes can flow, or could before it ended.
     pub(super) const fn is_open(&self) -> bool {
         self.open
     }
@@ -199,7 +197,8 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Handles a connection-manager event. Returns an identifier once there is a route on it: the peer can be asked now.
+    /// Handles a connection-manager event. Returns an identifier once its route is known, so that
+    /// the peer can be asked.
     pub(super) fn handle_event(&mut self, event: CmEventKind<B>, now: Instant) -> Option<B::Identifier> {
         let _inside = self.observed.span().clone().entered();
         if let Some(connection) = &mut self.connection {
@@ -248,7 +247,8 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Notes how far it has come. A connection of a listener that ends before it is open is forgotten: nobody knows of it.
+    /// Advances the handshake. An accepted connection that ends before it is open is forgotten: the
+    /// program never saw it.
     #[inline]
     pub(super) fn advance(&mut self) {
         if self.connecting.is_some() {
@@ -271,7 +271,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Notes what there is to tell. True if it has to be put among those that have something to tell.
+    /// Records new events. Returns true if the connection must be queued to report them.
     fn notice(&mut self) -> bool {
         if self.open != self.pending.was_opened || self.has_ended() != self.pending.has_ended {
             self.notice_stage();
@@ -288,13 +288,13 @@ impl<B: Backend> Member<B> {
         self.enters()
     }
 
-    /// Notes whether there are bytes to tell of. True if it has to be put among those that have something to tell.
+    /// Records new bytes. Returns true if the connection must be queued to report them.
     #[inline]
     pub(super) fn notice_bytes(&mut self) -> bool {
         self.has_more_bytes() && self.enters()
     }
 
-    /// Returns whether bytes have come since this was asked last, of which there is to tell.
+    /// Returns whether reportable bytes have arrived since the last call.
     #[inline]
     fn has_more_bytes(&mut self) -> bool {
         let Some(connection) = &self.connection else { return false };
@@ -307,7 +307,7 @@ impl<B: Backend> Member<B> {
         true
     }
 
-    /// Notes that calls which had to be told "not now" would be told otherwise.
+    /// Records events owed to calls that returned `None`.
     #[inline(never)]
     fn notice_answers(&mut self) {
         let (Some(connection), waits) = (&mut self.connection, &mut self.waits) else { return };
@@ -320,7 +320,7 @@ impl<B: Backend> Member<B> {
         self.pending.writable |= room || lend || flush;
     }
 
-    /// Notes that it was opened, or has ended.
+    /// Records that it was opened or has ended.
     #[cold]
     fn notice_stage(&mut self) {
         let has_ended = self.has_ended();
@@ -331,7 +331,7 @@ impl<B: Backend> Member<B> {
         pending.has_ended |= has_ended;
     }
 
-    /// Returns whether it has to be put among those that have something to tell.
+    /// Returns whether it must be queued, and marks it as queued.
     #[inline]
     const fn enters(&mut self) -> bool {
         if self.telling || self.abandoned || !self.pending.any() {
@@ -341,7 +341,6 @@ impl<B: Backend> Member<B> {
         true
     }
 
-    /// Returns the next event of this connection.
     #[inline]
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
         let pending = &mut self.pending;
@@ -362,7 +361,6 @@ impl<B: Backend> Member<B> {
         told
     }
 
-    /// Returns whether there is more to tell.
     #[inline]
     pub(super) const fn is_telling(&self) -> bool {
         self.telling

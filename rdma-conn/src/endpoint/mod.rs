@@ -1,4 +1,4 @@
-//! Many connections on one thread: what an event loop needs, and what every stream is made of.
+//! Many connections in one event loop. Every stream type is built on this.
 
 mod awake;
 mod calls;
@@ -40,84 +40,88 @@ pub(crate) use watch::readable;
 /// Connections per completion queue, where the device's queues are long enough.
 const SHARERS: u32 = 64;
 
-/// Requests for a connection that one turn answers: each registers memory, and whoever has a connection waits meanwhile
+/// Requests answered in one turn. Each registers memory while established connections wait
 /// (VR-RES-007).
 const ACCEPTS: u32 = 16;
 
-/// Names a listener of an endpoint.
+/// Identifies a listener of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(IdentifierKey);
 
 /// An event of an endpoint.
 ///
-/// Each is said once for what has happened since it was said last: read until [`Endpoint::read`] has nothing, write
-/// until [`Endpoint::write`] takes nothing. Any of them may turn out to be for nothing.
+/// Each event is reported once for everything since its last report. After one, read until
+/// [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing. Any event may
+/// be spurious.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A connection is there: one that was asked for with [`Endpoint::connect`], or a new one of a listener.
+    /// A connection is open: one from [`Endpoint::connect`], or one that a listener accepted.
     Opened {
-        /// Which.
+        /// The connection.
         id: ConnectionId,
         /// The listener that accepted it, if one did.
         listener: Option<ListenerId>,
     },
     /// Bytes have arrived.
     Readable(ConnectionId),
-    /// There is room again, after a write that found too little; or memory can be lent again; or all is flushed.
+    /// A write that found too little room can go on, memory can be lent again, or everything is
+    /// flushed.
     Writable(ConnectionId),
-    /// Some of what was lent has come back.
+    /// A lent part of a buffer has come back.
     Returned(ConnectionId),
-    /// The connection has ended, or one that was asked for did not come about. What arrived before can still be read; then
-    /// [`Endpoint::abort`] forgets it.
+    /// The connection has ended, or a connect failed. Bytes that arrived before can still be read.
+    /// Then forget the connection with [`Endpoint::abort`].
     Ended(ConnectionId),
-    /// A listener could not accept anybody, for a reason that is not a peer's: the process has no
-    /// descriptor or memory left, or events could not be read, or the device failed or is gone, and
-    /// the listener with it. [`Endpoint::take_accept_error`] says which.
+    /// A listener could not accept, for a reason that is not a peer's. The process has no
+    /// descriptor or memory left, events could not be read, or the device failed or was removed and
+    /// the listener with it. [`Endpoint::take_accept_error`] returns the reason.
     AcceptFailed(ListenerId),
 }
 
-/// Counts of what an endpoint holds and has done.
+/// Counts of an endpoint's resources and operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Usage {
-    /// Connections there are now, those included that are being made or are on their way to their end.
+    /// Current connections, including those that are being made or closed.
     pub connections: usize,
     /// Bytes registered now.
     pub registered_bytes: u64,
-    /// Completion queues, each with a channel, now.
+    /// Completion queues now, each with a channel.
     pub completion_queues: usize,
     /// Requests for a connection that were accepted.
     pub accepted: u64,
-    /// Requests that were rejected, because of a limit or for want of resources.
+    /// Requests rejected by a limit or for want of resources.
     pub rejected: u64,
     /// Times [`Endpoint::progress`] or [`Endpoint::wait`] was called.
     pub turns: u64,
     /// Times a completion queue was polled.
     pub polls: u64,
-    /// Times a completion queue was asked to wake somebody, `ibv_req_notify_cq(3)`.
+    /// Times a completion queue was armed, `ibv_req_notify_cq(3)`.
     pub arms: u64,
-    /// Times the kernel was asked what had come, or slept in.
+    /// Times the endpoint asked the kernel for events or slept there.
     pub sleeps: u64,
 }
 
-/// Connections that share an event channel and completion queues, driven by one event loop. Nothing here blocks but
-/// [`Endpoint::wait`].
+/// Connections that share an event channel and completion queues, driven by one event loop.
 ///
-/// The loop is: wait until its descriptor ([`AsFd`]) is readable or [`Endpoint::next_timeout`] has
-/// come, call [`Endpoint::progress`], take events with [`Endpoint::next_event`] until there is
-/// none. The descriptor may be watched for its level or for its edges. An epoll instance that
-/// watches it forgets it when the endpoint is dropped, unless a child that the process has forked
-/// holds it still: a process that forks takes it out before (`EPOLL_CTL_DEL`).
+/// Only [`Endpoint::wait`] blocks. An event loop waits until the descriptor ([`AsFd`]) is readable
+/// or [`Endpoint::next_timeout`] has passed. It then calls [`Endpoint::progress`], and takes events
+/// with [`Endpoint::next_event`] until there is none. The descriptor works with level-triggered and
+/// edge-triggered polling.
 ///
-/// A call that cannot be answered yet returns `None`, and an event follows when it can.
+/// An epoll instance that watches it forgets it when the endpoint is dropped, unless a forked child
+/// still holds the descriptor. A process that forks removes it first (`EPOLL_CTL_DEL`).
 ///
-/// Connections do not share a protection domain, because an rkey opens a region to every queue pair of its domain: one
-/// client could guess its way into another's window (VR-SEC-002). So they share no regions either; instead, an idle one has
-/// little ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with several connections may
-/// say otherwise ([`Endpoint::connect_in`]).
+/// A call that cannot be answered yet returns `None`. An event follows when it can.
+///
+/// Connections do not share a protection domain, because an rkey opens a region to every queue pair
+/// of its domain: one client could guess its way into another's window (VR-SEC-002). They therefore
+/// share no regions either, and an idle one keeps little memory
+/// ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with
+/// several connections may share a domain with [`Endpoint::connect_in`].
 pub struct Endpoint<B: Descriptors> {
-    // Connections go before their queues, and those before the channel.
+    // Connections drop before their queues, and queues before the channel.
     members: SlotMap<MemberKey, Member<B>>,
     listeners: HashMap<IdentifierKey, Listening<B>>,
     /// A request that a listener hands over.
@@ -129,25 +133,24 @@ pub struct Endpoint<B: Descriptors> {
     budget: Arc<Budget>,
     /// The connection of each identifier, for connection-manager events.
     identifiers: HashMap<IdentifierKey, ConnectionId>,
-    /// When connections want to be looked at, each at its [`Member::due`].
+    /// When each connection must be handled, at its [`Member::due`].
     timers: Deadlines<Instant, ConnectionId>,
-    /// Connections whose times may have changed since they were noted.
+    /// Connections whose due times may have changed since they were recorded.
     touched: Vec<ConnectionId>,
-    /// When they are noted at the latest.
+    /// Latest time to record them.
     note_by: Instant,
-    /// Connections that have something to tell.
+    /// Connections with events to report.
     telling: VecDeque<ConnectionId>,
-    /// Events of listeners that are due.
+    /// Pending events of listeners.
     notices: VecDeque<Event>,
-    /// Connections that failed in a way that an event may explain.
+    /// Failed connections whose cause an event may explain.
     suspects: Vec<ConnectionId>,
-    /// Whether nobody takes events: a face that asks its one connection itself.
+    /// Whether events are turned off, for a stream that asks its one connection directly.
     quiet: bool,
-    /// Requests for a connection that this turn may still answer.
+    /// Requests that this turn may still answer.
     accepts: u32,
-    /// Failures to read connection-manager events, one after another.
     failures: u32,
-    /// No event is read before, after a failure that goes by itself.
+    /// After a temporary failure, no event is read before this time.
     rests_until: Instant,
     usage: Usage,
     awake: Awake,
@@ -158,16 +161,16 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an endpoint without connections.
     ///
     /// # Errors
-    /// There is no RDMA device.
+    /// Returns an error if there is no RDMA device or the process has no descriptor left.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         Self::with(backend, Budget::new(limits), SHARERS)
     }
 
-    /// Returns another endpoint on this one's device, whose connections count towards the same limits: for another thread, for example.
-    /// [`Usage::registered_bytes`] is of both.
+    /// Returns another endpoint on the same device whose connections count towards the same limits,
+    /// for example for another thread. [`Usage::registered_bytes`] covers both.
     ///
     /// # Errors
-    /// As [`Endpoint::new`].
+    /// Returns an error if there is no RDMA device or the process has no descriptor left.
     pub fn sharing_limits(&self) -> Result<Self, Error> {
         Self::with(&self.backend, Arc::clone(&self.budget), SHARERS)
     }
@@ -206,14 +209,14 @@ impl<B: Descriptors> Endpoint<B> {
         })
     }
 
-    /// From now on nobody takes events, or somebody does again.
+    /// Turns event reporting off or on.
     pub(crate) fn set_quiet(&mut self, quiet: bool) {
-        // What was to be told goes to nobody.
+        // Discard pending events.
         while self.next_event().is_some() {}
         self.quiet = quiet;
     }
 
-    /// Returns a connection, to ask it about itself; `None` if it is gone or not made yet.
+    /// Returns a connection, to inspect it. `None` if it is gone or not made yet.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection<B>> {
         self.members.get(id.0)?.connection.as_deref()
     }
@@ -228,7 +231,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.members.get(id.0).map(|member| member.peer)
     }
 
-    /// Returns the counts of what the endpoint holds and has done.
+    /// Returns counts of the endpoint's resources and operations.
     pub fn usage(&self) -> Usage {
         Usage {
             connections: self.members.len(),
@@ -238,7 +241,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Returns when [`Endpoint::progress`] must be called at the latest.
+    /// Returns the latest time for the next call of [`Endpoint::progress`].
     pub fn next_timeout(&self) -> Option<Instant> {
         let tells = !self.telling.is_empty() || !self.notices.is_empty();
         if self.awake.is_unfinished() || tells {
@@ -254,20 +257,21 @@ impl<B: Descriptors> Endpoint<B> {
         touched.chain(self.timers.nearest()).min()
     }
 
-    /// Returns a waker that ends [`Endpoint::wait`], from any thread. Its calls also make the descriptor readable.
+    /// Returns a waker that ends [`Endpoint::wait`] from any thread. It also makes the descriptor
+    /// readable.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// Returns an error if the process has no descriptor left.
     pub fn waker(&mut self) -> Result<Waker, Error> {
         self.watch.waker()
     }
 
-    /// Returns the time by the backend's clock, which [`Endpoint::next_timeout`] goes by.
+    /// Returns the time of the backend's clock, which [`Endpoint::next_timeout`] uses.
     pub fn now(&self) -> Instant {
         self.backend.now()
     }
 
-    /// Its descriptor, which stays open for as long as anybody has it.
+    /// Returns the descriptor, which stays open while any clone exists.
     pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
         self.watch.descriptor()
     }
@@ -295,7 +299,7 @@ impl<B: Descriptors> Endpoint<B> {
         None
     }
 
-    /// Notes what a connection has to tell, and that its times may have changed.
+    /// Records a connection's events, and that its due time may have changed.
     fn settle(&mut self, id: ConnectionId) {
         let Some(member) = self.members.get_mut(id.0) else { return };
         member.advance();

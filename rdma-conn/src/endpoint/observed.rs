@@ -1,5 +1,5 @@
-//! What the life of a connection shows to the program: a span of `tracing` from its beginning to its end, and, with the feature
-//! `metrics`, counts by role. Nothing here is called for what a connection carries.
+//! Observability of a connection's life: a `tracing` span from start to end and, with the feature
+//! `metrics`, counts by role. Nothing here runs per message.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,6 @@ use tracing::field::Empty;
 
 use crate::error::Error;
 
-/// A connection, from the time it is asked for until it is forgotten.
 pub(super) struct Observed {
     span: tracing::Span,
     #[cfg(feature = "metrics")]
@@ -17,7 +16,6 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// Notes that a connection is asked for, by this side or the peer.
     pub(super) fn begun(role: Role, peer: SocketAddr) -> Self {
         let role = match role {
             Role::Client => "client",
@@ -32,12 +30,10 @@ impl Observed {
         }
     }
 
-    /// Returns the span, for what is logged about the connection.
     pub(super) const fn span(&self) -> &tracing::Span {
         &self.span
     }
 
-    /// Notes that bytes can flow.
     pub(super) fn opened(&mut self) {
         self.open = true;
         tracing::debug!(parent: &self.span, "open");
@@ -48,7 +44,6 @@ impl Observed {
         }
     }
 
-    /// Notes that the connection is forgotten, and the error that ended it.
     pub(super) fn ended(&self, error: Option<&Error>) {
         if let Some(error) = error {
             self.span.record("error", tracing::field::display(error));

@@ -1,8 +1,8 @@
 //! Completion queues that connections share.
 //!
-//! A queue is made for so many connections that it can never overrun: each reserves room for every completion it can have
-//! waiting. Connections of one device fill one queue after the other, so that what goes wrong with a queue concerns
-//! those in it and nobody else.
+//! A queue can never overrun: each connection reserves room for every completion it can have
+//! waiting. Connections of one device fill one queue after another, so a failed queue affects only
+//! its own connections.
 
 use rdma_backend::{Completion, CompletionQueue, DeviceKey, Identifier};
 
@@ -19,34 +19,31 @@ pub(super) struct Queue<B: Descriptors> {
     vector: u32,
     capacity: u32,
     booked: u32,
-    /// The connection of each queue pair, by the queue pair's number.
+    /// The owner of each queue pair, sorted by queue pair number.
     pairs: Vec<(u32, ConnectionId)>,
     armed: bool,
-    /// Whether nothing was in it when it was looked at after arming: what comes from then on brings a wake-up.
+    /// Whether it was empty when polled after arming. The next completion then causes a wake-up.
     idle: bool,
-    /// How many completions of queue pairs that are gone may still be in it.
+    /// Upper bound on completions left by destroyed queue pairs.
     stale: u32,
-    /// Whether a call on it has failed: nothing more comes out of it, and nobody else gets a place in it.
+    /// Whether a call on it failed: it yields no more completions and takes no more connections.
     lost: bool,
 }
 
-/// The number of no connected queue pair: what a device (ocrdma) says of requests whose flush it
-/// does not attribute.
+/// A number that no connected queue pair has. The ocrdma device reports it for requests whose flush
+/// it does not attribute.
 pub(super) const UNNAMED: u32 = 0;
 
-/// A call on a queue that failed, and the connections whose queue it was.
 pub(super) struct Lost {
     pub(super) error: Error,
     pub(super) owners: Vec<ConnectionId>,
 }
 
 impl<B: Descriptors> Queue<B> {
-    /// Returns the completion queue, for a queue pair to report to.
     pub(super) fn completions(&self) -> &B::CompletionQueue {
         &self.completions
     }
 
-    /// Returns the connection of a queue pair; `None` once it is gone.
     #[inline]
     pub(super) fn owner(&self, pair: u32) -> Option<ConnectionId> {
         if let [(number, id)] = *self.pairs {
@@ -56,29 +53,26 @@ impl<B: Descriptors> Queue<B> {
         self.pairs.get(at).map(|(_, id)| *id)
     }
 
-    /// Returns the connections whose queue it is.
     pub(super) fn owners(&self) -> Vec<ConnectionId> {
         self.pairs.iter().map(|(_, id)| *id).collect()
     }
 
-    /// Notes whose completions those of the queue pair with this number are.
+    /// Records which connection owns this queue pair.
     pub(super) fn enter(&mut self, pair: u32, connection: ConnectionId) {
         let at = self.pairs.partition_point(|(number, _)| *number < pair);
         self.pairs.insert(at, (pair, connection));
     }
 
-    /// Returns whether completions of a queue pair that is gone may be in the queue. Take them out before another is made: it may
-    /// get the number of the first.
+    /// Returns whether completions of a destroyed queue pair may remain. Take them out before
+    /// making another: it may reuse the number.
     pub(super) const fn is_stale(&self) -> bool {
         self.stale > 0
     }
 
-    /// Returns whether a call on it has failed: nothing comes out of it any more.
     pub(super) const fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// Takes completions; how many.
     #[inline]
     pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Box<Lost>> {
         if self.lost {
@@ -88,7 +82,7 @@ impl<B: Descriptors> Queue<B> {
             Ok(count) => count,
             Err(error) => return Err(self.lose("ibv_poll_cq", error)),
         };
-        // Fewer than there was room for: it is empty.
+        // Fewer than there was room for: the queue is empty.
         let emptied = count < BATCH;
         if self.stale > 0 {
             self.stale = if emptied { 0 } else { self.stale.saturating_sub(BATCH as u32) };
@@ -97,7 +91,6 @@ impl<B: Descriptors> Queue<B> {
         Ok(count)
     }
 
-    /// Takes the queue's wake-ups off its channel.
     #[inline]
     pub(super) fn take_wakeups(&mut self) -> Result<(), Box<Lost>> {
         let taken = self.completions.take_events().map_err(|error| self.lose("ibv_get_cq_event", error))?;
@@ -106,7 +99,7 @@ impl<B: Descriptors> Queue<B> {
         Ok(())
     }
 
-    /// Arms the queue if it has had its wake-up. True if so: look again then.
+    /// Arms the queue if its wake-up was consumed. Returns true if it did; poll again then.
     #[inline]
     pub(super) fn rearm(&mut self) -> Result<bool, Box<Lost>> {
         if self.armed || self.lost {
@@ -117,12 +110,12 @@ impl<B: Descriptors> Queue<B> {
         Ok(true)
     }
 
-    /// Returns whether there is no need to look at it before it wakes somebody.
+    /// Returns whether the queue can be left alone until its wake-up.
     pub(super) const fn is_idle(&self) -> bool {
         self.idle || self.lost
     }
 
-    /// Returns whether a completion would wake nobody.
+    /// Returns whether a completion would cause no wake-up.
     pub(super) const fn is_deaf(&self) -> bool {
         !self.armed && !self.lost
     }
@@ -135,11 +128,11 @@ impl<B: Descriptors> Queue<B> {
     }
 }
 
-/// The queues of an endpoint, named by their place.
+/// The queues of an endpoint, indexed by place.
 pub(super) struct Queues<B: Descriptors> {
     queues: Vec<Option<Queue<B>>>,
-    /// The places of all that are not idle, and perhaps of some that are or are gone: a turn looks at these, so that it costs no more
-    /// when there are many idle ones.
+    /// Places of all queues that are not idle, and possibly of some that are idle or gone. A turn
+    /// polls only these, so idle queues cost nothing.
     awake: Vec<usize>,
     /// Connections per queue, where the device's queues are long enough.
     sharers: u32,
@@ -150,13 +143,12 @@ impl<B: Descriptors> Queues<B> {
         Self { queues: Vec::new(), awake: Vec::new(), sharers }
     }
 
-    /// From now on a new queue is made for many connections.
+    /// Makes new queues for many connections from now on.
     #[cfg(feature = "tokio")]
     pub(super) fn share(&mut self) {
         self.sharers = super::SHARERS;
     }
 
-    /// Returns the number of queues.
     pub(super) fn len(&self) -> usize {
         self.iter().count()
     }
@@ -165,7 +157,6 @@ impl<B: Descriptors> Queues<B> {
         self.queues.iter().flatten()
     }
 
-    /// Takes wake-ups of the queue at `at` off its channel.
     #[inline]
     pub(super) fn take_wakeups(&mut self, at: usize) -> Result<(), Box<Lost>> {
         self.note_awake(at);
@@ -180,8 +171,7 @@ impl<B: Descriptors> Queues<B> {
         }
     }
 
-    /// Returns the place of one of those that are awake, of which `nth` counts. Those that have become idle or are gone are forgotten on
-    /// the way.
+    /// Returns the `nth` non-idle place. Removes idle and destroyed queues on the way.
     #[inline]
     pub(super) fn awake(&mut self, nth: usize) -> Option<usize> {
         loop {
@@ -193,7 +183,7 @@ impl<B: Descriptors> Queues<B> {
         }
     }
 
-    /// Returns whether a completion in one of them would wake nobody.
+    /// Returns whether a completion in a non-idle queue would cause no wake-up.
     pub(super) fn any_deaf(&self) -> bool {
         let awake = self.awake.iter().filter_map(|at| self.queues.get(*at)?.as_ref());
         awake.into_iter().any(Queue::is_deaf)
@@ -204,13 +194,13 @@ impl<B: Descriptors> Queues<B> {
         self.queues.get_mut(at)?.as_mut()
     }
 
-    /// Returns how many batches the queue at `at` can hold.
     pub(super) fn batches(&self, at: usize) -> u32 {
         let queue = self.queues.get(at).and_then(Option::as_ref);
         queue.map_or(0, |queue| queue.capacity.div_ceil(BATCH as u32))
     }
 
-    /// Books room for a connection on `id`'s device with `options`, in a new queue if need be.
+    /// Reserves room for a connection with `options` on the device of `id`, in a new queue if
+    /// necessary.
     pub(super) fn book(
         &mut self,
         id: &B::Identifier,
@@ -257,8 +247,8 @@ impl<B: Descriptors> Queues<B> {
         Ok(at)
     }
 
-    /// Gives back what was booked, after the queue pair is gone; its number, if it had entered. A queue that nobody uses goes
-    /// with it.
+    /// Releases a reservation after the queue pair is destroyed. `pair` is its number, if it was
+    /// recorded. An unused queue is dropped.
     pub(super) fn leave(&mut self, at: usize, pair: Option<u32>, options: &Options) {
         let Some(place) = self.queues.get_mut(at) else { return };
         let Some(queue) = place else { return };

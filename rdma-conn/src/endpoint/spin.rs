@@ -1,8 +1,9 @@
-//! Looking again and again, for a bounded time, before anybody is asked to be woken.
+//! Busy-polling for a bounded time before a wake-up is requested.
 //!
-//! To be woken by a completion takes a call of the device (`ibv_req_notify_cq(3)`) and two of the kernel, which on a NIC is more than a
-//! round trip takes. Whoever is about to sleep can look again for a while instead. How long that is worth is learned from how long the
-//! last wait took: one that was over within the limit is waited for in full next time, and each longer one halves the time.
+//! A wake-up takes a call of the device (`ibv_req_notify_cq(3)`) and two system calls. On a NIC
+//! that is longer than a round trip, so polling a little longer can be faster than sleeping. How
+//! long to poll is learned from the last wait. After a wait that ended within the limit, the next
+//! one gets the whole limit. Each longer wait halves the time.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -11,30 +12,29 @@ use std::time::Duration;
 
 use rdma_backend::time::Instant;
 
-/// Shorter than this is not worth a second look.
+/// Busy-polling for less than this is not worthwhile.
 const SHORTEST: Duration = Duration::from_micros(1);
 
-/// With one processor, whoever could bring something does not run while somebody spins.
+/// With one processor, busy-polling keeps the sender from running.
 static ALONE: LazyLock<bool> = LazyLock::new(|| available_parallelism().map_or(1, NonZero::get) == 1);
 
-/// How long an endpoint goes on looking when it finds nothing.
+/// How long an endpoint keeps polling when it finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spin {
     /// The limit, [`Options::spin`](crate::Options::spin).
     most: Duration,
-    /// The part of it that the last waits were worth.
+    /// The time that recent waits justify.
     worth: Duration,
-    /// Since when nothing has come; `None` before the first look.
+    /// When the endpoint last began to find nothing; `None` before the first look.
     idle_since: Option<Instant>,
 }
 
 impl Spin {
-    /// Returns one that never spins.
     pub(super) const fn never() -> Self {
         Self { most: Duration::ZERO, worth: Duration::ZERO, idle_since: None }
     }
 
-    /// Raises the limit to `most`, where there is more than one processor.
+    /// Raises the limit to `most`, if there is more than one processor.
     pub(super) fn raise(&mut self, most: Duration) {
         if most > self.most && !*ALONE {
             self.limit(most);
@@ -52,7 +52,8 @@ impl Spin {
         self.most.is_zero()
     }
 
-    /// Notes whether a look at `now` has found anything. Returns whether to look again rather than to be woken.
+    /// Records whether a look at `now` found anything. Returns whether to look again rather than
+    /// sleep.
     #[inline]
     pub(super) fn goes_on(&mut self, found: bool, now: Instant) -> bool {
         !self.is_off() && self.learn(found, now)
@@ -103,7 +104,8 @@ mod tests {
         assert!(!spin.goes_on(false, at(133)));
     }
 
-    /// Waits that are longer than the limit are soon slept through at once, and the first short one is worth all of it again.
+    /// After waits longer than the limit, the endpoint soon sleeps at once. The first short wait
+    /// restores the whole limit.
     #[test]
     fn how_long_is_learned_from_the_last_wait() {
         let mut spin = spin();

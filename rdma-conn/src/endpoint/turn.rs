@@ -1,4 +1,4 @@
-//! The turns of an endpoint: what has come is taken out of queues and channels, in the order that never sleeps on work.
+//! The turns of an endpoint, which take what has arrived out of queues and channels.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
 use crate::error::Error;
 
-/// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
-/// nearly always puts that off too.
+/// How long a busy endpoint delays recording its connections' due times. Further work in that time
+/// nearly always moves them again.
 const NOTING: Duration = Duration::from_millis(1);
 
-/// Failures to read events, one after another, with which an endpoint is lost. One may be that of a
-/// single request (VR-SEC-004).
+/// Consecutive failures to read events after which an endpoint is lost. A single failure may be
+/// that of one request (VR-SEC-004).
 const FAILURES: u32 = 10;
 
-/// How long no event is read after a failure for want of memory or descriptors.
+/// How long no event is read after a shortage of memory or descriptors.
 const REST: Duration = Duration::from_millis(20);
 
 #[cold]
@@ -29,7 +29,8 @@ fn note_loss(losses: &mut Option<Vec<Lost>>, lost: Lost) {
     losses.get_or_insert_default().push(lost);
 }
 
-/// The order of [`Turns::turn`] and [`Turns::sleep`] never sleeps on work.
+/// [`Turns::turn`] and [`Turns::sleep`] order these steps so that they never sleep while there is
+/// work.
 impl<B: Descriptors> Turns for Endpoint<B> {
     type Error = Error;
 
@@ -107,29 +108,32 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has come for any connection, handles time, and posts what can be posted, within
-    /// bounds (VR-RES-007): what is left makes [`Endpoint::next_timeout`] say now.
+    /// Takes what has arrived for any connection, handles time, and posts what can be posted. Work
+    /// is bounded (VR-RES-007): if some is left, [`Endpoint::next_timeout`] returns the current
+    /// time.
     ///
     /// # Errors
-    /// The event channel is lost: connection-manager events cannot be read, time and again. What a
-    /// single connection does wrong ends only that one, and what befalls a completion queue ends
-    /// those that share it.
+    /// Returns an error if the event channel is lost: connection-manager events repeatedly cannot
+    /// be read. A failure of one connection ends only that connection. A failure of a completion
+    /// queue ends only the connections that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
         self.turn()
     }
 
-    /// Sleeps until there is something to do, at most for `limit`, and does it.
+    /// Sleeps until there is something to do, for at most `limit`, and does it.
     ///
     /// # Errors
-    /// As [`Endpoint::progress`].
+    /// Returns an error if the event channel is lost, like
+    /// [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.usage.turns += 1;
-        // A face's one connection has no other events to wait for: when it ends, no more completions come.
+        // A stream's single connection has no other events: when it ends, completions stop.
         self.sleep(limit, !self.quiet)
     }
 
-    /// Arms the queue at `at` if it has had its wake-up. Returns whether it was armed now, or is lost.
+    /// Arms the queue at `at` if its wake-up was consumed. Returns whether it was armed now, or is
+    /// lost.
     #[inline]
     fn arm_queue(&mut self, at: usize) -> bool {
         let Some(queue) = self.queues.get_mut(at) else { return false };
@@ -145,11 +149,12 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes what has come for one connection and those that share its queue, before anybody was woken by it: what this costs does
-    /// not depend on how many queues there are.
+    /// Takes what has arrived for one connection and those that share its queue, before a wake-up.
+    /// The cost does not depend on the number of queues.
     ///
     /// # Errors
-    /// As [`Endpoint::progress`].
+    /// Returns an error if the event channel is lost, like
+    /// [`Endpoint::progress`].
     #[inline]
     pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
         let now = self.backend.now();
@@ -159,7 +164,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.look_beyond(Found::Nothing, now).map(drop)
     }
 
-    /// Takes events and handles time, when the queues were looked at.
+    /// Takes events and handles time, after the queues were polled.
     #[inline]
     fn look_beyond(&mut self, mut found: Found, now: Instant) -> Result<Found, Error> {
         if self.awake.events_wait() || !self.suspects.is_empty() {
@@ -171,11 +176,11 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(found)
     }
 
-    /// Takes connection-manager events, and judges the failures that they explain or not.
+    /// Takes connection-manager events, and concludes failures that they may explain.
     #[cold]
     fn look_at_events(&mut self, now: Instant) -> Result<Found, Error> {
         let any = self.take_events(now)?;
-        // An event that was not read yet may tell why they failed.
+        // An unread event may tell why they failed.
         if !self.awake.events_wait() {
             while let Some(id) = self.suspects.pop() {
                 if let Some(connection) =
@@ -196,7 +201,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// A call on a queue has failed: that ends the connections whose completions it had, and no others.
+    /// Ends the connections of a queue on which a call failed, and no others.
     #[cold]
     fn lose(&mut self, Lost { error, owners }: Lost) {
         tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
@@ -208,7 +213,6 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes a batch of completions from a queue.
     #[inline(always)]
     pub(super) fn take_batch(&mut self, at: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
@@ -223,19 +227,20 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Hands the first `count` completions of the batch, which came from the queue at `at`, to their connections.
+    /// Hands the first `count` completions of the batch, from the queue at `at`, to their
+    /// connections.
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
         let mut unnamed = None;
         let mut rest = self.batch.get(..count).unwrap_or_default();
         while let Some(first) = rest.first() {
-            // Those of one queue pair that come one behind the other.
+            // Consecutive completions of one queue pair.
             let len = rest.iter().take_while(|other| other.queue_pair == first.queue_pair).count();
             let (run, behind) = rest.split_at(len);
             rest = behind;
             let Some(id) = queue.owner(first.queue_pair) else {
-                // The last ones of a queue pair that is gone, or failures that do not say whose they are.
+                // Leftovers of a destroyed queue pair, or failures without an owner.
                 if first.queue_pair == UNNAMED {
                     unnamed = run.iter().find_map(|completion| completion.result.err()).or(unnamed);
                 }
@@ -247,7 +252,7 @@ impl<B: Descriptors> Endpoint<B> {
                 if connection.is_suspect() {
                     self.suspects.push(id);
                 }
-                // There are at most as many runs as completions in a batch.
+                // A batch has at most as many runs as completions.
                 _ = others.try_push(id);
             } else if !self.quiet && member.notice_bytes() {
                 self.telling.push_back(id);
@@ -262,8 +267,8 @@ impl<B: Descriptors> Endpoint<B> {
         if count < BATCH { Found::All } else { Found::More }
     }
 
-    /// A failure has come out of the queue at `at` that does not say whose it is: those of its
-    /// connections have failed whose queue pairs are in the error state.
+    /// Handles a failure on the queue at `at` that names no queue pair. Connections whose queue
+    /// pairs are in the error state have failed.
     #[cold]
     fn find_failed(&mut self, at: usize, failure: CompletionError) {
         let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();
@@ -275,7 +280,8 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes connection-manager events, until as many requests for a connection were answered as may be; true if there were any.
+    /// Takes connection-manager events until the accept limit is reached. Returns true if there
+    /// were any.
     fn take_events(&mut self, now: Instant) -> Result<bool, Error> {
         let mut any = false;
         while self.accepts > 0 && self.requests.is_none() && now >= self.rests_until {
@@ -303,7 +309,8 @@ impl<B: Descriptors> Endpoint<B> {
                 }
                 (_, None) => {}
                 (event, Some(id)) => {
-                    // What the peer sent before counts as such (VR-CLOSE-002): it is among the completions that are there now.
+                    // What the peer sent before counts as received (VR-CLOSE-002). Its completions
+                    // are available now.
                     if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
                         for _ in 0..self.queues.batches(at) {
                             if self.take_batch(at, now) != Found::More {
@@ -319,14 +326,13 @@ impl<B: Descriptors> Endpoint<B> {
                 }
             }
         }
-        // The rest in the next turn.
+        // The next turn takes the rest.
         self.awake.set_events_wait(true);
         Ok(any)
     }
 
-    /// An event could not be read, which the listeners are told: a later attempt may do better. It
-    /// does not where that has failed too often; and a face of one connection has its own call say
-    /// so.
+    /// Handles a failure to read an event, and reports it to the listeners. A later attempt may
+    /// succeed, except after too many failures. A stream's own call returns the error.
     #[cold]
     fn events_failed(&mut self, error: Error, now: Instant) -> Result<(), Error> {
         self.failures += u32::from(!error.is_shortage());
@@ -334,7 +340,7 @@ impl<B: Descriptors> Endpoint<B> {
             return Err(error);
         }
         tracing::warn!(%error, "connection events cannot be read now");
-        // Who hands requests over asks again as it likes, and is told each time.
+        // A program that takes requests itself retries at its own pace, and gets each error.
         if error.is_shortage() && !self.listeners.values().any(|listening| listening.hands_over) {
             self.rests_until = now.after(REST);
         }
@@ -345,7 +351,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Notes when connections want to be handled whose times may have changed.
+    /// Records the due times of connections that may have changed.
     fn note_times(&mut self) {
         while let Some(id) = self.touched.pop() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
@@ -358,13 +364,12 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Returns whether [`Endpoint::handle_times`] has anything to do.
     #[inline]
     fn has_due(&self, now: Instant) -> bool {
         now >= self.note_by && !self.touched.is_empty() || self.timers.nearest().is_some_and(|at| at <= now)
     }
 
-    /// Handles the time of all whose time has come.
+    /// Handles the connections whose due time has passed.
     #[cold]
     fn handle_times(&mut self, now: Instant) -> Found {
         if now >= self.note_by {

@@ -1,4 +1,4 @@
-//! One descriptor for all that an endpoint waits for, and the only place that sleeps.
+//! One descriptor for everything an endpoint waits for. Only this module sleeps.
 
 use std::mem::MaybeUninit;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::error::Error;
 use crate::waker::Waker;
 
-/// A backend whose channels have descriptors to wait on: what endpoints and streams need.
+/// A backend whose channels have pollable descriptors, as endpoints and streams need.
 pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 
 impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
@@ -25,11 +25,11 @@ pub(super) struct Watch {
     waker: Option<Watched<Waker>>,
 }
 
-/// A source that an epoll instance watches for as long as this is here.
+/// A source that an epoll instance watches until this is dropped.
 ///
-/// To close a descriptor does not end that where somebody else holds it: a child that the process
-/// has forked holds all of them, if only until it executes another program. The instance would go
-/// on reporting what nobody can take out any more, epoll(7).
+/// Closing the descriptor does not stop the watch while another process holds it. A forked child
+/// holds all descriptors until it executes another program. The instance would then report what can
+/// no longer be taken out, epoll(7).
 pub(super) struct Watched<S: AsFd> {
     source: S,
     epoll: Arc<OwnedFd>,
@@ -46,50 +46,41 @@ impl<S: AsFd> Deref for Watched<S> {
 
 impl<S: AsFd> Drop for Watched<S> {
     fn drop(&mut self) {
-        // It was added, and nobody else takes it out.
+        // It was added, and only this removes it.
         _ = epoll::delete(&self.epoll, &self.source);
     }
 }
 
-/// A source that has something to take out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Events,
-    /// Somebody called [`Waker::wake`].
     Waker,
-    /// The queue with this index.
     Queue(usize),
 }
 
-/// Stands for the event channel; queues are numbered from 0.
+/// Token of the event channel. Queues are numbered from 0.
 const EVENTS: u64 = u64::MAX;
-/// Stands for what wakers write to.
 const WAKER: u64 = u64::MAX - 1;
-/// Descriptors asked for at a time.
 const MANY: usize = 64;
 
 impl Watch {
-    /// Returns one that watches nothing.
     pub(super) fn new() -> Result<Self, Error> {
         Ok(Self { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?), waker: None })
     }
 
-    /// Returns the descriptor itself, which stays open for as long as anybody has it.
+    /// Returns the descriptor, which stays open while any clone exists.
     pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.epoll)
     }
 
-    /// Watches the event channel.
     pub(super) fn events<S: AsFd>(&self, events: S) -> Result<Watched<S>, Error> {
         self.watch(events, EVENTS)
     }
 
-    /// Watches a completion queue.
     pub(super) fn queue<S: AsFd>(&self, index: usize, queue: S) -> Result<Watched<S>, Error> {
         self.watch(queue, index as u64)
     }
 
-    /// Returns a waker, whose wake-ups end the sleep.
     pub(super) fn waker(&mut self) -> Result<Waker, Error> {
         if let Some(waker) = &self.waker {
             return Ok(Waker::clone(waker));
@@ -105,8 +96,8 @@ impl Watch {
         Ok(Watched { source, epoll: Arc::clone(&self.epoll) })
     }
 
-    /// Sleeps until a source has something to take out, for at most `limit`, and names those that have. Returns whether these are all:
-    /// otherwise take out what they have, and ask again.
+    /// Sleeps until a source has something to take out, for at most `limit`, and names the sources.
+    /// Returns whether these are all; if not, take out what they have and call again.
     #[inline(always)]
     pub(super) fn sleep(&self, limit: Option<Duration>, mut woken: impl FnMut(Woken)) -> Result<bool, Error> {
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MANY];
@@ -130,16 +121,16 @@ impl Watch {
     }
 }
 
-/// Whole milliseconds, rounded up: waking too early would only spin.
+/// Converts to whole milliseconds, rounded up. Waking too early would only spin.
 #[inline]
 fn in_millis(limit: Duration) -> Timespec {
-    // As nearly every event loop has it.
+    // The common case in an event loop.
     if limit.is_zero() {
         return Timespec::default();
     }
     let limit = limit.saturating_add(Duration::from_nanos(999_999));
     Timespec {
-        // A timeout is an i32 of milliseconds for the kernel, which is 24 days; whoever sleeps longer sleeps again.
+        // The kernel's timeout is an i32 of milliseconds, 24 days. A longer sleep starts again.
         tv_sec: limit.as_secs().min(1 << 20).cast_signed(),
         tv_nsec: i64::from(limit.subsec_millis()) * 1_000_000,
     }

@@ -6,8 +6,8 @@ use rdma_softsim::Fabric;
 use super::*;
 use crate::listener::Listener;
 
-/// A panic in the middle of driving a stream may have lost what was just taken off its queues: a read could wait for that for ever, so it
-/// fails, as every other call does.
+/// A panic while driving a stream may lose completions that were already taken. A read could wait
+/// for them for ever, so every call must fail instead.
 #[test]
 fn after_a_panic_calls_fail() {
     let fabric = Fabric::new();

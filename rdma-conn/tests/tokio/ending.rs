@@ -1,4 +1,4 @@
-//! Connections of tasks that end, with or without their runtime.
+//! Ends of tasks' connections, with or without their runtime.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::{LONG, pair, pair_by, pair_with, pattern};
 
-/// VR-CLOSE-001: dropping does not wait, and delivers all the same.
+/// VR-CLOSE-001: dropping does not wait, but still delivers.
 #[tokio::test]
 async fn dropped_streams_deliver_in_the_background() {
     for shut in [true, false] {
@@ -36,12 +36,12 @@ async fn dropped_streams_deliver_in_the_background() {
     }
 }
 
-/// VR-CLOSE-003: a task that waits for bytes to leave hears that the peer has left, in order,
+/// VR-CLOSE-003: a task that waits for bytes to leave fails if the peer disconnects in order
 /// without taking them.
 #[tokio::test]
 async fn a_flush_ends_when_the_peer_does() {
     let (mut client, server) = pair().await;
-    // More than both windows of a peer that reads nothing: the rest cannot leave.
+    // More than both windows of a peer that reads nothing, so that the rest cannot leave.
     let windows = 2 * Options::default().protocol.window as usize;
     let mut taken = 0;
     while taken <= windows {
@@ -52,7 +52,7 @@ async fn a_flush_ends_when_the_peer_does() {
     assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
 }
 
-/// Settings that mean "never" are no moments to wait for.
+/// Settings that mean "never" set no timers.
 #[tokio::test]
 async fn for_ever_is_a_duration() {
     let forever = |options: Options| {
@@ -61,15 +61,15 @@ async fn for_ever_is_a_duration() {
     let (mut client, mut server) = pair_with(forever(Options::default()), forever(Options::default())).await;
     client.write_all(b"x").await.expect("written");
     assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("read"), 1);
-    // There is something to wait for, and a time until which memory is kept.
+    // One timer to wait for, and one that releases memory.
     server.write_all(b"y").await.expect("written");
     assert!(timeout(Duration::from_millis(5), server.read(&mut [0; 1])).await.is_err(), "nothing to read");
     drop(client);
     assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("the end"), 0);
 }
 
-/// VR-CLOSE-001: what was written to an accepted stream before it is established is delivered,
-/// though the stream is shut down or dropped before, too.
+/// VR-CLOSE-001: bytes written to an accepted stream before it is established are delivered, even
+/// if the stream is shut down or dropped before, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_is_ended_before_it_is_established_delivers() {
     for drops in [false, true] {
@@ -99,8 +99,8 @@ async fn a_stream_that_is_ended_before_it_is_established_delivers() {
     }
 }
 
-/// Without a runtime there is no stream for tasks, and what was written to the one before is
-/// delivered as if it were dropped.
+/// Without a runtime, converting a stream fails, and the stream's written bytes are delivered as if
+/// it were dropped.
 #[test]
 fn a_stream_that_finds_no_runtime_delivers() {
     let fabric = Fabric::new();
@@ -126,8 +126,8 @@ fn a_stream_that_finds_no_runtime_delivers() {
     assert!(got == sent, "{} bytes", got.len());
 }
 
-/// A runtime that ends takes its tasks along. What another one does with a stream from there goes
-/// on, and what was dropped there is delivered.
+/// A runtime that ends drops its tasks. A stream moved to another runtime continues there, and the
+/// bytes of dropped streams are delivered.
 #[test]
 fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -158,8 +158,7 @@ fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     });
 }
 
-/// A deadline that comes sooner than all that was to be done counts, also where the background
-/// thread drives.
+/// A deadline earlier than all others takes effect, even if the background thread drives.
 #[test]
 fn a_close_ends_in_time_after_the_runtime_has_ended() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -177,7 +176,7 @@ fn a_close_ends_in_time_after_the_runtime_has_ended() {
         timeout(Duration::from_millis(50), client.write_all(&bytes)).await.expect_err("nobody reads");
     });
     drop(first);
-    // The background thread has had its turn by then, nearly always: otherwise this shows nothing.
+    // By then the background thread has nearly always run. If not, this test shows nothing.
     std::thread::sleep(Duration::from_millis(100));
     let closed = second.block_on(async { timeout(LONG / 2, client.close(Duration::from_millis(50))).await });
     closed.expect("in time").expect_err("not everything arrived");

@@ -1,4 +1,4 @@
-//! Connections of tasks that are made: accepted, asked for, taken over.
+//! Making the connections of tasks: accepted, requested, converted.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::{LONG, pattern, polled};
 
-/// Two tasks accept: that one of them gives up does not concern the other.
+/// Two tasks accept. Cancelling one does not affect the other.
 #[tokio::test]
 async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
     let fabric = Fabric::new();
@@ -59,15 +59,14 @@ async fn a_cancelled_connect_is_gone() {
     assert_eq!(fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
-/// A server that accepts and does not read: its clients are connected all the same, by the
-/// endpoint's driver.
+/// A server accepts and does not read. Its endpoint's driver still connects its clients.
 #[tokio::test]
 async fn connections_come_about_without_anybody_reading() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address).await.expect("free");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
-    // Nobody accepts either.
+    // Nothing accepts either.
     let mut client =
         timeout(LONG, AsyncStream::connect(&host, address)).await.expect("ends").expect("connects");
     client.write_all(b"early").await.expect("written");
@@ -120,13 +119,13 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     }
 }
 
-/// What somebody tries first who knows `tokio::net`: a host and a port, defaults, a line of
-/// `Debug`, a descriptor.
+/// The first attempts of a user of `tokio::net`: a host and a port, defaults, a line of `Debug`, a
+/// descriptor.
 #[tokio::test]
 async fn a_listener_as_of_tokio() {
     let fabric = Fabric::new();
     let (server, host) = (fabric.host(&[[192, 0, 2, 1].into()]), fabric.host(&[[192, 0, 2, 2].into()]));
-    // The first address is nobody's here.
+    // The first address has no host here.
     let elsewhere = SocketAddr::from(([203, 0, 113, 1], 6379));
     let here = SocketAddr::from(([192, 0, 2, 1], 6379));
     AsyncListener::bind(&server, elsewhere).await.expect_err("no device has it");
@@ -157,7 +156,7 @@ async fn a_listener_as_of_tokio() {
     assert_eq!(all, b"all of it");
 }
 
-/// Blocking streams become those of tasks, with what has come and what is under way.
+/// Blocking streams convert to tasks' streams, with received bytes and bytes in flight.
 #[tokio::test]
 async fn streams_become_asynchronous() {
     let fabric = Fabric::new();
@@ -180,7 +179,7 @@ async fn streams_become_asynchronous() {
     let mut bytes = [0; 16];
     timeout(LONG, server.read_exact(&mut bytes)).await.expect("in time").expect("comes");
     assert_eq!(&bytes, b"before and after");
-    // A task that sleeps is woken: events of a blocking stream go to nobody.
+    // A sleeping task is woken: a blocking stream has events turned off.
     let waits = tokio::spawn(async move { client.read_u8().await });
     tokio::task::yield_now().await;
     server.write_u8(7).await.expect("written");
@@ -203,7 +202,7 @@ async fn streams_become_asynchronous() {
     client.write_u8(8).await.expect("written");
     assert_eq!(timeout(LONG, server.read_u8()).await.expect("in time").expect("comes"), 8);
 
-    // One whose endpoint has told things that nobody took.
+    // One whose endpoint has events that were never taken.
     let dials = dial();
     let (mut endpoint, id) = loop {
         if let Some(accepted) = listener.try_accept().expect("accepts") {

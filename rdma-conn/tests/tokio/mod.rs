@@ -59,8 +59,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }
 
-/// One task reads while another writes, on both ends, through windows that are always too small:
-/// each waits for what the other one's task may notice first.
+/// One task reads while another writes, on both ends, through windows that are always too small.
+/// Each waits for what the other's call may notice first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_and_writers_do_not_forget_each_other() {
     let mut options = (Options::default(), Options::default());
@@ -89,7 +89,7 @@ async fn readers_and_writers_do_not_forget_each_other() {
     }
 }
 
-/// As it stands in logs.
+/// The log form.
 #[tokio::test]
 async fn a_stream_is_told_of_in_a_line() {
     let (client, _server) = pair().await;
@@ -107,7 +107,7 @@ async fn cancelled_futures_lose_nothing() {
     assert_eq!(server.read(&mut byte).await.expect("read"), 1);
     assert_eq!(&byte, b"x");
 
-    // Fill everything, then give up on one more write.
+    // Fill everything, then cancel one more write.
     let mut accepted = 0;
     while let Ok(written) = timeout(Duration::from_millis(50), client.write(&[7; 1 << 16])).await {
         accepted += written.expect("written");
@@ -119,7 +119,7 @@ async fn cancelled_futures_lose_nothing() {
     assert_eq!(&byte, b"y");
 }
 
-/// A future that waits to lend, or to have its memory back, can be dropped: nothing is lent twice,
+/// A future that waits to lend, or for its memory, can be dropped: nothing is lent twice, and
 /// nothing is lost.
 #[tokio::test]
 async fn cancelled_lending_loses_nothing() {
@@ -152,7 +152,7 @@ async fn cancelled_lending_loses_nothing() {
     assert_eq!(Arc::strong_count(&buffer), 1);
 }
 
-/// Memory of a program whose code panics: when it is asked for its bytes, or when it is dropped.
+/// Application memory whose code panics when it is asked for its bytes or dropped.
 struct Panics {
     bytes: [AtomicU8; 100],
     asked: bool,
@@ -177,8 +177,8 @@ impl Drop for Panics {
     }
 }
 
-/// A panic in the code of a program's memory is that program's own: connections that share the
-/// endpoint go on, whoever drives it.
+/// A panic in the code of application memory affects only that program's call. Other connections of
+/// the endpoint continue, whichever thread drives it.
 #[test]
 fn memory_that_panics_concerns_no_other_connection() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -212,7 +212,7 @@ fn memory_that_panics_concerns_no_other_connection() {
     catch_unwind(asked).expect_err("it panics");
     talk(&mut pairs);
     let (stream, accepted) = &mut pairs[0];
-    // It is dropped by whoever finds that all of it has arrived, as the end of the connection does.
+    // It is dropped where the arrival of its last part is found, or at the end of the connection.
     let memory = Arc::new(stream.register_memory(Panics::new(false), Access::NONE).expect("registered"));
     theirs.block_on(async {
         assert_eq!(stream.lend(&memory, 0..100).await.expect("lent"), 100);
@@ -226,7 +226,7 @@ fn memory_that_panics_concerns_no_other_connection() {
     talk(&mut pairs[1..]);
 }
 
-/// One task reads and writes a stream at the same time, which is whole again after that.
+/// One task reads and writes a stream at the same time. The stream can be reunited afterwards.
 #[tokio::test]
 async fn a_borrowed_stream_is_read_and_written_at_once() {
     let (mut client, mut server) = pair().await;
@@ -249,7 +249,7 @@ async fn a_borrowed_stream_is_read_and_written_at_once() {
     assert_eq!(echoed, 8 << 20);
 }
 
-/// Halves of one stream make it again; those of two streams do not.
+/// Halves of one stream reunite. Halves of two streams do not.
 #[tokio::test]
 async fn halves_are_reunited() {
     let (client, mut server) = pair().await;

@@ -1,12 +1,13 @@
-//! Questions for features that wait for their answer.
+//! Pending questions for features.
 
 use crate::error::PeerMisbehaved;
 
-/// How many different questions in a row may wait (VR-RES-008). Only a peer that takes no answers fills it.
+/// How many different consecutive questions may wait (VR-RES-008). Only a peer that takes no
+/// answers fills it.
 const RUNS: usize = 4;
 
-/// A queue of `select` values in which equal neighbours share a place, so that a peer repeating one question costs
-/// nothing (VR-FEAT-003).
+/// A queue of `select` values in which equal neighbours share a place. A peer that repeats one
+/// question costs nothing (VR-FEAT-003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
     runs: [Run; RUNS],
@@ -45,7 +46,7 @@ impl Answers {
         let select = first.select;
         first.count = first.count.saturating_sub(1);
         if first.count == 0 {
-            // The emptied place goes to the end.
+            // Move the emptied place to the end.
             self.runs.rotate_left(1);
         }
         Some(select)

@@ -1,4 +1,4 @@
-//! Handling of what comes to a connection: messages, data, completions, events and time.
+//! Handles the inputs of a connection: messages, data, completions, events and time.
 
 use crate::config::Role;
 use crate::error::{Error, InvalidMessage, PeerMisbehaved, TransportError};
@@ -10,8 +10,10 @@ use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, Stage};
 
 impl Machine {
-    /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
-    /// how often *our* queue pair repeats what met no receive.
+    /// Reports that the connection is established.
+    ///
+    /// `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`. It says
+    /// how often *our* queue pair retries a send that found no receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         let established = match self.stage {
             Stage::Connecting => Some(Stage::Open),
@@ -21,8 +23,8 @@ impl Machine {
         if let Some(stage) = established {
             self.stage = stage;
             self.due = Due::Anything;
-            // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
-            // retries has chosen the risk for its own connection.
+            // A server cannot ask a client for a proof, because clients do not expect the question.
+            // A client that allows few retries risks its own connection.
             self.patient =
                 peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
             self.timers.start(now);
@@ -33,8 +35,8 @@ impl Machine {
         self.counters.most_in_flight = self.most_in_flight();
     }
 
-    /// A SEND was received: at any time, also before the connection is known to be established (VR-CONN-007,
-    /// VR-MEM-014), and in any order with others (VR-CTRL-009, VR-FEAT-013).
+    /// Reports a received SEND. It may come before the connection is known to be established
+    /// (VR-CONN-007, VR-MEM-014), and in any order with others (VR-CTRL-009, VR-FEAT-013).
     pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
         if self.has_ended() {
             return;
@@ -57,22 +59,24 @@ impl Machine {
             Message::RegisterXferMemory(window) => {
                 let queues = self.queues_windows();
                 self.tx.register(window, self.config.window_limit, queues)?;
-                // One that came before it was needed tells nothing of the immediate that filled the last (VM-006).
+                // A window registered early proves nothing about the immediate that filled the last
+                // (VM-006).
                 if !queues {
                     self.credits.got_registration();
                 }
                 self.timers.window_came();
                 self.counters.windows_received = self.counters.windows_received.saturating_add(1);
             }
-            // In a question `features` means nothing (VR-FEAT-012).
+            // In a question, `features` has no meaning (VR-FEAT-012).
             Message::GetServerFeature { select, features } => match self.config.role {
                 Role::Server => self.answers.push(select)?,
                 Role::Client => self.receive_answer(select, features)?,
             },
             Message::SetClientFeature { features, .. } => match self.config.role {
-                // A choice of what was not offered enables nothing (VM-001).
+                // Choosing a feature that was not offered enables nothing (VM-001).
                 Role::Server if self.negotiation == Negotiation::None => {}
-                // VR-FEAT-004: unknown bits enable nothing and harm nothing. There is no answer (VR-FEAT-009).
+                // VR-FEAT-004: unknown bits enable nothing and harm nothing. Not answered
+                // (VR-FEAT-009).
                 Role::Server => self.agree(features.common(self.config.features)),
                 Role::Client => {
                     let opcode = Opcode::SET_CLIENT_FEATURE;
@@ -83,8 +87,8 @@ impl Machine {
         Ok(())
     }
 
-    /// In force is what both sides have (VR-FEAT-010). All questions have select 0, so an answer with
-    /// another select is none (VR-FEAT-014).
+    /// Puts the features of both sides into force (VR-FEAT-010). All questions have select 0, so a
+    /// message with another select is no answer (VR-FEAT-014).
     fn receive_answer(&mut self, select: u16, features: FeatureSet) -> Result<(), Error> {
         if !self.credits.has_asked() || select != 0 {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
@@ -97,15 +101,15 @@ impl Machine {
         Ok(())
     }
 
-    /// A WRITE with immediate was received: `immediate` more bytes lie in the window.
+    /// Reports a received WRITE with immediate: `immediate` more bytes lie in the window.
     pub fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
         if !self.handle_immediates(now, 1, immediate.0.into()) {
             self.fail(Error::PeerMisbehaved(self.rx.refusal(immediate.0)));
         }
     }
 
-    /// As [`Machine::handle_immediate`], of `count` WRITEs with immediates that were received one behind the other, whose sum is `bytes`.
-    /// False, and nothing is done, if that is more than the window has room for: hand them over one by one then.
+    /// Reports `count` consecutive WRITEs with immediate whose sum is `bytes`. Returns false,
+    /// unchanged, on overrun; then pass them one by one to [`Machine::handle_immediate`].
     #[inline]
     pub fn handle_immediates(&mut self, now: Instant, count: usize, bytes: u64) -> bool {
         if self.has_ended() {
@@ -118,7 +122,7 @@ impl Machine {
             counters.data_notifications_received.wrapping_add(count as u64);
         counters.bytes_received = counters.bytes_received.wrapping_add(bytes);
         if filled {
-            // The next window is to be announced, or memory for it is lacking.
+            // Announce the next window, or request memory for it.
             self.due = Due::Anything;
         }
         if self.credits.awaits_data() && bytes != 0 {
@@ -127,7 +131,7 @@ impl Machine {
         true
     }
 
-    /// The first bytes have come into a window that was announced.
+    /// Handles the first bytes in an announced window.
     #[cold]
     fn got_first_data(&mut self) {
         self.note_in_flight();
@@ -137,7 +141,7 @@ impl Machine {
         }
     }
 
-    /// A signalled send work request completed, and with it all before it.
+    /// Reports the completion of a signalled send request, and with it of all requests before it.
     pub fn handle_sent(&mut self, now: Instant, id: u64) {
         if let Err(error) = self.send.complete(id) {
             self.fail(error);
@@ -152,11 +156,11 @@ impl Machine {
         self.timers.acknowledged(now, self.send.done().slots);
     }
 
-    /// A work request failed. Of several failures the first that names a cause counts: the others are flushed in its wake
-    /// (VR-CLOSE-008).
+    /// Reports a failed work request. Of several failures the first that names a cause counts; the
+    /// others are flushed because of it (VR-CLOSE-008).
     ///
-    /// Before the connection is established a flushed request says nothing: only the connection manager stops a queue pair
-    /// then, and its event tells why.
+    /// Before the connection is established a flushed request means nothing. Only the connection
+    /// manager stops a queue pair then, and its event gives the reason.
     pub fn handle_failure(&mut self, failure: CompletionError) {
         let early = matches!(self.stage, Stage::Connecting | Stage::Leaving);
         if failure.status == CompletionStatus::WR_FLUSH_ERR && early {
@@ -182,8 +186,9 @@ impl Machine {
         }
     }
 
-    /// A receive failed: as [`Machine::handle_failure`], but whatever fails a receive was the peer's doing. Some devices
-    /// (soft-RoCE) give a receive the status that belongs to the peer's refused WRITE.
+    /// Reports a failed receive, like [`Machine::handle_failure`]. The peer caused every failed
+    /// receive. Some devices (soft-RoCE) give a receive the status that belongs to the peer's
+    /// refused WRITE.
     pub fn handle_receive_failure(&mut self, failure: CompletionError) {
         let status = match failure.status {
             CompletionStatus::REM_ACCESS_ERR => CompletionStatus::LOC_ACCESS_ERR,
@@ -192,13 +197,16 @@ impl Machine {
         self.handle_failure(CompletionError { status, ..failure });
     }
 
-    /// The backend refused `call`.
+    /// Reports that the backend refused `call`.
     pub fn handle_refusal(&mut self, call: &'static str) {
         self.fail(Error::Transport(TransportError::Backend { call }));
     }
 
-    /// The peer disconnected, which is answered with ours (VR-CLOSE-005), or answered our disconnect. Before this, report
-    /// all completions that have arrived: the last bytes may be among them (VR-CLOSE-002).
+    /// Reports that the peer disconnected, which is answered with our disconnect (VR-CLOSE-005), or
+    /// answered ours.
+    ///
+    /// Before this, report all completions that have arrived, because the last bytes may be among
+    /// them (VR-CLOSE-002).
     pub fn handle_disconnected(&mut self) {
         match self.stage {
             Stage::Connecting | Stage::Leaving => self.fail(Error::Transport(TransportError::Disconnected)),
@@ -207,7 +215,7 @@ impl Machine {
         }
     }
 
-    /// The time of [`Machine::next_timeout`] has come, or any other.
+    /// Reports the time. Call it at [`Machine::next_timeout`] at the latest.
     pub fn handle_timeout(&mut self, now: Instant) {
         if !self.is_established() && self.stage != Stage::Leaving {
             return;
@@ -223,7 +231,6 @@ impl Machine {
         }
     }
 
-    /// Handles the times of an established connection.
     fn handle_timers(&mut self, now: Instant) {
         if let Some(waited) = self.timers.silent(now) {
             self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));

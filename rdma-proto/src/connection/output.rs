@@ -1,4 +1,4 @@
-//! The work of a connection and its order: messages, data within windows and credits, and the end.
+//! Decides what a connection does next: messages, data within windows and credits, and the end.
 
 use crate::credit::Purpose;
 use crate::error::Error;
@@ -10,37 +10,38 @@ use rdma_types::{Immediate, RemoteAddress};
 use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, RegionAddress, Stage};
 
-/// An instruction to the driver of a [`Machine`], to be followed in the order given. Consecutive requests may share a doorbell.
+/// An instruction to the driver of a [`Machine`], to be carried out in the order returned.
+/// Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
-    /// Post a SEND of `message`.
+    /// Posts a SEND of `message`.
     Send {
         /// The work request's id.
         id: u64,
         /// Whether its success must be reported.
         signaled: bool,
-        /// A place for the message in a table of [`Config::send_depth`](crate::Config::send_depth) slots,
-        /// free until this request has completed.
+        /// A slot for the message in a table of [`Config::send_depth`](crate::Config::send_depth)
+        /// slots. It stays in use until this request completes.
         slot: u16,
-        /// The bytes.
+        /// The bytes of the message.
         message: [u8; MESSAGE_LEN],
     },
-    /// Post a WRITE. An empty one writes nothing and needs no key; its completion tells that all
+    /// Posts a WRITE. An empty one writes nothing and needs no key; its completion shows that all
     /// before it are done.
     Write {
         /// The work request's id.
         id: u64,
         /// Whether its success must be reported.
         signaled: bool,
-        /// The bytes.
+        /// The bytes to write.
         from: Source,
-        /// Where they go.
+        /// The remote address of the bytes.
         to: RemoteAddress,
-        /// The immediate, for a WRITE with immediate.
+        /// The immediate, of a WRITE with immediate.
         immediate: Option<Immediate>,
     },
-    /// Disconnect. The last action of a connection.
+    /// Disconnects. The last action of a connection.
     Disconnect,
 }
 
@@ -50,18 +51,18 @@ pub(super) struct Flush {
     total: u32,
 }
 
-/// How far writes may go one by one as long as nothing else happens: each finds a slot, a credit, and room that lies together on both
-/// sides, needs no signal, and makes nothing due.
+/// Limits for consecutive single WRITEs while nothing else happens. Within them each finds a slot,
+/// a credit and contiguous room on both sides, needs no signal, and makes nothing due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(super) struct Budget {
-    /// Before this count of notifications.
+    /// Below this count of notifications.
     notices: u64,
-    /// Before this count of bytes.
+    /// Below this count of bytes.
     bytes: u64,
 }
 
 impl Budget {
-    /// Returns whether one WRITE of `bytes` may go where this much is posted.
+    /// Returns whether one WRITE of `bytes` is allowed after `posted`.
     #[inline]
     pub(super) const fn covers(&self, posted: Progress, bytes: usize) -> bool {
         posted.notices < self.notices && (bytes as u64) < self.bytes.wrapping_sub(posted.bytes)
@@ -69,13 +70,14 @@ impl Budget {
 }
 
 impl Machine {
-    /// Returns the next thing to do, or `None` if there is nothing now. It asks for the time only if something has to wait.
+    /// Returns the next action, or `None` if there is nothing to do now. It reads the time only if
+    /// something has to wait.
     #[inline(always)]
     pub fn poll_action(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
         if self.is_one_write() {
             let expected = cfg!(debug_assertions).then(|| { *self }.next_action());
             self.due = Due::Nothing;
-            // No more than the window has room for, a u32.
+            // At most the window's room, a u32.
             let total = self.send.unposted() as u32;
             let from = Source::Buffer(self.send.next_span(total));
             let action = self.write_part(Flush { left: total, total }, from, true);
@@ -87,7 +89,7 @@ impl Machine {
             debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
             return None;
         }
-        // As a value of its own, so that a WRITE of the kind above need not pass through memory.
+        // A separate value, so that the WRITE above does not pass through memory.
         let other = self.poll_anything(now)?;
         Some(other)
     }
@@ -99,7 +101,7 @@ impl Machine {
         if self.stage == Stage::Open && !waits && !self.wants_message() {
             self.due = Due::Nothing;
             self.timers.note_free();
-            // Whoever sends messages is not about to write.
+            // A sender of messages is not about to write.
             let messages = matches!(action, Some(Action::Send { .. }));
             self.budget = if messages { Budget::default() } else { self.budget() };
         } else if action.is_none() {
@@ -111,7 +113,7 @@ impl Machine {
         action
     }
 
-    /// Returns how far writes may go from here, when all is posted, with no more to ask than that.
+    /// Returns the limits for single WRITEs from here, once everything is posted.
     #[inline]
     fn budget(&self) -> Budget {
         let (notices, bytes) = self.send.budget(self.slots_kept_back);
@@ -122,14 +124,14 @@ impl Machine {
         }
     }
 
-    /// Returns whether one WRITE of all that was taken is the only thing to do, as is known without
-    /// a look: what [`Machine::poll_action`] answers next.
+    /// Returns whether [`Machine::poll_action`] is known to return a single WRITE of everything
+    /// taken and then `None`, without a check.
     #[inline]
     pub const fn is_one_write(&self) -> bool {
         matches!(self.due, Due::Write)
     }
 
-    /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look.
+    /// Returns whether [`Machine::poll_action`] is known to have nothing to do, without a check.
     #[inline]
     pub const fn is_settled(&self) -> bool {
         matches!(self.due, Due::Blocked | Due::Nothing)
@@ -145,17 +147,19 @@ impl Machine {
         action
     }
 
-    /// Returns the next request to post. Nothing leaves after the end, keepalives included (VR-KEEP-003).
+    /// Returns the next request to post. Nothing leaves after the end, keepalives included
+    /// (VR-KEEP-003).
     #[inline]
     fn next_request(&mut self) -> Option<Action> {
         if !self.is_established() {
             return None;
         }
-        // A flush that has begun goes first: the slot and the credit of its last part are promised.
+        // A started flush goes first: slot and credit of its last part are reserved.
         if self.flush.is_some() {
             return self.next_write();
         }
-        // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010, VR-FLOW-016).
+        // Messages overtake data that waits for a window, so our windows are registered in any case
+        // (VR-FLOW-010, VR-FLOW-016).
         if self.wants_message()
             && let Some(message) = self.next_message()
         {
@@ -167,7 +171,7 @@ impl Machine {
         (self.stage == Stage::Closing).then(|| self.next_of_close()).flatten()
     }
 
-    /// Returns the next part of a flush, of the one that has begun or of a new one.
+    /// Returns the next part of the current or a new flush.
     #[inline]
     fn next_write(&mut self) -> Option<Action> {
         let flush = self.flush.or_else(|| self.next_flush())?;
@@ -175,7 +179,7 @@ impl Machine {
         self.write_part(flush, from, false)
     }
 
-    /// Returns whether there is a message to send as soon as it may be.
+    /// Returns whether a message waits to be sent.
     #[inline]
     fn wants_message(&self) -> bool {
         self.rx.unannounced().is_some()
@@ -235,14 +239,15 @@ impl Machine {
             self.credits.sent_question(self.send.posted().notices);
             return Some(action);
         }
-        // A Keepalive for which there is no receive would wait for ever for a peer that has vanished, and for one that is idle
-        // until it does something. An empty WRITE takes no receive, and the peer's device acknowledges it as well (VR-KEEP-006).
+        // A Keepalive without a receive would wait for ever for a vanished peer, and for an idle
+        // one until it does something. An empty WRITE takes no receive, and the peer's device
+        // acknowledges it as well (VR-KEEP-006).
         let due = self.timers.take_keepalive(self.send.posted().slots.saturating_add(1));
         due.then(|| self.write_nothing())
     }
 
-    /// Due as soon as the connection is established, whatever the peer has sent or not (VR-MEM-001, VR-FEAT-008), and again
-    /// when a window is used up (VR-MEM-010).
+    /// Announces a window. Due as soon as the connection is established, whatever the peer has sent
+    /// (VR-MEM-001, VR-FEAT-008), and again when a window is used up (VR-MEM-010).
     fn announce(&mut self, region: u8, offset: u32) -> Action {
         let [first, second] = self.regions;
         let RegionAddress { address, rkey } = match region {
@@ -250,12 +255,12 @@ impl Machine {
             1 => second,
             _ => self.landing,
         };
-        // Memory that was landed in does not wrap.
+        // Landing memory does not wrap.
         let address = address.saturating_add(offset.into());
         let window = Window { address, length: self.config.window, rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
         self.rx.announce();
-        // Bytes in the window before it tell nothing of this registration (VM-006).
+        // Bytes in the previous window prove nothing about this registration (VM-006).
         if !self.queues_windows() {
             self.credits.sent_registration(self.send.posted().notices);
         }
@@ -271,8 +276,9 @@ impl Machine {
         Action::Send { id, signaled, slot, message: message.encode() }
     }
 
-    /// Returns how much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What
-    /// finds no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
+    /// Returns how much to send now in one notification: everything, up to the end of the peer's
+    /// window (VR-FLOW-006). Bytes that do not fit wait for the next one (VR-FLOW-012). Without
+    /// bytes there is no notification (VR-XFER-010).
     #[inline]
     fn next_flush(&self) -> Option<Flush> {
         let pending = self.send.unposted().min(self.tx.room().into());
@@ -280,19 +286,21 @@ impl Machine {
         if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
             return None;
         }
-        // Bytes that wrap around the end of the send buffer, or are lent, need requests of their own. At most `room`, a u32.
+        // Bytes that wrap around the end of the send buffer, or are lent, need requests of their
+        // own. At most `room`, a u32.
         let total = self.send.carried(pending, slots) as u32;
         Some(Flush { left: total, total })
     }
 
-    /// Posts a part of a flush, which is `from`: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
+    /// Posts the part `from` of a flush: a plain WRITE, or the one that ends it with the sum of all
+    /// (VR-XFER-002, VR-XFER-004).
     #[inline(always)]
     fn write_part(&mut self, flush: Flush, from: Source, within_budget: bool) -> Option<Action> {
         let Some(to) = self.tx.take(from.len()) else {
             self.fail(Error::Bug("a flush longer than the peer's window"));
             return None;
         };
-        // No more than that lies together.
+        // At most `left`.
         let left = flush.left.wrapping_sub(from.len());
         let ends = left == 0;
         let id = self.send.post(from.len(), ends);
@@ -300,7 +308,7 @@ impl Machine {
         let immediate = if ends {
             if !within_budget {
                 self.flush = None;
-                // Where windows queue, the next registration proves nothing (VM-006).
+                // If windows queue, the next registration proves nothing (VM-006).
                 if self.tx.leave_full() && !self.queues_windows() {
                     self.credits.sent_window_end(self.send.posted().notices);
                 }
@@ -314,8 +322,8 @@ impl Machine {
         Some(Action::Write { id, signaled, from, to, immediate })
     }
 
-    /// Disconnect when every byte is known to have arrived (VR-CLOSE-001). Control messages are not waited for: they mean
-    /// nothing to a peer that is about to hear of the end.
+    /// Disconnects once every byte is known to have arrived (VR-CLOSE-001). Control messages are
+    /// not waited for: they are irrelevant to a peer that is about to see the end.
     fn next_of_close(&mut self) -> Option<Action> {
         if self.send.unconfirmed() == 0 {
             self.end();
@@ -327,7 +335,8 @@ impl Machine {
         None
     }
 
-    /// Returns an empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
+    /// Returns an empty WRITE. Its completion shows that all before it are done, and that the
+    /// peer's device is alive.
     fn write_nothing(&mut self) -> Action {
         let from = self.send.next_source(0);
         let id = self.send.post(0, false);
@@ -335,7 +344,7 @@ impl Machine {
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }
 
-    /// Returns what the peer must do before bytes or messages that wait can leave.
+    /// Returns what the peer must do before waiting bytes or messages can leave.
     fn blocked(&self) -> Option<Blocked> {
         if !self.is_established() {
             None

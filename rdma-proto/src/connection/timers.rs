@@ -1,51 +1,48 @@
-//! Timers: what a connection does because time passes.
+//! The timers of a connection.
 
 use core::time::Duration;
 
 use crate::config::{Config, UNACKNOWLEDGED};
 use rdma_types::time::Instant;
 
-/// The thing that the peer must do before bytes or messages that wait can leave.
+/// What the peer must do before waiting bytes or messages can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Blocked {
-    /// Register its first window.
     NoWindow,
-    /// Register a new one.
     WindowFull,
-    /// Take notifications.
     NoReceives,
 }
 
-/// A moment that never comes is [`Instant::NEVER`], and so is the sum of any moment and [`Duration::MAX`], which stands for a time
-/// that is not limited.
+/// All timers. [`Instant::NEVER`] means never, and so does any instant plus [`Duration::MAX`],
+/// which stands for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Timers {
-    /// From one keepalive of a regular series to the next.
+    /// Interval of regular keepalives.
     every: Duration,
-    /// From the last sign of life to a keepalive that asks for one.
+    /// Silence after which a keepalive probes the peer.
     probe: Duration,
     /// How long the peer may send nothing.
     silence: Duration,
-    /// How long it may hold up what waits.
+    /// How long it may keep data waiting.
     stall: Duration,
-    /// When the next keepalive of a regular series is due.
+    /// When the next regular keepalive is due.
     keepalive_at: Instant,
     keepalive_due: bool,
-    /// The slot count after the last keepalive, until it is acknowledged. Never more than one is under way, so a peer
-    /// that takes none makes them pile up nowhere (VR-KEEP-004).
+    /// The slot count after the last keepalive, until it is acknowledged. At most one is in flight,
+    /// so a peer that takes none cannot make them pile up (VR-KEEP-004).
     keepalive_in_flight: Option<u64>,
-    /// When the peer itself had last sent something when the last keepalive was sent.
+    /// `heard` at the time of the last keepalive.
     heard_at_keepalive: Instant,
-    /// Since when one is due or under way.
+    /// Since when a keepalive is due or in flight.
     asked: Instant,
-    /// When the peer or its device last showed life, ...
+    /// When the peer or its device last showed life.
     alive: Instant,
-    /// ... and when the peer itself last sent something.
+    /// When the peer itself last sent something.
     heard: Instant,
-    /// The reason for which something waits for the peer, and since when.
+    /// What waits for the peer, and since when.
     blocked: Option<(Blocked, Instant)>,
     close_by: Instant,
-    /// Whether [`Timers::next`] may have come nearer since that was asked last.
+    /// Whether [`Timers::next`] may have come nearer since that was last asked.
     sooner: bool,
 }
 
@@ -108,17 +105,15 @@ impl Timers {
         self.sooner = true;
     }
 
-    /// Returns whether a keepalive waits to be sent.
     pub(super) const fn wants_keepalive(&self) -> bool {
         self.keepalive_due && self.keepalive_in_flight.is_none()
     }
 
-    /// Returns whether the peer itself has sent something since the last keepalive.
     pub(super) fn heard_since_keepalive(&self) -> bool {
         self.heard > self.heard_at_keepalive
     }
 
-    /// Returns whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
+    /// Takes a due keepalive. `slot` is the slot count after its request.
     pub(super) fn take_keepalive(&mut self, slot: u64) -> bool {
         let take = self.wants_keepalive();
         if take {
@@ -129,7 +124,6 @@ impl Timers {
         take
     }
 
-    /// Notes that nothing waits for the peer.
     #[inline]
     pub(super) fn note_free(&mut self) {
         self.blocked = None;
@@ -156,7 +150,7 @@ impl Timers {
         (next != Instant::NEVER).then_some(next)
     }
 
-    /// Returns whether [`Timers::next`] may have come nearer since this was asked last.
+    /// Returns whether [`Timers::next`] may have come nearer since the last call.
     #[inline]
     pub(super) fn take_sooner(&mut self) -> bool {
         core::mem::take(&mut self.sooner)
@@ -173,7 +167,7 @@ impl Timers {
         self.blocked.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
     }
 
-    /// Returns when the time for a graceful end is over, if one was begun.
+    /// Returns the time limit of a graceful end, if one was begun.
     pub(super) fn close_at(&self) -> Option<Instant> {
         (self.close_by != Instant::NEVER).then_some(self.close_by)
     }
@@ -182,18 +176,18 @@ impl Timers {
         now >= self.close_by
     }
 
-    /// Returns the limit, if the peer has sent nothing for so long.
+    /// Returns the limit, if the peer has been silent that long.
     pub(super) fn silent(&self, now: Instant) -> Option<Duration> {
         (now >= self.heard.after(self.silence)).then_some(self.silence)
     }
 
-    /// Returns what the peer holds up, and the limit, if it has done so for so long.
+    /// Returns what the peer keeps waiting, and the limit, if it has waited that long.
     pub(super) fn stalled(&self, now: Instant) -> Option<(Blocked, Duration)> {
         let (cause, _) = self.blocked.filter(|_| now >= self.stall_at())?;
         Some((cause, self.stall))
     }
 
-    /// Returns whether a keepalive is due or under way.
+    /// Returns whether a keepalive is due or in flight.
     const fn awaits_life(&self) -> bool {
         self.keepalive_due || self.keepalive_in_flight.is_some()
     }
@@ -205,12 +199,12 @@ impl Timers {
         self.asked.max(self.alive).after(UNACKNOWLEDGED)
     }
 
-    /// Returns the limit, if the peer's device has shown no life for so long though it was asked.
+    /// Returns the limit, if the peer's device has not acknowledged a keepalive for that long.
     pub(super) fn unacknowledged(&self, now: Instant) -> Option<Duration> {
         (now >= self.unacknowledged_at()).then_some(UNACKNOWLEDGED)
     }
 
-    /// Decides on keepalives.
+    /// Schedules keepalives.
     pub(super) fn tick(&mut self, now: Instant) {
         self.sooner = true;
         if !self.awaits_life() {

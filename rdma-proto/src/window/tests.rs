@@ -1,4 +1,4 @@
-//! The offset machines against plain models of a stream.
+//! Compares the offset machines with simple models of a stream.
 
 use core::cell::Cell;
 use std::vec::Vec;
@@ -20,18 +20,17 @@ fn window(length: u32) -> Window {
 #[derive(Clone, Debug)]
 enum Op {
     Announce,
-    /// The peer writes up to this many bytes.
     Receive(u32),
     Consume(u32),
-    /// A second region, if one is wanted.
+    /// Adds a second region, if one is wanted.
     Add,
-    /// One region less, if one can be spared.
+    /// Drops a region, if one can be spared.
     Drop,
-    /// The next so many bytes belong into memory of the application.
+    /// Lands this many next bytes in the application's memory.
     Land(u32),
-    /// No further window there.
+    /// Places no further window there.
     StopLanding,
-    /// Windows may be announced before they are needed, or no longer.
+    /// Allows or forbids announcing windows before they are needed.
     Ahead(bool),
 }
 
@@ -48,29 +47,28 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The length of a window, the number of regions, whether windows are announced ahead, and what happens.
+/// The length of a window, the number of regions, whether windows are announced ahead, and the
+/// steps.
 fn any_course() -> impl Strategy<Value = (u32, u8, bool, Vec<Op>)> {
     (1..25_u32, 1..3_u8, any::<bool>(), prop::collection::vec(any_op(), 1..300))
 }
 
-/// Counts of what the courses of a property came to.
+/// Counts of what the runs of a property reached.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reached {
-    /// Windows announced ahead that the peer came to.
+    /// Windows announced ahead that the peer reached.
     ahead: u32,
     /// Landings that began while a window was announced ahead, and of which a window landed.
     landed_behind_ahead: u32,
-    /// Windows filled in memory of the application.
     landed: u32,
     /// Landings given up while the peer had a window there.
     stopped: u32,
-    /// Regions added, and dropped.
     regions: [u32; 2],
 }
 
-/// Follows a course with a plain model beside it. A peer that obeys the announcements is never refused, its bytes come out in order, a
-/// region is only announced when nothing in it is unread, what lands lies where it belongs, and windows that are announced ahead are filled
-/// in that order (VM-002, VM-005).
+/// Follows a run with a simple model. A peer that obeys the announcements is never refused, and its
+/// bytes come out in order. A region is announced only when nothing in it is unread. Landed bytes
+/// lie where they belong. Windows announced ahead are filled in that order (VM-002, VM-005).
 fn follows(
     (length, windows, ahead, ops): (u32, u8, bool, Vec<Op>),
     reached: &mut Reached,
@@ -78,13 +76,13 @@ fn follows(
     let (mut windows, mut ahead) = (windows, ahead);
     let mut rx = RxWindow::new(length, windows);
     rx.go_ahead(ahead);
-    // Each region holds stream positions; the peer writes to the window it knows of: region, offset, bytes used. Behind it may be
-    // another one.
+    // Each region holds stream positions. The peer writes to the window it knows of: region,
+    // offset, bytes used. Another may follow it.
     let mut regions = [vec![None; length as usize], vec![None; length as usize], vec![]];
     let mut peer: Option<(u8, u32, u32)> = None;
     let mut queued: Option<(u8, u32, u32)> = None;
     let (mut written, mut read) = (0_u64, 0_u64);
-    // The stream position of the first byte of the memory to land in, and how much of it is promised to land.
+    // The stream position of the first landing byte, and how many bytes are promised to land.
     let (mut landing, mut promised, mut landed) = (0, 0, 0);
     let mut began_behind = false;
     for op in ops {
@@ -179,7 +177,8 @@ fn follows(
                 }
                 prop_assert_eq!(promised, landed, "not all has landed");
                 let part = rx.land(bytes).unwrap();
-                // What is announced lies where it lies; so does a window that is due, if the peer has none that is not full.
+                // An announced window stays where it is. So does a due window, if the peer has only
+                // full ones.
                 let filling = peer.map_or(length, |(.., used)| length - used);
                 let queue = if queued.is_some() { length } else { 0 };
                 let before = u64::from(filling + queue) + (written - read);
@@ -203,7 +202,8 @@ fn follows(
                 let before = rx.unannounced();
                 rx.stop_landing();
                 let after = rx.unannounced();
-                // Once nothing is to land, the other region may be announced behind the window that does.
+                // Once nothing is to land, the other region may be announced behind the landing
+                // window.
                 let goes_ahead = before.is_none() && ahead && queued.is_none() && windows == 2;
                 let added = goes_ahead && after.is_some_and(|(region, _)| region != Readable::LANDED);
                 prop_assert!(after == before || added, "a window was taken back, or given");
@@ -232,11 +232,11 @@ fn follows(
             let at = peer.filter(|(region, _, used)| *region == Readable::LANDED && *used < length);
             prop_assert_eq!(at, None, "the peer may still write to it");
         }
-        // Whoever waits for a window gets one: full and read dry means an announcement is due.
+        // A waiting peer gets a window: if all is full and read, an announcement is due.
         if written == read && peer.is_some_and(|(.., used)| used == length) {
             prop_assert!(rx.unannounced().is_some());
         }
-        // And gets it ahead, if it may: read dry, with a region to spare, and nothing to land.
+        // It gets one ahead, if allowed: all read, a region to spare, and nothing to land.
         if written == read && ahead && windows == 2 && !rx.is_landing() && queued.is_none() {
             prop_assert!(rx.unannounced().is_some(), "nothing is announced ahead");
         }
@@ -244,7 +244,7 @@ fn follows(
     Ok(())
 }
 
-/// How many courses are followed in a run.
+/// How many runs are followed.
 const COURSES: u32 = if cfg!(miri) { 4 } else { 1000 };
 
 #[test]
@@ -265,7 +265,7 @@ fn receiving_keeps_the_stream() {
     if cfg!(miri) {
         return;
     }
-    // A fourth of what a run comes to, or less: nothing is shown of a place that no course reaches.
+    // At most a fourth of what a run reaches. A place that no run reaches proves nothing.
     let Reached { ahead, landed_behind_ahead, landed, stopped, regions } = reached;
     assert!(ahead > COURSES / 4 && landed > COURSES && stopped > COURSES / 4, "{reached:?}");
     assert!(
@@ -275,7 +275,8 @@ fn receiving_keeps_the_stream() {
 }
 
 proptest! {
-    /// Any immediate is either within the window or refused, and a refusal changes nothing (VR-FLOW-002).
+    /// Any immediate is either within the window or refused, and a refusal changes nothing
+    /// (VR-FLOW-002).
     #[test]
     fn no_immediate_passes_the_end(length in 1..100_u32, immediates in prop::collection::vec(prop_oneof![0..120_u32, any::<u32>()], 1..20)) {
         let mut rx = RxWindow::new(length, 1);
@@ -298,7 +299,7 @@ proptest! {
         }
     }
 
-    /// Bytes that are taken lie in the window, without gap or overlap, to its last byte (VR-FLOW-001).
+    /// Taken bytes lie in the window, without gap or overlap, to its last byte (VR-FLOW-001).
     #[test]
     fn sending_fills_each_window(lengths in prop::collection::vec(1..50_u32, 1..5), steps in prop::collection::vec(1..30_u32, 1..50)) {
         let mut tx = TxWindow::new();
@@ -327,7 +328,8 @@ fn immediates_before_a_window_are_refused_but_zero() {
     assert_eq!(rx.refusal(1), PeerMisbehaved::NoWindow { immediate: 1 });
 }
 
-/// With two regions the second is due as soon as the first is full; with one only when all is read (VR-MEM-003).
+/// With two regions the second is due as soon as the first is full; with one, only when everything
+/// is read (VR-MEM-003).
 #[test]
 fn the_second_region_is_announced_at_full() {
     for (windows, due) in [(1, None), (2, Some((1, 0)))] {
@@ -366,8 +368,8 @@ fn bad_registrations_are_refused() {
     );
 }
 
-/// Windows that queue are filled one after the other, each to its last byte; one too many is refused, and so is any where windows do
-/// not queue (VM-002, VM-003).
+/// Queued windows are filled in turn, each to its last byte. One too many is refused, and so is any
+/// where windows do not queue (VM-002, VM-003).
 #[test]
 fn windows_queue_behind_the_one_that_is_filled() {
     let at = |number: u64| Window { address: number << 12, length: 8, rkey: 7 };
@@ -396,7 +398,7 @@ fn windows_queue_behind_the_one_that_is_filled() {
     assert_eq!(tx.register(at(7), LIMIT, false), Err(Error::PeerMisbehaved(early)));
 }
 
-/// The other region is announced behind the one that is being filled, and again once it is read (VM-005).
+/// The other region is announced behind the one being filled, and again once it is read (VM-005).
 #[test]
 fn the_other_region_is_announced_ahead() {
     let mut rx = RxWindow::new(8, 2);

@@ -1,4 +1,4 @@
-//! One machine, and a driver, an application and a peer that do anything in any order.
+//! One machine, with a driver, an application and a peer that do anything in any order.
 
 use std::time::Duration;
 
@@ -51,12 +51,11 @@ struct World {
     config: Config,
     machine: Machine,
     now: Instant,
-    /// `None` after a completion was made up: nobody knows any more what is under way.
+    /// `None` after a completion was made up: what is in flight is then unknown.
     send_queue: Option<SendQueue>,
     disconnects: u32,
-    /// Whether the application has closed it.
     closed: bool,
-    /// When the machine wants to be handled, as its driver has noted.
+    /// When the machine must be handled, as its driver recorded it.
     noted: Option<Instant>,
 }
 
@@ -129,7 +128,7 @@ impl World {
             }
             11 => {
                 if let Some(send_queue) = &mut self.send_queue {
-                    // The oldest, or a later one whose completion stands for it.
+                    // The oldest, or a later one whose completion covers it.
                     let skip = usize::from(script.byte()) % 3;
                     let due: Vec<u64> = send_queue.signaled().take(skip + 1).collect();
                     if let Some(id) = due.last() {
@@ -139,7 +138,7 @@ impl World {
                 }
             }
             12 => match script.byte() {
-                // Rare, for it ends most of what can be checked.
+                // Rare, because it ends most of what can be checked.
                 0..8 => {
                     self.machine.handle_sent(self.now, u64::from_be_bytes(script.bytes()));
                     self.send_queue = None;
@@ -201,7 +200,7 @@ impl World {
         }
     }
 
-    /// Whether it takes bytes: one that was closed before it was established takes no more.
+    /// Whether it takes bytes. One that was closed before it was established takes no more.
     fn is_open(&self) -> bool {
         matches!(self.machine.state(), State::Connecting | State::Open) && !self.closed
     }
@@ -228,7 +227,7 @@ impl World {
         }
     }
 
-    /// Takes one action; false if there is none.
+    /// Takes one action. Returns false if there is none.
     fn post(&mut self) -> bool {
         let settled = self.machine.is_settled();
         let Some(action) = self.machine.poll_action(|| self.now) else {
@@ -250,7 +249,8 @@ impl World {
         while self.post() {}
     }
 
-    /// With nothing left to do, whatever waits will be woken: by a completion, an answer, a window, or time.
+    /// With nothing left to do, every wait will be woken: by a completion, an answer, a window, or
+    /// time.
     fn check_wake_up(&self) {
         let Some(send_queue) = &self.send_queue else { return };
         let (machine, state) = (&self.machine, self.machine.state());
@@ -276,7 +276,8 @@ impl World {
     }
 
     fn check(&mut self, before: State) {
-        // Noted only when it may have come nearer, as drivers do: never later than it is.
+        // Recorded only when it may have come nearer, as drivers do: never later than the real
+        // time.
         if self.machine.take_sooner() {
             self.noted = self.machine.next_timeout();
         }

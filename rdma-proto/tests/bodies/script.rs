@@ -1,6 +1,6 @@
-//! An input, as a program.
+//! Interprets an input as a program.
 
-/// An input, read from its beginning. Whatever lies behind its end is zero.
+/// An input, read from its beginning. Everything after its end is zero.
 pub(crate) struct Script<'a> {
     rest: &'a [u8],
 }
@@ -10,7 +10,7 @@ impl<'a> Script<'a> {
         Self { rest: input }
     }
 
-    /// The next step, until there is none.
+    /// Returns the next step, or `None` at the end.
     pub(crate) fn step(&mut self) -> Option<u8> {
         let (first, rest) = self.rest.split_first()?;
         self.rest = rest;
@@ -29,7 +29,7 @@ impl<'a> Script<'a> {
         self.byte() % 2 == 1
     }
 
-    /// A number from `range`, of at most 256 different ones.
+    /// Returns a number from `range`, one of at most 256.
     pub(crate) fn within(&mut self, range: std::ops::RangeInclusive<u32>) -> u32 {
         let count = range.end() - range.start() + 1;
         range.start() + u32::from(self.byte()) % count

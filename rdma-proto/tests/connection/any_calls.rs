@@ -1,4 +1,5 @@
-//! No sequence of calls, with any values, panics or breaks an invariant: see [`bodies::connection`].
+//! No sequence of calls, with any values, panics or breaks an invariant: see
+//! [`bodies::connection`].
 
 use proptest::prelude::*;
 

@@ -1,4 +1,5 @@
-//! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives, and without one the connection may die.
+//! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives. Without one the
+//! connection may die.
 
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{CompletionStatus, Immediate};
@@ -6,7 +7,8 @@ use rdma_proto::{Config, Error, PeerMisbehaved, State};
 
 use crate::pair::{Client, Pair, Server, failure, handle_immediates, quiet};
 
-/// A client of a Valkey server, which accepts with an RNR retry count of 0; both keep `receives` posted.
+/// A client of a Valkey server, which accepts with an RNR retry count of 0. Both keep `receives`
+/// posted.
 fn valkey(receives: u16) -> Pair {
     let wide = |base| quiet(base).window(1 << 16).send_buffer(1 << 16).peer_receives(receives);
     let mut pair = Pair::new(wide(Config::client()), wide(Config::server()));
@@ -17,10 +19,10 @@ fn valkey(receives: u16) -> Pair {
     pair
 }
 
-/// More than any peer here has receives.
+/// More receives than any peer here has.
 const WRITES: usize = if cfg!(miri) { 100 } else { 2000 };
 
-/// Returns the counts of receives that are smaller than the count of writes.
+/// Returns the counts of receives below the count of writes.
 fn few<const N: usize>(receives: [u16; N]) -> impl Iterator<Item = u16> {
     receives.into_iter().filter(|receives| usize::from(*receives) < WRITES)
 }
@@ -29,8 +31,8 @@ fn questions(messages: &[Message]) -> usize {
     messages.iter().filter(|message| matches!(message, Message::GetServerFeature { .. })).count()
 }
 
-/// A server that is busy for the time of two thousand one-byte writes: the client stops in time, asks one question, and
-/// goes on when it is answered.
+/// A server is busy while two thousand one-byte writes are made. The client stops in time, asks one
+/// question, and continues when it is answered.
 #[test]
 fn a_server_that_does_not_poll_is_not_overrun() {
     for receives in few([2, 3, 8, 17, 64, 1024]) {
@@ -52,7 +54,7 @@ fn a_server_that_does_not_poll_is_not_overrun() {
     }
 }
 
-/// VR-FLOW-008: the answer proves that all before the question was handled.
+/// VR-FLOW-008: the answer proves that everything before the question was handled.
 #[test]
 fn the_answer_returns_the_credits() {
     let mut pair = valkey(16);
@@ -69,7 +71,7 @@ fn the_answer_returns_the_credits() {
     assert_eq!(pair.client.machine.unposted(), 0);
 }
 
-/// VR-FLOW-008: a registration proves as much: whoever fills windows never has to ask.
+/// VR-FLOW-008: a registration proves as much, so a sender that fills windows never has to ask.
 #[test]
 fn full_windows_need_no_questions() {
     let narrow = |base| quiet(base).window(8).send_buffer(8).peer_receives(16);
@@ -81,7 +83,8 @@ fn full_windows_need_no_questions() {
     assert_eq!(questions(&pair.client.messages()), 0);
 }
 
-/// VR-FLOW-008: so do bytes in a window that we announced: whoever only reads never has to ask.
+/// VR-FLOW-008: so do bytes in a window that we announced, so a side that only reads never has to
+/// ask.
 #[test]
 fn bytes_in_a_new_window_need_no_questions() {
     let narrow = |base| quiet(base).window(8).peer_receives(4).windows(1);
@@ -95,7 +98,8 @@ fn bytes_in_a_new_window_need_no_questions() {
     assert!(pair.client.machine.counters().most_in_flight <= 4);
 }
 
-/// VR-FLOW-008, VR-XFER-005: a notification of no bytes does not prove that the peer has handled the window; the first byte does.
+/// VR-FLOW-008, VR-XFER-005: a notification of no bytes does not prove that the peer has handled
+/// the window. The first byte does.
 #[test]
 fn a_notification_of_no_bytes_returns_no_credits() {
     let mut pair = valkey(16);
@@ -104,7 +108,7 @@ fn a_notification_of_no_bytes_returns_no_credits() {
         pair.client.write(1);
         pair.settle();
     }
-    // A window behind these: whoever writes to it has handled them.
+    // A window behind these: a peer that writes to it has handled them.
     pair.server.write(1 << 16);
     pair.settle();
     pair.client.read(1 << 16);
@@ -119,7 +123,8 @@ fn a_notification_of_no_bytes_returns_no_credits() {
     }
 }
 
-/// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer fails it: the device had a receive, its program may be asleep.
+/// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer allows no retries. The
+/// device had a receive, but its program may be asleep.
 #[test]
 fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
     let mut pair = valkey(16);
@@ -135,7 +140,8 @@ fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
     assert!(pair.client.machine.unposted() > 0, "and yet no credit is left");
 }
 
-/// VR-FLOW-015: a peer that gave us endless retries makes us wait instead: no question, and nothing is lost.
+/// VR-FLOW-015: a peer that gave us endless retries makes us wait instead. No question is asked,
+/// and nothing is lost.
 #[test]
 fn a_patient_peer_is_never_asked() {
     for (who, receives) in
@@ -156,7 +162,8 @@ fn a_patient_peer_is_never_asked() {
     }
 }
 
-/// VR-FLOW-015: a patient peer may keep fewer receives than is assumed: the device waits, the machine does not care.
+/// VR-FLOW-015: a patient peer may keep fewer receives than is assumed. The device waits, and the
+/// machine is unaffected.
 #[test]
 fn fewer_receives_than_assumed_only_slow_a_patient_peer_down() {
     let mut pair = Pair::quiet();
@@ -164,7 +171,7 @@ fn fewer_receives_than_assumed_only_slow_a_patient_peer_down() {
     pair.finish([3000, 3000]);
 }
 
-/// VR-RES-002: the same with retries that end: the peer broke what everybody counts on.
+/// VR-RES-002: with limited retries, the same peer broke the rule that receives are posted.
 #[test]
 fn fewer_receives_than_assumed_kill_an_impatient_connection() {
     let mut pair = valkey(16);
@@ -178,7 +185,8 @@ fn fewer_receives_than_assumed_kill_an_impatient_connection() {
     assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(culprit)));
 }
 
-/// VR-FLOW-009: data leaves credits to control messages: the reader's window is announced while the writer is out of credit.
+/// VR-FLOW-009: data leaves credits to control messages. The reader's window is announced while the
+/// writer is out of credit.
 #[test]
 fn data_leaves_credits_to_registrations() {
     for receives in few([2, 4, 16, 1024]) {
@@ -219,7 +227,7 @@ fn the_first_question_serves_both_ends() {
     assert_eq!(pair.client.messages().iter().filter(|message| **message == set).count(), 1);
 }
 
-/// VR-FLOW-009: slots of the send queue are kept for control messages, too.
+/// VR-FLOW-009: send queue slots are reserved for control messages, too.
 #[test]
 fn data_leaves_requests_to_registrations() {
     for depth in [2, 3, 4, 16] {
@@ -243,7 +251,7 @@ fn data_leaves_requests_to_registrations() {
     }
 }
 
-/// VR-RES-002: an error of the device about our notification is the peer's, and names its limit.
+/// VR-RES-002: a device's error about our notification is the peer's fault, and names its limit.
 #[test]
 fn a_receiver_not_ready_names_the_limit() {
     let mut pair = valkey(16);

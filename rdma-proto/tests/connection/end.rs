@@ -1,4 +1,4 @@
-//! How connections end: in order, by error, and only once.
+//! Ends of connections: in order, by error, and only once.
 
 use std::time::Duration;
 
@@ -35,7 +35,8 @@ fn close_delivers_everything_first() {
     }
 }
 
-/// VR-CLOSE-001: a request that nothing will report is followed by an empty one that is reported, so that the end is noticed.
+/// VR-CLOSE-001: a request that will not be reported is followed by an empty one that is, so that
+/// the end is noticed.
 #[test]
 fn close_asks_for_a_completion_if_none_is_under_way() {
     let mut pair = Pair::quiet();
@@ -48,7 +49,8 @@ fn close_asks_for_a_completion_if_none_is_under_way() {
     assert_eq!(pair.client.state(), State::Closed);
 }
 
-/// VR-CLOSE-008: what is flushed before the connection is established is no cause of its end; the event that comes with it is.
+/// VR-CLOSE-008: a flush before the connection is established is not the cause of its end. The
+/// event that follows is.
 #[test]
 fn a_flush_before_the_connection_is_no_cause() {
     let mut machine =
@@ -59,10 +61,11 @@ fn a_flush_before_the_connection_is_no_cause() {
     assert_eq!(machine.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
-/// With no place in the send queue the question has to wait for one.
+/// Without a free send queue slot, the question has to wait for one.
 #[test]
 fn close_with_a_full_send_queue() {
-    // Of a depth that is no multiple of four, so that the last requests of a full queue may be unsignalled.
+    // The depth is not a multiple of four, so that the last requests of a full queue may be
+    // unsignalled.
     let server = quiet(Config::server()).send_depth(70);
     let client = quiet(Config::client()).window(1 << 10);
     let mut pair = Pair::connected(client, server.send_buffer(1 << 10));
@@ -86,7 +89,8 @@ fn close_with_a_full_send_queue() {
     assert_eq!(pair.server.state(), State::Closed);
 }
 
-/// VR-CLOSE-001: only bytes are waited for: a peer without receives cannot hold up the end of a connection that wrote nothing.
+/// VR-CLOSE-001: only bytes are waited for. A peer without receives cannot delay the end of a
+/// connection that wrote nothing.
 #[test]
 fn close_does_not_wait_for_control_messages() {
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
@@ -100,7 +104,7 @@ fn close_does_not_wait_for_control_messages() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// The last completion and the deadline at once: it arrived.
+/// If the last completion and the deadline come together, the bytes arrived.
 #[test]
 fn a_deadline_that_comes_with_the_last_completion_is_met() {
     let mut pair = Pair::quiet();
@@ -133,7 +137,7 @@ fn close_gives_up_when_the_time_is_over_and_says_what_is_missing() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// Closing again, with another time, changes nothing.
+/// Closing again, with another linger time, changes nothing.
 #[test]
 fn close_is_idempotent() {
     let mut pair = Pair::quiet();
@@ -149,7 +153,7 @@ fn close_is_idempotent() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// VR-CLOSE-001: what was written before the connection is established is delivered, though it is
+/// VR-CLOSE-001: bytes written before the connection is established are delivered, even if it is
 /// closed before, too.
 #[test]
 fn close_before_the_connection_is_there_delivers() {
@@ -171,7 +175,7 @@ fn close_before_the_connection_is_there_delivers() {
     }
 }
 
-/// VR-CLOSE-004: and no longer than it may take, whatever the time for a sign of life is.
+/// VR-CLOSE-004: delivery takes no longer than `linger`, whatever the keepalive times are.
 #[test]
 fn close_before_the_connection_is_there_has_an_end() {
     let mut client = quiet(Config::client());
@@ -189,7 +193,7 @@ fn close_before_the_connection_is_there_has_an_end() {
     pair.post(Client);
     assert_eq!(pair.client.log, [Action::Disconnect]);
 
-    // One that is refused meanwhile fails, as any other.
+    // If it is refused meanwhile, it fails like any other.
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
     pair.client.write(10);
     pair.client.machine.close(pair.now, LINGER);
@@ -199,7 +203,7 @@ fn close_before_the_connection_is_there_has_an_end() {
     assert_eq!(pair.client.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
-/// Where nothing was written there is nothing to deliver.
+/// Without written bytes there is nothing to deliver.
 #[test]
 fn close_before_the_connection_is_there() {
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
@@ -210,7 +214,7 @@ fn close_before_the_connection_is_there() {
     assert_eq!(pair.client.log, [Action::Disconnect]);
 }
 
-/// VR-CLOSE-002: what the peer sent while we close can still be read, and after the end, too.
+/// VR-CLOSE-002: what the peer sends while we close can still be read, also after the end.
 #[test]
 fn bytes_received_before_the_end_can_be_read_after_it() {
     let mut pair = Pair::quiet();
@@ -252,7 +256,7 @@ fn a_disconnect_before_the_connection_is_there_is_an_error() {
     assert_eq!(pair.client.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
-/// VR-CLOSE-006: the first error stays, whatever comes after it.
+/// VR-CLOSE-006: the first error stays, whatever follows.
 #[test]
 fn errors_are_sticky() {
     let mut pair = Pair::quiet();
@@ -275,7 +279,8 @@ fn errors_are_sticky() {
     assert_eq!(pair.post(Client), 0, "nothing after the disconnect");
 }
 
-/// VR-CLOSE-008: requests that are flushed in the wake of a failure do not hide it, in whichever order they are seen.
+/// VR-CLOSE-008: requests flushed because of a failure do not hide it, in whichever order they are
+/// seen.
 #[test]
 fn the_first_failure_with_a_cause_wins_over_flushes() {
     let (flush, cause, later) =
@@ -299,7 +304,7 @@ fn the_first_failure_with_a_cause_wins_over_flushes() {
     }
 }
 
-/// VR-CLOSE-008: after an end in order, the flushed requests are no errors.
+/// VR-CLOSE-008: after an end in order, flushed requests are no errors.
 #[test]
 fn flushes_after_an_orderly_end_are_no_errors() {
     let mut pair = Pair::quiet();
@@ -311,7 +316,7 @@ fn flushes_after_an_orderly_end_are_no_errors() {
     assert_eq!(pair.client.state(), State::Closed);
 }
 
-/// Wrong calls are refused and harm nothing.
+/// Invalid calls are refused and change nothing.
 #[test]
 fn misuse_is_refused_and_the_connection_goes_on() {
     let mut pair = Pair::quiet();
@@ -365,7 +370,8 @@ fn settings_out_of_bounds_are_refused_and_bounds_are_not() {
     }
 }
 
-/// A backend that refuses a call, or reports what was never posted, ends the connection and is named.
+/// A backend that refuses a call, or reports a request that was never posted, ends the connection
+/// and is named.
 #[test]
 fn a_backend_that_fails_is_named() {
     let mut pair = Pair::quiet();
@@ -381,7 +387,7 @@ fn a_backend_that_fails_is_named() {
     }
 }
 
-/// A connection that ends while it is half through a flush posts nothing more of it.
+/// A connection that ends in the middle of a flush posts no more of it.
 #[test]
 fn an_end_within_a_flush() {
     let mut client = quiet(Config::client());
@@ -398,7 +404,7 @@ fn an_end_within_a_flush() {
     assert_eq!(pair.client.writes().len(), 2);
 }
 
-/// Closing within a flush finishes it first.
+/// Closing in the middle of a flush finishes it first.
 #[test]
 fn closing_within_a_flush() {
     let mut client = quiet(Config::client());
@@ -416,7 +422,8 @@ fn closing_within_a_flush() {
     assert_eq!(pair.side(Server).disconnects(), 1);
 }
 
-/// Soft-RoCE gives a receive the status of the peer's refused WRITE. Whatever fails a receive was the peer's doing.
+/// Soft-RoCE gives a receive the status of the peer's refused WRITE. The peer caused every failed
+/// receive.
 #[test]
 fn a_receive_fails_by_the_peer() {
     for (status, seen) in [

@@ -1,4 +1,4 @@
-//! Features: optional, asked by clients, answered by servers.
+//! Features: optional, requested by clients, answered by servers.
 
 use rdma_proto::wire::{FeatureSet, Message, Opcode};
 use rdma_proto::{Config, Error, PeerMisbehaved, State};
@@ -10,7 +10,7 @@ fn negotiating(client: u64, server: u64) -> Pair {
     Pair::connected(client, quiet(Config::server()).features(FeatureSet(server)))
 }
 
-/// VR-FEAT-001, VR-FEAT-008: nobody asks unless told to, and a server never does.
+/// VR-FEAT-001, VR-FEAT-008: a client asks only if configured to, and a server never does.
 #[test]
 fn nobody_asks_by_itself() {
     let mut pair = Pair::quiet();
@@ -43,7 +43,7 @@ fn a_client_asks_learns_and_tells_what_both_have() {
     assert_eq!(pair.server.machine.features(), FeatureSet(0b0010));
 }
 
-/// VR-FEAT-004: bits that this side does not know enable nothing and harm nothing.
+/// VR-FEAT-004: unknown bits enable nothing and harm nothing.
 #[test]
 fn unknown_bits_enable_nothing() {
     let mut pair = negotiating(0, u64::MAX);
@@ -56,8 +56,8 @@ fn unknown_bits_enable_nothing() {
     pair.finish([10, 10]);
 }
 
-/// VM-001, VM-002: windows are registered ahead where both sides want it, and whatever is written arrives. Otherwise each
-/// side registers its next window when the last is full.
+/// VM-001, VM-002: windows are registered ahead if both sides want it, and all bytes arrive.
+/// Otherwise each side registers its next window when the last is full.
 #[test]
 fn windows_are_registered_ahead_where_both_want_it() {
     let (all, none) = (FeatureSet::MULTI_BUFFER.0, FeatureSet::NONE.0);
@@ -70,7 +70,8 @@ fn windows_are_registered_ahead_where_both_want_it() {
     }
 }
 
-/// VM-001: a client that asks for a proof only has asked for no feature, and a server that was not asked says nothing.
+/// VM-001: a client that only asks for a proof has requested no feature, and a server that was not
+/// asked says nothing.
 #[test]
 fn nobody_registers_ahead_unasked() {
     let all = FeatureSet::MULTI_BUFFER;
@@ -82,7 +83,7 @@ fn nobody_registers_ahead_unasked() {
     pair.finish([1000, 1000]);
 }
 
-/// VM-001: a choice of what the server has not said that it has enables nothing.
+/// VM-001: choosing features that the server has not offered enables nothing.
 #[test]
 fn a_choice_that_was_not_offered_enables_nothing() {
     let all = FeatureSet::MULTI_BUFFER;
@@ -99,7 +100,7 @@ fn a_choice_that_was_not_offered_enables_nothing() {
     assert_eq!(pair.server.machine.features(), all);
 }
 
-/// VM-003: a fifth window is one too many, and where the bit is not in force the second is.
+/// VM-003: a fifth window is one too many. Where the bit is not in force, the second is.
 #[test]
 fn one_window_too_many_ends_the_connection() {
     for (features, fits) in [(FeatureSet::MULTI_BUFFER.0, 2), (FeatureSet::NONE.0, 0)] {
@@ -116,7 +117,8 @@ fn one_window_too_many_ends_the_connection() {
     }
 }
 
-/// VR-FEAT-002: the answer repeats `select`; questions may come at any time and any number of times.
+/// VR-FEAT-002: the answer repeats `select`. Questions may come at any time and any number of
+/// times.
 #[test]
 fn every_question_is_answered_with_its_select() {
     let mut pair = Pair::quiet();
@@ -131,7 +133,7 @@ fn every_question_is_answered_with_its_select() {
     assert_eq!(answers, expected);
 }
 
-/// VR-FEAT-002: also when several wait at once.
+/// VR-FEAT-002: the same with several waiting at once.
 #[test]
 fn answers_keep_the_order_of_their_questions() {
     let mut pair = Pair::quiet();
@@ -148,7 +150,7 @@ fn answers_keep_the_order_of_their_questions() {
     }
 }
 
-/// VR-FEAT-003, VR-RES-008: one question repeated costs a peer's receives, not our memory.
+/// VR-FEAT-003, VR-RES-008: repeating one question costs a peer its receives, not our memory.
 #[test]
 fn one_question_many_times_is_fine() {
     const TIMES: usize = if cfg!(miri) { 100 } else { 3000 };
@@ -170,7 +172,7 @@ fn one_question_many_times_is_fine() {
     assert_eq!(pair.server.state(), State::Open);
 }
 
-/// VR-FEAT-007: different ones, whose answers are not taken, are a flood.
+/// VR-FEAT-007: different questions whose answers are not taken are a flood.
 #[test]
 fn different_questions_without_end_are_a_flood() {
     let mut pair = Pair::quiet();
@@ -184,7 +186,7 @@ fn different_questions_without_end_are_a_flood() {
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
-/// VR-FEAT-007: the same question, more often than can be counted.
+/// VR-FEAT-007: so is one question, repeated more often than can be counted.
 #[test]
 #[cfg_attr(miri, ignore = "nothing of it is seen in less than 65536 questions")]
 fn one_question_without_end_is_a_flood_too() {
@@ -198,7 +200,7 @@ fn one_question_without_end_is_a_flood_too() {
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
-/// VR-FEAT-014: an answer without a question, also a second answer to one question.
+/// VR-FEAT-014: an answer without a question is refused, and so is a second answer.
 #[test]
 fn an_answer_nobody_asked_for_ends_the_connection() {
     let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();

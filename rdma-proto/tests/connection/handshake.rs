@@ -9,7 +9,7 @@ fn fresh() -> Pair {
     Pair::new(quiet(Config::client()), quiet(Config::server()))
 }
 
-/// The first request of a connection waits for the event that says it is there.
+/// The first request of a connection waits for its established event.
 #[test]
 fn nothing_is_posted_before_the_connection_is_established() {
     let mut pair = fresh();
@@ -21,7 +21,7 @@ fn nothing_is_posted_before_the_connection_is_established() {
     }
 }
 
-/// VR-MEM-001: its first request is the registration, whatever it has heard from the other side.
+/// VR-MEM-001: its first request is the registration, whatever the other side has sent.
 #[test]
 fn each_registers_when_established_and_waits_for_nothing() {
     for who in [Client, Server] {
@@ -37,7 +37,8 @@ fn each_registers_when_established_and_waits_for_nothing() {
     }
 }
 
-/// VR-MEM-014, VR-CONN-007: neither the order of the two registrations nor that of the two events matters.
+/// VR-MEM-014, VR-CONN-007: neither the order of the two registrations nor that of the two events
+/// matters.
 #[test]
 fn registrations_may_cross_in_any_order() {
     for first in [Client, Server] {
@@ -47,7 +48,7 @@ fn registrations_may_cross_in_any_order() {
             pair.post(first);
             pair.carry(first);
             if heard_early {
-                // The SEND overtakes the event that says the connection is there.
+                // The SEND overtakes the established event.
                 pair.handle(peer(first));
                 assert_eq!(pair.side(peer(first)).state(), State::Connecting);
                 assert!(pair.side(peer(first)).machine.has_peer_window());
@@ -75,7 +76,7 @@ fn no_payload_leaves_before_the_peers_window() {
     }
 }
 
-/// VR-KEEP-002, VR-CONN-007: a message may overtake the event that says the connection is there.
+/// VR-KEEP-002, VR-CONN-007: a message may overtake the established event.
 #[test]
 fn a_keepalive_may_come_before_anything_else() {
     let mut pair = fresh();

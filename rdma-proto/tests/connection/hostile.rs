@@ -1,4 +1,4 @@
-//! Each thing that a hostile or broken peer can send: the value that passes, and beside it the one that must not.
+//! Each invalid input of a hostile or broken peer, beside the nearest valid one.
 
 use rdma_proto::wire::{Message, Opcode, Window};
 use rdma_proto::{CompletionStatus, Immediate};
@@ -10,7 +10,7 @@ fn failed(misbehaved: PeerMisbehaved) -> State {
     State::Failed(Error::PeerMisbehaved(misbehaved))
 }
 
-/// VR-CLOSE-007: after it failed, a machine disconnects at once, and only that.
+/// VR-CLOSE-007: after a failure, a machine disconnects at once, and does nothing else.
 fn ends(pair: &mut Pair, state: State) {
     assert_eq!(pair.client.state(), state);
     let before = pair.client.log.len();
@@ -51,7 +51,7 @@ fn messages_of_any_other_length() {
     assert_eq!(message(&Message::Keepalive.encode()).client.state(), State::Open);
 }
 
-/// VR-CTRL-008: what is longer than the receive fails in the device.
+/// VR-CTRL-008: a message longer than the receive fails in the device.
 #[test]
 fn a_message_longer_than_its_receive() {
     let mut pair = Pair::quiet();
@@ -67,7 +67,7 @@ fn a_window_that_its_device_refuses() {
     ends(&mut pair, failed(PeerMisbehaved::WindowRefused));
 }
 
-/// VR-CTRL-006: reserved bytes mean nothing.
+/// VR-CTRL-006: reserved bytes have no meaning.
 #[test]
 fn reserved_bytes_are_ignored() {
     let mut bytes = [0xa5; 32];
@@ -75,7 +75,7 @@ fn reserved_bytes_are_ignored() {
     assert_eq!(message(&bytes).client.state(), State::Open);
 }
 
-/// VR-FLOW-002, VR-SEC-003: to the last byte, and not one more; no sum wraps.
+/// VR-FLOW-002, VR-SEC-003: up to the last byte, and not one more. No sum wraps.
 #[test]
 fn immediates_beyond_the_window() {
     for (used, immediate) in [(0, 65), (63, 2), (64, 65), (1, u32::MAX), (63, u32::MAX), (2, u32::MAX - 1)] {
@@ -141,7 +141,7 @@ fn windows_that_cannot_be() {
     );
 }
 
-/// VR-MEM-017: replaced before it was full.
+/// VR-MEM-017: a window replaced before it was full.
 #[test]
 fn a_window_replaced_early() {
     let window = |length| Window { address: 0x1000, length, rkey: 1 };
@@ -149,7 +149,7 @@ fn a_window_replaced_early() {
         &mut registered(&[window(20), window(20)], 64),
         failed(PeerMisbehaved::EarlyRegistration { used: 8, length: 20 }),
     );
-    // Full: another length, another place and another key are fine.
+    // When it is full, another length, place and key are allowed.
     let mut pair = registered(&[window(8), Window { address: 0x9_0000, length: 3, rkey: 9 }], 64);
     pair.client.write(8);
     assert_eq!(pair.post(Client), 1);
@@ -157,8 +157,8 @@ fn a_window_replaced_early() {
     assert_eq!(pair.client.state(), State::Open);
 }
 
-/// VR-MEM-011, VR-MEM-012: a new window of another length whenever one is full: bytes go into what was registered and nowhere else, which the
-/// send queue checks.
+/// VR-MEM-011, VR-MEM-012: each new window of a full one may have another length. Bytes go into
+/// what was registered and nowhere else, which the send queue checks.
 #[test]
 fn windows_of_every_length_in_turn() {
     let mut pair = registered(&[], 64);
@@ -177,7 +177,7 @@ fn windows_of_every_length_in_turn() {
     }
 }
 
-/// Messages of a peer that is a server and of one that is a client: what the one must not send, the other may.
+/// Messages that only one role may send.
 #[test]
 fn a_server_takes_what_a_client_refuses() {
     for bytes in [

@@ -1,4 +1,4 @@
-//! VR-RES-004 and VR-RES-005: who keeps data waiting, and for how long.
+//! VR-RES-004 and VR-RES-005: limits on how long a peer may keep data waiting.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn a_peer_that_never_drains() {
     pair.settle();
     pair.advance(ALMOST);
     pair.settle();
-    // One window more, and the time begins again.
+    // One window more restarts the time.
     assert_eq!(pair.client.read(64), 64);
     pair.settle();
     pair.advance(ALMOST);
@@ -55,7 +55,8 @@ fn a_peer_that_never_drains() {
     assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverDrained { waited: LIMIT }));
 }
 
-/// VR-RES-005: a patient peer without receives: its device does not acknowledge, and what waits, waits.
+/// VR-RES-005: a patient peer without receives. Its device does not acknowledge, so everything
+/// waits.
 #[test]
 fn a_peer_that_never_receives() {
     for who in [Client, Server] {
@@ -79,7 +80,8 @@ fn a_peer_that_never_receives() {
     }
 }
 
-/// VR-RES-005: a server that never polls, to a client that gets its credits back by questions only.
+/// VR-RES-005: a server that never polls, and a client that gets its credits back only by
+/// questions.
 #[test]
 fn a_server_that_never_polls() {
     let client = limited(Config::client()).peer_receives(16);
@@ -97,7 +99,7 @@ fn a_server_that_never_polls() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// VR-RES-005: answers that are not taken are waited for no longer than data.
+/// VR-RES-005: the limit for answers that are not taken is that for data.
 #[test]
 fn answers_that_are_not_taken() {
     let server = limited(Config::server()).peer_receives(4);
@@ -118,7 +120,7 @@ fn answers_that_are_not_taken() {
 fn answers_that_are_taken_one_by_one() {
     let server = limited(Config::server()).peer_receives(4);
     let mut pair = Pair::connected(quiet(Config::client()), server);
-    // The client's device has receives; the client itself would not understand the answers.
+    // The client's device has receives. The client itself would not understand the answers.
     (pair.client.handles, pair.client.receives) = (false, 100);
     pair.server.carries = false;
     let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
@@ -133,8 +135,8 @@ fn answers_that_are_taken_one_by_one() {
     }
 }
 
-/// Credits that come back are progress, however they come: here by the peer's first bytes in a window we announced, just
-/// before the limit.
+/// Returned credits are progress, whatever proves them: here the peer's first bytes in a window we
+/// announced, just before the limit.
 #[test]
 fn a_proof_by_bytes_begins_the_wait_anew() {
     let client = limited(Config::client()).peer_receives(6);
@@ -156,14 +158,15 @@ fn a_proof_by_bytes_begins_the_wait_anew() {
     assert!(pair.client.machine.unposted() > 0, "no credit is left");
     pair.advance(ALMOST);
     pair.settle();
-    // Its first byte in the new window: it has handled all up to there.
+    // Its first byte in the new window: it has handled everything before.
     pair.client.machine.handle_immediate(pair.now, Immediate(1));
     pair.advance(REST);
     assert_eq!(pair.client.state(), State::Open, "a credit came back in time");
     assert!(pair.post(Client) > 0);
 }
 
-/// Bytes that prove nothing are no progress for what waits: a peer cannot talk its way past the limit.
+/// Bytes that prove nothing are no progress for waiting data: a peer cannot evade the limit by
+/// sending them.
 #[test]
 fn bytes_that_prove_nothing_do_not_extend_the_limit() {
     let client = limited(Config::client()).peer_receives(6);
@@ -186,7 +189,8 @@ fn bytes_that_prove_nothing_do_not_extend_the_limit() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// Nor do keepalives that the device of a sleeping server acknowledges: it had receives for them, and has them no more.
+/// Nor are keepalives that the device of a sleeping server acknowledges: it had receives for them,
+/// and has none left.
 #[test]
 fn acknowledged_keepalives_do_not_extend_the_limit() {
     let mut client = limited(Config::client()).peer_receives(16);
@@ -208,7 +212,8 @@ fn acknowledged_keepalives_do_not_extend_the_limit() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// Whoever gets on is not stalled, however slowly, and whether it waits for credit or for a place in the send queue.
+/// A connection that advances is not stalled, however slowly, and whether it waits for credit or
+/// for a send queue slot.
 #[test]
 fn slow_progress_is_progress() {
     for (rnr_retry, send_depth) in [(0, 1), (0, 256), (7, 1), (7, 256)] {
@@ -232,7 +237,7 @@ fn slow_progress_is_progress() {
     }
 }
 
-/// Without a limit whoever waits has its own.
+/// Without a limit, waiting calls use their own.
 #[test]
 fn without_a_limit_nothing_is_waited_for() {
     let mut pair = Pair::quiet();

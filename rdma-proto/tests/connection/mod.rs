@@ -1,4 +1,4 @@
-//! The connection machine, told as stories of two of them, or of one and what a peer may do to it.
+//! The connection machine, in scenarios of two machines, or of one and a scripted peer.
 
 mod any_calls;
 mod any_schedule;

@@ -1,4 +1,4 @@
-//! A second receive region that comes and goes.
+//! Adding and dropping a second receive region.
 
 use core::time::Duration;
 
@@ -30,8 +30,8 @@ fn window(rkey: u32) -> Option<Window> {
     Some(Window { address, length: WINDOW, rkey })
 }
 
-/// VR-MEM-003, VR-MEM-010: a region that is added while the first is full of unread bytes is announced at once, and either
-/// may go once it is read.
+/// VR-MEM-003, VR-MEM-010: a region added while the first is full of unread bytes is announced at
+/// once. Either may be dropped once it is read.
 #[test]
 fn a_second_region_comes_when_it_is_needed_and_goes() {
     let config = quiet(Config::client()).window(WINDOW).windows(1);
@@ -55,15 +55,16 @@ fn a_second_region_comes_when_it_is_needed_and_goes() {
     assert_eq!(machine.all_readable(), [None, None, second]);
     assert_eq!((machine.drop_region(), machine.drop_region()), (Some(0), None));
 
-    // From here on there is one again, and it is the other one.
+    // From here on there is one again, the other one.
     machine.handle_immediate(NOW, Immediate(WINDOW - 3));
     assert_eq!((machine.lacks_region(), announced(&mut machine)), (Some(0), None));
     machine.add_region(region(3));
     assert_eq!(announced(&mut machine), window(3));
 }
 
-/// VR-MEM-003, VR-MEM-008: windows that lie wholly in the part of the stream that was asked for are announced in memory of the
-/// application, one behind the other; those before and behind are the connection's own.
+/// VR-MEM-003, VR-MEM-008: windows that lie wholly in the requested part of the stream are
+/// announced in the application's memory, one after another. Those before and after are the
+/// connection's own.
 #[test]
 fn windows_lie_in_memory_of_the_application() {
     let config = quiet(Config::client()).window(WINDOW).windows(2);
@@ -73,7 +74,7 @@ fn windows_lie_in_memory_of_the_application() {
     machine.handle_immediate(NOW, Immediate(3));
     machine.consume(2).expect("there are as many");
 
-    // One byte is there and 5 are to come in this window; two whole windows and a byte are left.
+    // One byte is there and 5 are to come in this window. Two whole windows and a byte are left.
     let memory = region(7);
     let landed = Readable { region: Readable::LANDED, offset: 6, len: 2 * WINDOW };
     assert_eq!(machine.land(memory, 6 + 2 * WINDOW + 1), Ok(Some(landed)));
@@ -100,7 +101,7 @@ fn windows_lie_in_memory_of_the_application() {
     assert_eq!(machine.readable(), own(1, 0, 4));
 }
 
-/// What cannot land does not, and memory that wraps around the address space is refused.
+/// Bytes that cannot land do not, and memory that wraps around the address space is refused.
 #[test]
 fn what_cannot_land_does_not() {
     let config = quiet(Config::client()).window(WINDOW).windows(1);
@@ -119,7 +120,7 @@ fn what_cannot_land_does_not() {
     assert_eq!(machine.land(region(7), 4 * WINDOW), Ok(None));
 }
 
-/// VM-002: a region that was free while memory of the application was to be landed in is announced ahead when that is given up.
+/// VM-002: a region held back for a landing is announced ahead when the landing is given up.
 #[test]
 fn a_landing_given_up_lets_the_next_window_go_ahead() {
     let all = FeatureSet::MULTI_BUFFER;

@@ -20,7 +20,8 @@ fn keepalives(side: &Side) -> usize {
     side.messages().iter().filter(|message| matches!(message, Message::Keepalive)).count()
 }
 
-/// VR-KEEP-001: a server shows life every three seconds; a client does nothing while it hears that.
+/// VR-KEEP-001: a server sends a keepalive every three seconds. A client that receives them does
+/// nothing.
 #[test]
 fn a_server_sends_keepalives_and_a_client_listens() {
     let mut client = Config::client();
@@ -48,7 +49,7 @@ fn both_roles_can_send_them() {
     assert_eq!((keepalives(&pair.client), keepalives(&pair.server)), (10, 10));
 }
 
-/// After a long sleep of this program one is enough.
+/// After a long sleep of this program one keepalive is enough.
 #[test]
 fn missed_keepalives_are_not_made_up_for() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
@@ -57,7 +58,7 @@ fn missed_keepalives_are_not_made_up_for() {
     assert_eq!(keepalives(&pair.server), 1);
 }
 
-/// VR-KEEP-004: a peer that takes none makes them pile up nowhere.
+/// VR-KEEP-004: a peer that takes none cannot make them pile up.
 #[test]
 fn never_more_than_one_keepalive_is_under_way() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
@@ -74,7 +75,7 @@ fn never_more_than_one_keepalive_is_under_way() {
     assert_eq!(keepalives(&pair.server), 2);
 }
 
-/// VR-KEEP-006: a probe is sent when nothing was heard, not while anything is.
+/// VR-KEEP-006: a probe is sent only after silence.
 #[test]
 fn a_probe_is_sent_into_silence_only() {
     for who in [Client, Server] {
@@ -95,8 +96,8 @@ fn a_probe_is_sent_into_silence_only() {
     }
 }
 
-/// The peer's device answers a probe even when its program does not: a busy peer is left in peace, a dead one shows in the
-/// device's own time-out.
+/// The peer's device answers a probe even if its program does not. A busy peer is not disturbed,
+/// and a dead one shows in the device's own time-out.
 #[test]
 fn a_busy_peer_satisfies_the_probe_through_its_device() {
     let mut pair = living(SILENT.probe(Some(SECOND * 10)), SILENT);
@@ -109,7 +110,7 @@ fn a_busy_peer_satisfies_the_probe_through_its_device() {
     assert_eq!(pair.client.state(), State::Open);
 }
 
-/// VR-KEEP-005: only what the peer itself sends counts against the limit, and the limit is exact.
+/// VR-KEEP-005: only what the peer itself sends resets the limit, and the limit is exact.
 #[test]
 fn silence_beyond_the_limit_ends_the_connection() {
     let limit = SECOND * 30;
@@ -118,7 +119,7 @@ fn silence_beyond_the_limit_ends_the_connection() {
         pair.advance(SECOND);
         pair.settle();
     }
-    // One byte, and the time begins again.
+    // One byte restarts the time.
     pair.server.write(1);
     pair.settle();
     for _ in 0..29 {
@@ -146,7 +147,7 @@ fn no_keepalive_after_the_end() {
     assert_eq!(keepalives(&pair.server), 0);
 }
 
-/// VR-FLOW-013: intervals of nothing would be a time-out that is always due.
+/// VR-FLOW-013: zero intervals would make a time-out that is always due.
 #[test]
 fn intervals_of_zero_are_refused() {
     let zero = Some(Duration::ZERO);
@@ -160,8 +161,8 @@ fn intervals_of_zero_are_refused() {
     }
 }
 
-/// VR-KEEP-006: a device that never gives up on a peer that has vanished is not waited for without end; neither by one that
-/// shows life regularly, nor by one that probes, nor with a send queue that is full of what nobody acknowledges.
+/// VR-KEEP-006: the wait for a vanished peer is bounded even if its device never gives up. This
+/// holds for regular keepalives, for probes, and with a send queue full of unacknowledged requests.
 #[test]
 fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     let limited = rdma_proto::UNACKNOWLEDGED + SECOND * 10;
@@ -191,8 +192,9 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     }
 }
 
-/// VR-KEEP-004, VR-KEEP-006: a peer whose program is idle posts no receives again. It is there all the same, and as it was: what
-/// is left of its receives is not used up, so nothing waits for it, and it can go on after any time.
+/// VR-KEEP-004, VR-KEEP-006: a peer whose program is idle reposts no receives, but is still alive.
+/// Its remaining receives are not used up, so nothing waits for it, and it can continue after any
+/// time.
 #[test]
 fn an_idle_peer_is_left_its_receives() {
     let server = SILENT.every(Some(SECOND));
@@ -218,7 +220,7 @@ fn an_idle_peer_is_left_its_receives() {
     }
 }
 
-/// Acknowledgements of a device that come late, but in time, end nothing, however often.
+/// A device's late but timely acknowledgements end nothing, however often.
 #[test]
 fn late_acknowledgements_count() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND * 3)));

@@ -1,4 +1,5 @@
-//! Bytes: windows filled to their last byte, one notification for each flush, the same stream on both ends.
+//! Bytes: windows filled to their last byte, one notification per flush, the same stream on both
+//! ends.
 
 use rdma_proto::{Action, ApiMisuse, Config, Error};
 
@@ -9,7 +10,7 @@ fn windows_of(window: u32, windows: u8) -> Pair {
     Pair::connected(base(Config::client()), base(Config::server()))
 }
 
-/// VR-FLOW-006: what waits is one notification, however many pieces it was written in.
+/// VR-FLOW-006: waiting bytes are one notification, however many pieces were written.
 #[test]
 fn one_notification_for_one_flush() {
     let mut pair = Pair::quiet();
@@ -20,7 +21,8 @@ fn one_notification_for_one_flush() {
     assert_eq!(pair.client.writes(), [(6, Some(6))]);
 }
 
-/// VR-XFER-004: bytes around the end of the send buffer are two requests and one immediate, the sum of both.
+/// VR-XFER-004: bytes around the end of the send buffer are two requests and one immediate, the sum
+/// of both.
 #[test]
 fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_sum() {
     let mut client = quiet(Config::client());
@@ -34,7 +36,7 @@ fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_su
     assert_eq!(pair.server.read(100), 55);
 }
 
-/// VR-FLOW-011: with one free request, what is around the end has to wait, and nothing is lost.
+/// VR-FLOW-011: with one free request, the bytes after the wrap have to wait, and none are lost.
 #[test]
 fn with_one_request_left_a_flush_ends_at_the_end_of_the_buffer() {
     let client = quiet(Config::client()).send_buffer(40).send_depth(1);
@@ -70,8 +72,8 @@ fn one_byte_less_the_same_and_one_more_than_the_window() {
     }
 }
 
-/// VR-MEM-003: the second region is announced when the first is full, before anything is read; a third not before the
-/// first is free again. Both are read in order.
+/// VR-MEM-003: the second region is announced when the first is full, before anything is read. A
+/// third is announced only when the first is free again. Both are read in order.
 #[test]
 fn the_second_region_is_filled_while_the_first_is_unread() {
     for who in [Client, Server] {
@@ -108,7 +110,8 @@ fn a_single_region_is_announced_again_when_full_and_read() {
     pair.finish([0, 0]);
 }
 
-/// VR-FLOW-010, VR-FLOW-016: a full peer stops its writer, not its reader: bytes go on the other way.
+/// VR-FLOW-010, VR-FLOW-016: a full peer stops its writer, not its reader. Bytes still flow the
+/// other way.
 #[test]
 fn input_goes_on_while_output_waits() {
     let mut pair = windows_of(16, 2);
@@ -122,7 +125,8 @@ fn input_goes_on_while_output_waits() {
     pair.finish([0, 0]);
 }
 
-/// VR-XFER-005, VR-XFER-006, and what a foreign sender may do: plain writes with one immediate for all, or an immediate each.
+/// VR-XFER-005, VR-XFER-006: a foreign sender may use plain writes with one immediate for all, or
+/// an immediate each.
 #[test]
 fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
     let mut pair = Pair::quiet();
@@ -167,7 +171,7 @@ fn more_requests_than_an_id_can_count() {
     pair.finish([100, 100]);
 }
 
-/// VR-XFER-011: space comes back in order, and never before the bytes in it are known to have arrived.
+/// VR-XFER-011: space is freed in order, and never before its bytes are known to have arrived.
 #[test]
 fn space_comes_back_when_bytes_are_acknowledged() {
     let mut pair = Pair::quiet();
@@ -188,7 +192,8 @@ impl Pair {
     }
 }
 
-/// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and bytes lent leave in order, as parts of one flush.
+/// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and lent bytes leave in order, as parts of
+/// one flush.
 #[test]
 fn lent_bytes_keep_their_place_in_the_stream() {
     let client = quiet(Config::client()).send_buffer(40);
@@ -196,14 +201,14 @@ fn lent_bytes_keep_their_place_in_the_stream() {
     assert_eq!((pair.client.write(30), pair.client.lend(100)), (30, 100));
     pair.settle();
     assert_eq!(pair.client.writes(), [(30, None), (100, Some(130))]);
-    // What lies behind them goes to where the send buffer would be had it held them: 130 % 40.
+    // Later bytes go where the send buffer would have put them: 130 % 40.
     assert_eq!(pair.client.write(35), 35);
     pair.settle();
     assert_eq!(pair.client.writes()[2..], [(30, None), (5, Some(35))]);
     assert_eq!(pair.server.read(1000), 165);
 }
 
-/// VR-FLOW-001: lent bytes fill windows as any others do, however many they are.
+/// VR-FLOW-001: lent bytes fill windows like any others, however many they are.
 #[test]
 fn lent_bytes_are_split_at_the_ends_of_windows() {
     let mut pair = windows_of(16, 2);
@@ -213,8 +218,8 @@ fn lent_bytes_are_split_at_the_ends_of_windows() {
     assert_eq!(pair.client.writes(), [(16, Some(16)), (16, Some(16)), (8, None), (3, Some(11))]);
 }
 
-/// Memory can be lent again as soon as all that was lent before is posted, though not before; and what is lent last is signalled,
-/// so that whoever lent it learns when it can have it back.
+/// Memory can be lent again as soon as everything lent before is posted, but not before. The last
+/// lent request is signalled, so that the owner learns when the memory is free.
 #[test]
 fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
     let mut pair = windows_of(64, 1);

@@ -1,10 +1,11 @@
-//! What a machine does in one step, compared with the same in several.
+//! Compares combined operations of a machine with their separate steps.
 
 use rdma_proto::Immediate;
 use rdma_proto::time::Instant;
 use rdma_proto::{Machine, Readable, Span};
 
-/// Takes bytes, as many as fit, and returns where they belong: the same place, and the same that is to be done, as in two steps.
+/// Takes bytes, as many as fit, and returns where they belong. Place and due work are the same as
+/// in two steps.
 pub(crate) fn put(machine: &mut Machine, now: Instant, most: usize) -> Option<Span> {
     let mut in_steps = *machine;
     let space = in_steps.space();
@@ -37,7 +38,7 @@ pub(crate) fn take(machine: &mut Machine, most: usize) -> Option<Readable> {
         taken => {
             assert_eq!(taken, part);
             assert_eq!(at_once.is_settled(), before.is_settled(), "something is to be done");
-            // An announcement that waits for a credit is looked at in vain.
+            // A check for an announcement that waits for a credit is in vain.
             let mut others = [at_once, in_steps];
             let [first, second] = others.each_mut().map(|machine| machine.poll_action(Instant::default));
             assert_eq!((first, others[0]), (second, others[1]));
@@ -48,7 +49,7 @@ pub(crate) fn take(machine: &mut Machine, most: usize) -> Option<Readable> {
     part
 }
 
-/// Handles notifications together, if that can be, and one by one otherwise.
+/// Handles notifications together if possible, and one by one otherwise.
 pub(crate) fn handle_immediates(machine: &mut Machine, now: Instant, immediates: &[u32]) {
     let (before, mut one_by_one) = (*machine, *machine);
     immediates.iter().for_each(|immediate| one_by_one.handle_immediate(now, Immediate(*immediate)));

@@ -1,8 +1,10 @@
-//! Two connections in plain memory, and between them a fabric that keeps the order of reliable connections.
+//! Two connections in plain memory, and between them a fabric that keeps the order of reliable
+//! connections.
 //!
-//! Nothing happens by itself: a test says what is posted, carried, handled and reported, or calls [`Pair::settle`] for all
-//! of it. Every posted request is checked by a [`SendQueue`]; send buffers are checked when bytes are carried and again when
-//! they are known to have arrived, because a device may send them twice; every byte read is compared with the one written.
+//! Nothing happens by itself. A test says what is posted, carried, handled and reported, or calls
+//! [`Pair::settle`] for all of it. Every posted request is checked by a [`SendQueue`]. Send buffers
+//! are checked when bytes are carried and again when they are known to have arrived, because a
+//! device may send them twice. Every byte read is compared with the one written.
 
 // Each test binary uses a part of it.
 #![allow(dead_code)]
@@ -33,13 +35,14 @@ pub(crate) fn peer(who: Role) -> Role {
     }
 }
 
-/// The stream that `who` writes, at `position`: long in period, so that no two windows look alike.
+/// The stream that `who` writes, at `position`. Its period is long, so that no two windows look
+/// alike.
 fn stream_byte(who: Role, position: usize) -> u8 {
     let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (who as u64);
     (mixed >> 32) as u8
 }
 
-/// A settings base with which nothing but the tested rule limits anything.
+/// Base settings under which nothing but the tested rule limits anything.
 pub(crate) fn quiet(base: Config) -> Config {
     base.keepalive(Some(Keepalive::NONE)).window(64).send_buffer(256)
 }
@@ -59,7 +62,8 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Two machines of which none knows yet that they are connected. Each keeps the receives posted that the other expects.
+    /// Two machines that do not know yet that they are connected. Each keeps the receives posted
+    /// that the other expects.
     pub(crate) fn new(client: Config, server: Config) -> Self {
         assert_eq!((client.role, server.role), (Client, Server));
         Self {
@@ -69,7 +73,7 @@ impl Pair {
         }
     }
 
-    /// Two machines that are connected, with windows exchanged and all completions reported.
+    /// Two connected machines, with windows exchanged and all completions reported.
     pub(crate) fn connected(client: Config, server: Config) -> Self {
         let mut pair = Self::new(client, server);
         pair.establish(Server);
@@ -78,7 +82,7 @@ impl Pair {
         pair
     }
 
-    /// With settings in which nothing but the tested rule limits anything.
+    /// The same, with settings under which nothing but the tested rule limits anything.
     pub(crate) fn quiet() -> Self {
         Self::connected(quiet(Config::client()), quiet(Config::server()))
     }
@@ -105,7 +109,7 @@ impl Pair {
         side.machine.handle_established(now, rnr_retry);
     }
 
-    /// Takes one action of `who` and does it; false if there is none.
+    /// Takes one action of `who` and does it. Returns false if there is none.
     pub(crate) fn post_one(&mut self, who: Role) -> bool {
         let now = self.now;
         let (side, other) = self.both(who);
@@ -117,7 +121,8 @@ impl Pair {
         }
         side.post(action);
         if action == Action::Disconnect {
-            // The queue pair goes to the error state; what was not carried is flushed, which nobody waits for.
+            // The queue pair goes to the error state. Requests that were not carried are flushed,
+            // unobserved.
             side.queue.clear();
             side.broken = true;
             other.left = true;
@@ -129,11 +134,12 @@ impl Pair {
         std::iter::from_fn(|| self.post_one(who).then_some(())).count()
     }
 
-    /// Carries the oldest request of `who` to its peer; false if there is none, or it waits for a receive.
+    /// Carries the oldest request of `who` to its peer. Returns false if there is none, or it waits
+    /// for a receive.
     pub(crate) fn carry(&mut self, who: Role) -> bool {
         let (side, other) = self.both(who);
         if other.broken {
-            // Nobody answers; the device would give up long after the disconnect was heard.
+            // There is no answer. The device would give up long after the disconnect was seen.
             return false;
         }
         let Some(Request { action, .. }) = side.queue.front() else { return false };
@@ -169,7 +175,8 @@ impl Pair {
         true
     }
 
-    /// The oldest request of `who` is taken by the device of a peer that is not the other side; false if there is none.
+    /// The device of another peer takes the oldest request of `who`. Returns false if there is
+    /// none.
     pub(crate) fn carry_away(&mut self, who: Role) -> bool {
         let side = self.side(who);
         let Some(request) = side.queue.pop_front() else { return false };
@@ -182,7 +189,7 @@ impl Pair {
         true
     }
 
-    /// `who` handles the oldest arrival and posts its receive again.
+    /// `who` handles the oldest arrival and reposts its receive.
     pub(crate) fn handle(&mut self, who: Role) -> bool {
         let now = self.now;
         let side = self.side(who);
@@ -207,7 +214,7 @@ impl Pair {
         true
     }
 
-    /// The oldest completion of `who` is reported to it.
+    /// Reports the oldest completion of `who` to it.
     pub(crate) fn report(&mut self, who: Role) -> bool {
         let now = self.now;
         let side = self.side(who);
@@ -228,7 +235,7 @@ impl Pair {
         }
     }
 
-    /// `who` hears of its peer's disconnect, after all that had arrived before (VR-CLOSE-002).
+    /// Reports the peer's disconnect to `who`, after everything that arrived before (VR-CLOSE-002).
     pub(crate) fn hear_disconnect(&mut self, who: Role) -> bool {
         if !std::mem::take(&mut self.side(who).left) {
             return false;
@@ -238,8 +245,8 @@ impl Pair {
         true
     }
 
-    /// Everything that can happen without the application and without time, within the limits of [`Side::handles`] and its
-    /// neighbours; false if nothing could.
+    /// Does everything possible without the application and without time, within the limits of
+    /// [`Side::handles`] and its neighbours. Returns false if nothing was.
     pub(crate) fn settle(&mut self) -> bool {
         let mut ever = false;
         loop {
@@ -282,8 +289,8 @@ impl Pair {
         }
     }
 
-    /// Writes `bytes` more from each side in turns with everything else, until both have read all. Time stands still, so
-    /// whatever waits for anything but an event never gets on.
+    /// Writes `bytes` more from each side in turns with everything else, until both have read all.
+    /// Time stands still, so only events advance anything.
     pub(crate) fn finish(&mut self, bytes: [usize; 2]) {
         let mut left = bytes;
         loop {

@@ -1,4 +1,5 @@
-//! The work requests that one machine has posted, kept independently of it and checked against the rules as they are posted.
+//! The posted work requests of one machine, recorded independently and checked against the rules as
+//! they are posted.
 
 use std::collections::VecDeque;
 
@@ -11,23 +12,23 @@ pub(crate) struct SendQueue {
     config: Config,
     /// The peer's window and how much of it is used.
     window: Option<(Window, u32)>,
-    /// Those that come after it (VM-002).
+    /// The windows after it (VM-002).
     queued: VecDeque<Window>,
-    /// Whether windows are registered ahead, so that neither they nor the first bytes in them prove anything (VM-006). A server needs no
-    /// proof.
+    /// Whether windows are registered ahead, so that neither they nor the first bytes in them prove
+    /// anything (VM-006). A server needs no proof.
     ahead: bool,
     /// Bytes written since the last immediate.
     plain: u32,
     outstanding: VecDeque<Outstanding>,
-    /// Notifications posted, ...
+    /// Notifications posted.
     notified: u64,
-    /// ... those the peer must have handled, or its device acknowledged where that is enough, ...
+    /// Notifications that the peer must have handled, or that its device acknowledged if that is
+    /// enough.
     proven: u64,
-    /// ... and what a proof is worth that may come: a new window, bytes in ours, an answer.
+    /// What each possible proof would cover: a new window, bytes in ours, an answer.
     at_full: Option<u64>,
     at_registration: Option<u64>,
     at_question: Option<u64>,
-    /// Whether an acknowledgement is enough.
     patient: bool,
     ended: bool,
 }
@@ -36,10 +37,10 @@ pub(crate) struct SendQueue {
 struct Outstanding {
     id: u64,
     signaled: bool,
-    /// Of a SEND, the place of its message.
+    /// The slot of its message, for a SEND.
     slot: Option<u16>,
     notifies: bool,
-    /// The count of notifications with this one.
+    /// The count of notifications, including this one.
     notified: u64,
 }
 
@@ -62,7 +63,7 @@ impl SendQueue {
         }
     }
 
-    /// The peer said how often our device repeats what meets no receive.
+    /// The peer said how often our device retries a send that found no receive.
     pub(crate) fn established(&mut self, rnr_retry: u8) {
         self.patient |= rnr_retry >= RNR_RETRY_INFINITE;
     }
@@ -83,32 +84,30 @@ impl SendQueue {
         }
     }
 
-    /// It was told of bytes.
+    /// It received bytes.
     pub(crate) fn bytes_came(&mut self) {
         self.proven = self.proven.max(self.at_registration.take().unwrap_or(0));
     }
 
-    /// It was given an answer.
+    /// It received an answer.
     pub(crate) fn answer_came(&mut self) {
         self.proven = self.proven.max(self.at_question.take().unwrap_or(0));
     }
 
-    /// Returns whether an answer is to come.
+    /// Returns whether an answer is expected.
     pub(crate) fn awaits_answer(&self) -> bool {
         self.at_question.is_some()
     }
 
-    /// Bytes that still fit into the peer's window.
     pub(crate) fn room(&self) -> u32 {
         self.window.map_or(0, |(window, used)| window.length - used)
     }
 
-    /// Returns whether a completion is to come, by which the machine will be woken.
+    /// Returns whether a completion is expected that will wake the machine.
     pub(crate) fn awaits_completion(&self) -> bool {
         self.outstanding.iter().any(|request| request.signaled)
     }
 
-    /// Notifications posted and not known to be acknowledged.
     pub(crate) fn unacknowledged_notifications(&self) -> usize {
         self.outstanding.iter().filter(|request| request.notifies).count()
     }
@@ -118,7 +117,6 @@ impl SendQueue {
         self.outstanding.iter().filter(|request| request.signaled).map(|request| request.id)
     }
 
-    /// Returns whether Disconnect was given.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
@@ -194,7 +192,7 @@ impl SendQueue {
         }
     }
 
-    /// The signalled request `id` completed, and with it all before it; says how many.
+    /// The signalled request `id` completed, and with it all before it. Returns how many.
     pub(crate) fn complete(&mut self, id: u64) -> usize {
         let place =
             self.outstanding.iter().position(|request| request.id == id).expect("an outstanding request");

@@ -1,4 +1,4 @@
-//! One end of a pair: a machine with its memory, and what it has posted.
+//! One end of a pair: a machine with its memory and posted requests.
 
 use std::collections::VecDeque;
 
@@ -21,42 +21,37 @@ pub(super) struct Request {
     pub(super) action: Action,
     /// How often its side had lent when it was posted.
     pub(super) lent: usize,
-    /// The bytes that the send buffer, the lent memory or the slot must hold until this is known to have arrived.
+    /// The bytes that the send buffer, the lent memory or the slot must hold until this is known to
+    /// have arrived.
     pub(super) bytes: Vec<u8>,
 }
 
 pub(crate) struct Side {
     pub(crate) machine: Machine,
     pub(crate) send_queue: SendQueue,
-    /// All that it ever posted.
     pub(crate) log: Vec<Action>,
-    /// Completions that wait to be handled.
     pub(crate) arrivals: VecDeque<Arrival>,
-    /// Receives posted and free.
     pub(crate) receives: usize,
-    /// How often this side repeats what meets no receive, as the peer told it.
+    /// How often this side retries a send that found no receive, as its peer chose.
     pub(crate) rnr_retry: u8,
-    /// Whether [`Pair::settle`] lets this side handle what arrives, ...
+    /// Whether [`Pair::settle`] lets this side handle arrivals.
     pub(crate) handles: bool,
-    /// ... reports its completions, ...
+    /// Whether it reports completions.
     pub(crate) reports: bool,
-    /// ... and carries what it posts.
+    /// Whether it carries requests.
     pub(crate) carries: bool,
-    /// Bytes it wrote and read.
     pub(crate) wrote: usize,
     pub(crate) read: usize,
     pub(super) role: Role,
     pub(super) regions: [Vec<u8>; 2],
     pub(super) addresses: [RegionAddress; 2],
     pub(super) buffer: Vec<u8>,
-    /// Memory it ever lent.
     pub(super) lent: Vec<Vec<u8>>,
     pub(super) slots: Vec<[u8; MESSAGE_LEN]>,
     pub(super) queue: VecDeque<Request>,
-    /// Carried and not reported.
     pub(super) carried: VecDeque<Request>,
     pub(super) completions: VecDeque<(u64, Result<(), CompletionError>)>,
-    /// Whether the peer's disconnect waits to be heard.
+    /// Whether the peer's disconnect was not reported yet.
     pub(super) left: bool,
     pub(super) broken: bool,
 }
@@ -116,7 +111,7 @@ impl Side {
         self.messages().iter().filter(|message| matches!(message, Message::RegisterXferMemory(_))).count()
     }
 
-    /// Its data requests: bytes, and the immediate of those that have one.
+    /// Its data requests: bytes, and the immediate if there is one.
     pub(crate) fn writes(&self) -> Vec<(u32, Option<u32>)> {
         let write = |action: &Action| match action {
             Action::Write { from, immediate, .. } => {
@@ -131,7 +126,7 @@ impl Side {
         self.log.iter().filter(|action| matches!(action, Action::Disconnect)).count()
     }
 
-    /// Puts up to `bytes` of its stream into the send buffer and says how many.
+    /// Puts up to `bytes` of its stream into the send buffer. Returns how many.
     pub(crate) fn write(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
         while let Some(Span { offset, len }) = put(&mut self.machine, Instant::default(), left) {
@@ -144,7 +139,6 @@ impl Side {
         bytes - left
     }
 
-    /// Gives a request to the device.
     pub(super) fn post(&mut self, action: Action) {
         self.send_queue.post(&action);
         self.log.push(action);
@@ -153,7 +147,7 @@ impl Side {
         self.queue.push_back(Request { action, lent, bytes });
     }
 
-    /// Lends up to `bytes` of its stream and says how many.
+    /// Lends up to `bytes` of its stream. Returns how many.
     pub(crate) fn lend(&mut self, bytes: usize) -> usize {
         let bytes = bytes.min(self.machine.lendable() as usize);
         if self.machine.lend(bytes).is_err() {
@@ -166,7 +160,7 @@ impl Side {
         bytes
     }
 
-    /// Reads up to `bytes` of the peer's stream, compares them and says how many.
+    /// Reads up to `bytes` of the peer's stream and compares them. Returns how many.
     pub(crate) fn read(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
         while let Some(readable) = take(&mut self.machine, left) {
@@ -207,14 +201,14 @@ impl Side {
         );
     }
 
-    /// Stores bytes that the peer wrote, of whatever purpose.
+    /// Stores bytes that the peer wrote, for any purpose.
     pub(super) fn place(&mut self, rkey: u32, address: u64, bytes: &[u8]) {
         let region = self.addresses.iter().position(|region| region.rkey == rkey).expect("a known rkey");
         let offset = (address - self.addresses[region].address) as usize;
         self.regions[region][offset..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The queue pair fails: the oldest request with `status`, all others are flushed.
+    /// Fails the queue pair: the oldest request with `status`, all others are flushed.
     pub(crate) fn break_down(&mut self, status: CompletionStatus) {
         self.broken = true;
         let mut status = status;

@@ -1,10 +1,10 @@
-//! Objects by name, where a name never means another object later.
+//! Objects under ids that are never reused.
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
 use core::marker::PhantomData;
 
-/// Names an object in an [`Arena`]; once the object is gone, it names nothing.
+/// Identifies an object in an [`Arena`]. Once the object is gone, the id is invalid for ever.
 pub(crate) struct Id<T> {
     index: u32,
     generation: u32,
@@ -12,19 +12,18 @@ pub(crate) struct Id<T> {
 }
 
 impl<T> Id<T> {
-    /// Names nothing, ever.
+    /// An id that is never valid.
     pub(crate) const NOBODY: Self = Self::new(u32::MAX, u32::MAX);
 
     const fn new(index: u32, generation: u32) -> Self {
         Self { index, generation, of: PhantomData }
     }
 
-    /// The place in the arena, which later objects may take over.
+    /// The place in the arena, which later objects may take.
     pub(crate) const fn index(self) -> u32 {
         self.index
     }
 
-    /// The name as a number.
     pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
@@ -74,7 +73,7 @@ impl<T> Arena<T> {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Puts `value` in. Places beyond `u32` do not occur: the limits of the devices are far below.
+    /// Inserts `value`. Places beyond `u32` do not occur: the limits of devices are far below.
     pub(crate) fn insert(&mut self, value: T) -> Id<T> {
         if let Some(index) = self.free.pop()
             && let Some(slot) = self.slots.get_mut(index as usize)
@@ -103,7 +102,7 @@ impl<T> Arena<T> {
         Some(value)
     }
 
-    /// Returns the object at `index` now, whatever was there before.
+    /// Returns the current object at `index`.
     pub(crate) fn at(&self, index: u32) -> Option<(Id<T>, &T)> {
         let slot = self.slots.get(index as usize)?;
         Some((Id::new(index, slot.generation), slot.value.as_ref()?))
@@ -116,12 +115,11 @@ impl<T> Arena<T> {
             .filter_map(|(slot, index)| Some((Id::new(index, slot.generation), slot.value.as_ref()?)))
     }
 
-    /// Returns the number of objects.
     pub(crate) const fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// The names of all objects that satisfy `wanted`, for loops that change the arena.
+    /// Returns the ids of all objects that satisfy `wanted`, for loops that change the arena.
     pub(crate) fn select(&self, wanted: impl Fn(&T) -> bool) -> Vec<Id<T>> {
         self.iter().filter(|(_, value)| wanted(value)).map(|(id, _)| id).collect()
     }

@@ -1,8 +1,10 @@
-//! Long messages of this process, whose bytes are copied beside everything else, while nobody holds the fabric's lock.
+//! Long messages within this process, whose bytes are copied without the fabric's lock.
 //!
-//! The copy counts as a part of the way: a message arrives once its bytes are there, and only then is it checked and
-//! executed, in one step like any other. What its queue pair sends behind it waits, so that the order stays. Until the copy has ended neither queue pair is
-//! flushed, and whoever takes memory away or changes the state of a queue pair waits ([`Driver`](crate::driver::Driver)).
+//! The copy counts as part of the transfer: a message arrives once its bytes are there, and only
+//! then is it checked and executed, in one step like any other. Later messages of its queue pair
+//! wait, so that the order stays. Until the copy has ended neither queue pair is flushed. A thread
+//! that takes memory away or changes the state of a queue pair waits
+//! ([`Driver`](crate::driver::Driver)).
 
 use std::sync::Arc;
 
@@ -15,10 +17,9 @@ use super::requester::Source;
 use super::responder::Arrival;
 use super::{Event, Model, PairId};
 
-/// From this length on a copy takes longer than to let go of the lock and take it again.
+/// From this length on, a copy takes longer than releasing and retaking the lock.
 pub(super) const LONG: usize = 4096;
 
-/// The bytes of a long message, to be copied from one region to another.
 pub(crate) struct Bulk {
     from: PairId,
     to: PairId,
@@ -30,7 +31,7 @@ pub(crate) struct Bulk {
 }
 
 impl Bulk {
-    /// Copies them. False if they could not be reached.
+    /// Copies the bytes. Returns false if they could not be accessed.
     pub(crate) fn copy(&self) -> bool {
         let ((source, offset), (target, at)) = (&self.source, &self.target);
         source.shared().copy_to(*offset, target.shared(), *at, self.len)
@@ -38,17 +39,17 @@ impl Bulk {
 }
 
 impl Model {
-    /// From now on somebody copies what [`Model::next_bulk`] gives.
+    /// Enables [`Model::next_bulk`]: a driver copies from now on.
     pub(crate) const fn carry_bulks(&mut self) {
         self.carries = true;
     }
 
-    /// Returns bytes to be copied; then comes [`Model::end_bulk`].
+    /// Returns bytes to copy. Call [`Model::end_bulk`] afterwards.
     pub(crate) fn next_bulk(&mut self) -> Option<Bulk> {
         self.bulks.pop_front()
     }
 
-    /// The bytes were copied, or could not be: their message arrives.
+    /// Lets the message of copied, or inaccessible, bytes arrive.
     pub(crate) fn end_bulk(&mut self, bulk: &Bulk, copied: bool) {
         let Bulk { from, to, epoch, sequence, .. } = *bulk;
         for end in [from, to] {
@@ -74,7 +75,8 @@ impl Model {
         }
     }
 
-    /// Has the bytes of a message that could be executed now copied first. False if it is to be executed at once.
+    /// Starts copying the bytes of an executable message. Returns false if it must be executed at
+    /// once.
     pub(super) fn begin_bulk(&mut self, from: PairId, to: PairId, epoch: u32, sequence: u64) -> bool {
         let Some(bulk) = self.bulk(from, to, epoch, sequence) else { return false };
         for end in [from, to] {
@@ -89,7 +91,8 @@ impl Model {
         true
     }
 
-    /// The bytes of a message, if they are many, their copy is not seen by anybody on the way, and nothing is to be said against it.
+    /// Returns the bytes of a message if they are many, no intermediate state of their copy is
+    /// visible, and the message is valid.
     fn bulk(&self, from: PairId, to: PairId, epoch: u32, sequence: u64) -> Option<Bulk> {
         if !self.carries
             || self.simulation.is_some()

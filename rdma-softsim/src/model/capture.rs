@@ -7,7 +7,7 @@ use super::{Model, PairId};
 use crate::capture::{Capture, Content, Transfer};
 
 impl Model {
-    /// `capture` sees all that passes from now on. False if something else does already.
+    /// Starts a capture. Returns false if there is one already.
     pub(crate) fn capture(&mut self, capture: Box<dyn Capture>) -> bool {
         if self.capture.is_some() {
             return false;
@@ -16,12 +16,11 @@ impl Model {
         true
     }
 
-    /// Nobody sees what passes from now on.
     pub(crate) fn stop_capture(&mut self) -> Option<Box<dyn Capture>> {
         self.capture.take()
     }
 
-    /// A message has left its device.
+    /// Records a message that has left its device.
     pub(super) fn capture_message(&mut self, from: PairId, epoch: u32, sequence: u64, seen: Option<&[u8]>) {
         let Some(mut capture) = self.capture.take() else { return };
         if let Some(pair) = self.pairs.get(from)
@@ -46,7 +45,7 @@ impl Model {
         self.capture = Some(capture);
     }
 
-    /// The bytes that travel with a message; of a READ none.
+    /// Returns the bytes that travel with a message; none for a READ.
     fn bytes_of(&self, work: &SendWork) -> Vec<u8> {
         match &work.source {
             _ if matches!(work.op, SendOp::Read(_)) => Vec::new(),
@@ -56,14 +55,14 @@ impl Model {
                     return Vec::new();
                 }
                 let mut bytes = vec![0; work.len];
-                // Memory that is gone by now: zeros, as nobody knows what the peer got.
+                // Memory that is gone by now reads as zeros: what the peer got is unknown.
                 let _read = self.gather(parts, &mut bytes);
                 bytes
             }
         }
     }
 
-    /// The answer to message `sequence`, the oldest of its connection, has arrived.
+    /// Records the answer to message `sequence`, the oldest of its connection.
     pub(super) fn capture_answer(&mut self, to: PairId, sequence: u64, answer: Answer) {
         let Some(mut capture) = self.capture.take() else { return };
         if let Some(pair) = self.pairs.get(to)
@@ -85,7 +84,7 @@ impl Model {
                 Answer::Ack => Some(Content::Acknowledged),
                 Answer::RnrNak(timer) => Some(Content::NotReady(timer)),
                 Answer::Nak(status) => Some(Content::Refused(status)),
-                // Nothing came over the wire.
+                // Nothing crossed the wire.
                 Answer::Fault(_) => None,
             };
             if let Some(content) = content {
@@ -110,7 +109,7 @@ impl Model {
         self.capture = Some(capture);
     }
 
-    /// The queue pair begins anew, or is gone.
+    /// Records that the queue pair was reset or is gone.
     pub(super) fn capture_end(&mut self, pair: PairId) {
         if let Some(capture) = &mut self.capture {
             capture.end(pair.to_bits());

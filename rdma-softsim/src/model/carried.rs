@@ -1,14 +1,16 @@
-//! Messages with an end in another process, whose bytes are moved while nobody holds the fabric's lock.
+//! Messages with an end in another process, whose bytes are moved without the fabric's lock.
 //!
-//! How long it takes to reach into another process is up to that process: a page may come late, or never. So the model
-//! itself never does. It hands out a [`Freight`], which somebody moves step by step; each step reaches into the memory of
-//! one end. The message is checked when it arrives, and checked and executed when its bytes are there. What its queue
-//! pair sends behind it waits, so that the order stays.
+//! How long an access to another process takes is up to that process: a page may come late, or
+//! never. The model itself therefore never accesses it. It hands out a [`Freight`], which a driver
+//! moves step by step. Each step accesses the memory of one end. The message is checked when it
+//! arrives, and checked and executed when its bytes are there. Later messages of its queue pair
+//! wait, so that the order stays.
 //!
-//! A message ends before its bytes are there if one of its queue pairs fails or goes, if the memory it is for is
-//! deregistered, or when [`Parameters::reach`](crate::Parameters::reach) is over. Then its sender hears what it hears of
-//! a device that says nothing, or that cannot read its own memory. Whoever moves it may be inside the memory of one end
-//! at that time. Until that is over, the queue pair at that end is not flushed, and whoever takes the memory away waits.
+//! A message ends before its bytes are there if one of its queue pairs fails or is destroyed, if
+//! its target memory is deregistered, or when [`Parameters::reach`](crate::Parameters::reach) has
+//! passed. Its sender then sees a device that does not answer, or that cannot read its own memory.
+//! A mover may be inside the memory of one end at that time. Until it has left, the queue pair at
+//! that end is not flushed, and a thread that takes the memory away waits.
 
 use std::sync::Arc;
 
@@ -24,7 +26,7 @@ use super::responder::Arrival;
 use super::{Event, Model, PairId, RegionId};
 use crate::faults::Fault;
 
-/// A message whose bytes are on their way, or an end of which waits until a last step is over.
+/// A message whose bytes are in flight, or one of whose ends waits for a last step.
 pub(super) struct Carried {
     from: PairId,
     to: PairId,
@@ -32,15 +34,14 @@ pub(super) struct Carried {
     sequence: u64,
     struck: Option<Fault>,
     reads: bool,
-    /// Where its bytes go.
     target: Option<Parts>,
     track: Arc<Track>,
-    /// Nothing has become of the message yet.
+    /// Whether the message has no outcome yet.
     open: bool,
-    /// Which ends, the requester first, count it still.
+    /// Which ends still count it, the requester first.
     holds: [bool; 2],
     deadline: Instant,
-    /// It was given up before, and gets less time.
+    /// Whether it was given up before, and gets less time.
     repeats: bool,
 }
 
@@ -56,14 +57,15 @@ impl Carried {
         if self.reads { End::Requester } else { End::Responder }
     }
 
-    /// Whether somebody may be writing its bytes.
+    /// Returns whether its bytes may be being written.
     fn lands(&self) -> bool {
         self.track.is_inside(self.target_end())
     }
 }
 
 impl Model {
-    /// Has the bytes of a message moved that has an end in another process. False if there are none to be moved.
+    /// Starts moving the bytes of a message with an end in another process. Returns false if there
+    /// are none to move.
     pub(super) fn begin_freight(
         &mut self,
         from: PairId,
@@ -136,8 +138,9 @@ impl Model {
         true
     }
 
-    /// The responder of a message with an end in another process, whether it is a READ, where its bytes come from if not from the request,
-    /// where they go if it can be executed, and how many they are.
+    /// Returns the responder of a message with an end in another process, whether it is a READ, the
+    /// source of its bytes if not the request, their target if it can be executed, and their
+    /// number.
     #[expect(clippy::type_complexity, reason = "taken apart at once")]
     fn route(
         &self,
@@ -178,7 +181,7 @@ impl Model {
         far.then_some((to, reads, source, target, len))
     }
 
-    /// Where the bytes of a SEND or a WRITE go, if it can be executed now.
+    /// Returns the target of a SEND or a WRITE, if it can be executed now.
     fn landing_place(&self, to: PairId, work: &SendWork) -> Option<Parts> {
         let receive = self.next_receive(to).filter(|_| self.is_ready_for_receives(to));
         match work.op {
@@ -209,14 +212,14 @@ impl Model {
         parts.within(0, len).filter_map(of).collect()
     }
 
-    /// Returns bytes that somebody has to move from now on.
+    /// Returns bytes that the caller must move from now on.
     pub(crate) fn next_freight(&mut self) -> Option<Freight> {
         self.freights.pop_front()
     }
 
-    /// The bytes were moved, or could not be, or need not be any more.
+    /// Handles bytes that were moved, could not be, or need not be any more.
     pub(crate) fn end_freight(&mut self, freight: Freight) {
-        // None if its time was over.
+        // `None` if its time had passed.
         let Some(mut carried) = self.carried.remove(&freight.number()) else { return };
         let Outcome { moved, seen } = freight.end();
         self.free(&mut carried, None);
@@ -225,12 +228,12 @@ impl Model {
         self.flush_freed(&carried);
     }
 
-    /// Nobody moves these bytes.
+    /// Handles bytes that will not be moved.
     pub(crate) fn lose_freight(&mut self, freight: &Freight) {
         self.give_up(freight.number());
     }
 
-    /// The message arrives, or is as good as lost.
+    /// Lets the message arrive, or treats it as lost.
     fn decide(&mut self, carried: &mut Carried, arrival: Option<Arrival>) {
         let &mut Carried { from, to, epoch, sequence, .. } = carried;
         if !core::mem::take(&mut carried.open) {
@@ -252,7 +255,7 @@ impl Model {
         }
     }
 
-    /// The ends count it no more, but for that in whose memory somebody is.
+    /// Stops counting the message at its ends, except at one whose memory is being accessed.
     fn free(&mut self, carried: &mut Carried, inside: Option<End>) {
         for end in [End::Requester, End::Responder] {
             if inside != Some(end)
@@ -264,7 +267,7 @@ impl Model {
         }
     }
 
-    /// What waited for it is flushed.
+    /// Flushes what waited for it.
     fn flush_freed(&mut self, carried: &Carried) {
         for end in [carried.from, carried.to] {
             if self.pairs.get(end).is_some_and(|pair| pair.state == State::Error) {
@@ -295,7 +298,7 @@ impl Model {
         }
     }
 
-    /// A queue pair fails, begins anew or is gone: so are the messages from it and to it.
+    /// Ends the messages from and to a queue pair that fails, is reset or is gone.
     pub(super) fn cut_short_of(&mut self, pair: PairId) {
         if !self.carried.is_empty() {
             self.cut_short(|carried| carried.from == pair || carried.to == pair, false, pair);
@@ -305,7 +308,7 @@ impl Model {
         }
     }
 
-    /// A region is gone: what was on its way there arrives, and finds that out.
+    /// Lets messages to a deregistered region arrive, where they find no memory.
     pub(super) fn cut_short_into(&mut self, region: RegionId) {
         if !self.carried.is_empty() {
             let touches =
@@ -314,18 +317,18 @@ impl Model {
         }
     }
 
-    /// Returns whether somebody may be writing what a message of this queue pair brings to its owner.
+    /// Returns whether a message of this queue pair may be being written to its owner's memory.
     pub(crate) fn lands_for(&self, pair: PairId) -> bool {
         self.carried.values().any(|carried| carried.pair(carried.target_end()) == pair && carried.lands())
     }
 
-    /// Returns whether somebody may be writing to this region, which is gone.
+    /// Returns whether this deregistered region may be being written.
     pub(crate) fn lands_in(&self, region: RegionId) -> bool {
         let touches = |carried: &Carried| carried.target.as_ref().is_some_and(|target| target.touch(region));
         self.carried.values().any(|carried| touches(carried) && carried.lands())
     }
 
-    /// Looks at this time, at the latest, for messages whose time is over.
+    /// Schedules a sweep for late messages at `at` or earlier.
     fn sweep_at(&mut self, at: Instant) {
         if self.sweep.is_none_or(|sweep| at < sweep) {
             self.sweep = Some(at);
@@ -334,7 +337,7 @@ impl Model {
         }
     }
 
-    /// Gives messages up whose time is over.
+    /// Gives up messages whose time has passed.
     pub(super) fn sweep(&mut self) {
         let now = self.event_queue.now();
         if self.sweep.is_none_or(|at| at > now) {
@@ -351,9 +354,10 @@ impl Model {
         }
     }
 
-    /// An end of a message cannot be reached in time. If that is the requester's, its device cannot read or write its own memory. If it is
-    /// the responder's, the requester hears nothing: its acknowledgement timer ends, and again for each repetition, which gets no more time
-    /// than that.
+    /// Gives up a message with an end that cannot be accessed in time. If it is the requester's,
+    /// its device cannot read or write its own memory. If it is the responder's, the requester gets
+    /// no answer: its acknowledgement timer ends, and again for each repetition, which gets no more
+    /// time than that.
     fn give_up(&mut self, number: u64) {
         let Some(mut carried) = self.carried.remove(&number) else { return };
         let _inside = carried.track.end();

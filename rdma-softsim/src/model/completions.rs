@@ -1,4 +1,4 @@
-//! Completion queues: what ended, in order, and the one-shot promise to say so.
+//! Completion queues: completions in order, and one-shot notification.
 
 use core::sync::atomic::Ordering::Release;
 use core::time::Duration;
@@ -16,77 +16,68 @@ use crate::faults::{Fault, Site};
 use crate::sync::AtomicBool;
 use crate::trace::EntryKind;
 
-/// A completion queue and its completion channel.
 pub(crate) struct CompletionQueue {
     pub(super) host: HostId,
-    /// Whoever opened the device learns of an overrun, and calls the queue so.
+    /// Who opened the device, and its name for the queue, for reporting an overrun.
     pub(super) context: Option<(ContextId, u64)>,
     depth: u32,
     entries: VecDeque<Entry>,
     /// Whether the next completion raises an event.
     armed: Armed,
-    /// Whether completions came before the last arming that nobody had polled: no event tells of them.
+    /// Whether unpolled completions came before the last arming. No event reports them.
     raced: bool,
     /// Events raised and not taken.
     events: u32,
-    /// Overrun: nothing comes out any more.
+    /// Overrun: the queue yields nothing any more.
     lost: bool,
-    /// Whether a poll has something to say. Its handle looks at it without the fabric's lock, so that whoever polls again and again
-    /// keeps nobody from posting.
+    /// Whether a poll would return something. Its handle reads it without the fabric's lock, so
+    /// that constant polling does not delay posting.
     ready: Arc<AtomicBool>,
 }
 
 /// Which completion raises the next event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Armed {
-    /// None does.
     No,
-    /// One whose message asked for it, or of work that failed.
+    /// One whose message asked for an event, or a failure.
     Solicited,
-    /// The next one.
     Any,
 }
 
-/// A completion, and what polling it brings with it.
+/// A completion, and the effects of polling it.
 pub(super) struct Entry {
     pub(super) completion: Completion,
     pub(super) pair: PairId,
-    /// Of a send, the slots that are free again.
+    /// For a send, the slots that polling it frees.
     pub(super) frees: Option<u32>,
-    /// Bytes that its message brought.
     pub(super) bytes: u32,
-    /// Whether its message asked for an event.
     pub(super) solicited: bool,
-    /// The message after whose execution the receive completed: its bytes, and those before it, are there.
+    /// The message after which the receive completed: the bytes of that and earlier ones have
+    /// landed.
     pub(super) lands: Option<u64>,
-    /// The classes of failure that it shows.
     pub(super) shows: ClassSet,
 }
 
-/// One of a queue pair's two queues.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkQueue {
     Send,
     Receive,
 }
 
-/// Completions on their way from a queue pair to its completion queue. Those of one work queue keep their order; between the two
-/// queues there is none (`ibv_poll_cq(3)`).
+/// Completions on their way from a queue pair to its completion queue. Those of one work queue keep
+/// their order; between the two queues there is none (`ibv_poll_cq(3)`).
 #[derive(Default)]
 pub(super) struct PendingCompletions {
     work_queues: [VecDeque<Entry>; 2],
-    /// When the last of each work queue comes.
+    /// When the last one of each work queue comes.
     last: [Instant; 2],
-    /// Nothing comes before this.
     until: Instant,
 }
 
-/// The completion of a work request that failed.
 pub(super) const fn failure(id: u64, queue_pair: u32, status: CompletionStatus) -> Completion {
     Completion { id, queue_pair, result: Err(CompletionError { status, vendor: 0 }) }
 }
 
-/// The completion of one that did not.
 pub(super) const fn success(id: u64, queue_pair: u32, completed: Completed) -> Completion {
     Completion { id, queue_pair, result: Ok(completed) }
 }
@@ -106,7 +97,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Lets polls know whether they have something to say.
+    /// Updates whether a poll would return something.
     fn note_ready(&self) {
         self.ready.store(self.lost || !self.entries.is_empty(), Release);
     }
@@ -115,7 +106,7 @@ impl CompletionQueue {
         self.lost
     }
 
-    /// An event, caused or not.
+    /// Raises an event, with or without a cause.
     pub(super) const fn raise(&mut self) {
         self.events += 1;
     }
@@ -123,13 +114,13 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // A queue that is gone has an error to tell.
+        // A destroyed queue has an error to report.
         self.ready.store(true, Release);
     }
 }
 
 impl Entry {
-    /// The completion of a receive that brought nothing.
+    /// Returns the completion of a receive without bytes.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
         Self {
             completion,
@@ -146,7 +137,7 @@ impl Entry {
         if self.frees.is_some() { WorkQueue::Send } else { WorkQueue::Receive }
     }
 
-    /// The classes of failure that its status stands for.
+    /// Returns the failure classes of its status.
     fn classes(&self) -> ClassSet {
         let Err(error) = self.completion.result else { return ClassSet::EMPTY };
         let of_receive = self.work_queue() == WorkQueue::Receive;
@@ -166,7 +157,7 @@ impl Entry {
             _ => None,
         };
         let mut classes = ClassSet::EMPTY;
-        // Every one shows that nothing but the id, the status and the queue pair can be relied on.
+        // Every failure shows that only id, status and queue pair are reliable.
         classes.insert(FailureClass::ErrorContents);
         if let Some(class) = class {
             classes.insert(class);
@@ -187,13 +178,13 @@ impl Model {
         }
     }
 
-    /// Returns whether a poll has something to say, now and later.
     pub(crate) fn ready(&self, id: QueueId) -> Arc<AtomicBool> {
-        // A queue that is gone has an error to tell.
+        // A destroyed queue has an error to report.
         self.queues.get(id).map_or_else(|| Arc::new(AtomicBool::new(true)), |queue| Arc::clone(&queue.ready))
     }
 
-    /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of the unsignaled ones before it.
+    /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of earlier
+    /// unsignalled ones.
     pub(crate) fn poll(&mut self, id: QueueId, into: &mut [Completion]) -> Result<usize, Error> {
         let mut places = into.iter_mut();
         self.poll_each(id, places.len(), |completion, _bytes| {
@@ -203,8 +194,8 @@ impl Model {
         })
     }
 
-    /// As [`Model::poll`], with the bytes that each message brought: `byte_len` of `ibv_poll_cq(3)`, which a WRITE with immediate
-    /// has too.
+    /// Polls like [`Model::poll`], with the bytes of each message: `byte_len` of `ibv_poll_cq(3)`,
+    /// which a WRITE with immediate has too.
     pub(crate) fn poll_each(
         &mut self,
         id: QueueId,
@@ -237,7 +228,7 @@ impl Model {
         Ok(count)
     }
 
-    /// A completion as this device tells it.
+    /// Returns a completion as this kind of device reports it.
     fn told(&self, completion: Completion) -> Completion {
         let unnamed = self.simulation.as_ref().is_some_and(|simulation| simulation.settings.unnamed_flushes);
         match completion.result {
@@ -276,7 +267,7 @@ impl Model {
         self.arm_for(id, Armed::Any)
     }
 
-    /// As [`Model::arm`], for such completions. Who has asked for all is not asked to wait for fewer.
+    /// Arms like [`Model::arm`], for the given completions. An arming for all is never narrowed.
     pub(crate) fn arm_for(&mut self, id: QueueId, which: Armed) -> Result<(), Error> {
         let spurious = self.by_chance(|simulation| simulation.behaviour.spurious);
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
@@ -299,13 +290,11 @@ impl Model {
         Ok(())
     }
 
-    /// Returns whether [`Model::take_events`] has something to take.
     pub(crate) fn has_events(&self, id: QueueId) -> bool {
-        // A queue that is gone has an error to tell.
+        // A destroyed queue has an error to report.
         self.queues.get(id).is_none_or(|queue| queue.events > 0)
     }
 
-    /// Takes all events that wait.
     pub(crate) fn take_events(&mut self, id: QueueId) -> Result<u32, Error> {
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         let events = core::mem::take(&mut queue.events);
@@ -319,7 +308,7 @@ impl Model {
         Ok(events)
     }
 
-    /// Appends a completion, at once or after what the device takes for it.
+    /// Appends a completion, at once or after the device's delay.
     pub(super) fn report(&mut self, id: QueueId, entry: Entry) {
         if self.simulation.is_none() {
             return self.append_completion(id, entry);
@@ -350,7 +339,7 @@ impl Model {
         self.event_queue.schedule(at.since(now), Event::Report { pair, of });
     }
 
-    /// A held completion comes.
+    /// Releases a held completion.
     pub(super) fn report_held(&mut self, pair: PairId, of: WorkQueue) {
         let Some(owner) = self.pairs.get_mut(pair) else { return };
         let queue = owner.queue_of(of);
@@ -360,7 +349,7 @@ impl Model {
         }
     }
 
-    /// All held completions of a queue pair come now.
+    /// Releases all held completions of a queue pair.
     pub(super) fn report_all(&mut self, pair: PairId) {
         for of in [WorkQueue::Receive, WorkQueue::Send] {
             while self.pairs.get(pair).is_some_and(|owner| !owner.held.work_queues[of as usize].is_empty()) {
@@ -404,14 +393,14 @@ impl Model {
         queue.entries.clear();
         queue.note_ready();
         if !silent {
-            // Whoever sleeps on the queue has to learn of it.
+            // Sleepers on the queue must learn of it.
             queue.events += 1;
             self.wakes.push(Wake::Completions(id));
         }
         self.event_queue.schedule(Duration::ZERO, Event::Overrun(id));
     }
 
-    /// The queue pairs of a lost queue can report no more: they go to the error state.
+    /// Puts the queue pairs of a lost queue into the error state: they can report no more.
     pub(super) fn overrun(&mut self, id: QueueId) {
         if let Some((context, name)) = self.queues.get(id).and_then(|queue| queue.context) {
             self.tell(context, AsyncEvent::CqErr, About::Queue(name));
@@ -422,7 +411,7 @@ impl Model {
         }
     }
 
-    /// A queue pair was reset: polling what it reported before gives back no slots of the time after it.
+    /// After a reset, polling earlier completions frees no new slots.
     pub(super) fn free_nothing(&mut self, pair: PairId) {
         let Some(owner) = self.pairs.get(pair) else { return };
         let Some(queue) = self.queues.get_mut(owner.send_queue) else { return };
@@ -436,7 +425,7 @@ impl Model {
         }
     }
 
-    /// Returns whether anything that ended on `pair` was not polled yet.
+    /// Returns whether any completion of `pair` was not polled yet.
     pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
         let Some(owner) = self.pairs.get(pair) else { return false };
         let queued = [owner.send_queue, owner.receive_queue]

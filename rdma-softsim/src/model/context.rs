@@ -1,7 +1,9 @@
-//! An opened device (`ibv_open_device(3)`): objects that belong to no identifier, and the asynchronous events about them.
+//! An opened device (`ibv_open_device(3)`): objects without an identifier, and their asynchronous
+//! events.
 //!
-//! Programs that speak verbs make queue pairs on a device, move them from state to state themselves and find their peers by
-//! number and address; where the connection manager connects them, it is told which to connect.
+//! Programs that speak verbs make queue pairs on a device, change their state themselves and find
+//! their peers by number and address. If the connection manager connects them, it is told which to
+//! connect.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -16,20 +18,18 @@ use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, W
 use crate::Error;
 use crate::device::Offered;
 
-/// An opened device.
 pub(crate) struct Context {
     pub(super) host: HostId,
     notices: VecDeque<AsyncNotice>,
 }
 
-/// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AsyncNotice {
     pub(crate) event: AsyncEvent,
     pub(crate) about: About,
 }
 
-/// The object that it is about, by the name that the object's maker gave.
+/// The object of the event, by its creator's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     /// A queue pair.
@@ -42,7 +42,7 @@ pub enum About {
     Device,
 }
 
-/// Events that wait in one context at most. Whoever reads none of them misses the later ones.
+/// Maximum waiting events of one context. A program that reads none misses later ones.
 const MOST_NOTICES: usize = 1024;
 
 impl Model {
@@ -59,7 +59,6 @@ impl Model {
         Ok(self.contexts.get(id).ok_or(Error::Gone("device context"))?.host)
     }
 
-    /// Raises an asynchronous event.
     pub(super) fn tell(&mut self, id: ContextId, event: AsyncEvent, about: About) {
         let Some(context) = self.contexts.get_mut(id) else { return };
         if context.notices.len() < MOST_NOTICES {
@@ -70,7 +69,7 @@ impl Model {
         }
     }
 
-    /// The next asynchronous event, and whether it was the last.
+    /// Takes the next asynchronous event, and returns whether it was the last.
     pub(crate) fn take_async(&mut self, id: ContextId) -> Result<(Option<AsyncNotice>, bool), Error> {
         let context = self.contexts.get_mut(id).ok_or(Error::Gone("device context"))?;
         let notice = context.notices.pop_front();
@@ -97,7 +96,7 @@ impl Model {
         self.make_pair(host, attributes, Owner::Context(id, name))
     }
 
-    /// `ibv_modify_qp(3)` to RESET: as new, and nobody hears of what was posted.
+    /// `ibv_modify_qp(3)` to RESET: as new, and posted requests are never reported.
     pub(crate) fn reset(&mut self, id: PairId) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         pair.state = State::Reset;
@@ -112,7 +111,7 @@ impl Model {
         Ok(())
     }
 
-    /// ... to INIT.
+    /// `ibv_modify_qp(3)` to INIT.
     pub(crate) fn initialise(&mut self, id: PairId) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         if !matches!(pair.state, State::Reset | State::Idle) {
@@ -122,7 +121,7 @@ impl Model {
         Ok(())
     }
 
-    /// ... to RTR: the peer is the queue pair with this number at `remote`.
+    /// `ibv_modify_qp(3)` to RTR: the peer is the queue pair with this number at `remote`.
     pub(crate) fn begin_receiving(
         &mut self,
         id: PairId,
@@ -144,7 +143,7 @@ impl Model {
         Ok(())
     }
 
-    /// ... to RTS.
+    /// `ibv_modify_qp(3)` to RTS.
     pub(crate) fn begin_sending(
         &mut self,
         id: PairId,
@@ -170,7 +169,7 @@ impl Model {
         }
     }
 
-    /// ... to ERR.
+    /// `ibv_modify_qp(3)` to ERR.
     pub(crate) fn end_pair(&mut self, id: PairId) -> Result<(), Error> {
         match self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state {
             State::Reset => Err(Error::State("a queue pair that is reset does not fail")),
@@ -187,7 +186,7 @@ impl Model {
         Ok(())
     }
 
-    /// How many send requests find room.
+    /// Returns how many send requests fit.
     pub(crate) fn send_room(&self, id: PairId) -> u32 {
         self.pairs.get(id).map_or(0, |pair| pair.requester.room(pair.limits.send_depth))
     }
@@ -196,7 +195,8 @@ impl Model {
         Some(self.pairs.get(id)?.domain)
     }
 
-    /// ... to SQD: what is on its way is concluded, and nothing else leaves. An event tells when that is so, if asked for.
+    /// `ibv_modify_qp(3)` to SQD: requests in flight are completed, and no others leave. Raises an
+    /// event then, if requested.
     pub(crate) fn drain(&mut self, id: PairId, notify: bool) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         if !matches!(pair.state, State::Ready | State::Draining) {
@@ -213,7 +213,7 @@ impl Model {
         Ok(self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state)
     }
 
-    /// `ibv_query_qp(3)`: between which addresses it sends, and to which number.
+    /// `ibv_query_qp(3)`: the addresses between which it sends, and the number it sends to.
     pub(crate) fn ends_of(&self, id: PairId) -> Option<(IpAddr, IpAddr, u32)> {
         let path = self.pairs.get(id)?.path?;
         Some((path.local, path.remote, self.pair_number(path.peer)))
@@ -244,7 +244,7 @@ impl Model {
         self.begin_listening(id, local, backlog)
     }
 
-    /// `rdma_connect(3)` or `rdma_accept(3)` of a queue pair that was made on the device.
+    /// `rdma_connect(3)` or `rdma_accept(3)` with a queue pair made on the device.
     pub(crate) fn lend_pair(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
         let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
         let queue_pair = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?;
@@ -258,7 +258,7 @@ impl Model {
         Ok(())
     }
 
-    /// As [`Model::lend_pair`], of a queue pair that its owner moves from state to state.
+    /// Like [`Model::lend_pair`], with a queue pair whose owner changes its state.
     pub(crate) fn lend_external(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
         let host = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?.host;
         let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
@@ -270,8 +270,9 @@ impl Model {
         Ok(())
     }
 
-    /// What `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the peer's queue pair, and how many READs this
-    /// side may have outstanding and how often it retries where no receive is.
+    /// Returns what `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the
+    /// peer's queue pair, how many READs this side may have outstanding, and how often it retries
+    /// without a receive.
     pub(crate) fn offered(&self, id: IdentifierId) -> Result<Offered, Error> {
         let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
         let (local, remote) = self.ends(id).ok_or(Error::State("the identifier has no peer"))?;

@@ -1,19 +1,17 @@
-//! Events to come, in one total order: by time, then by the order in which they were decided.
+//! Future events, in one total order: by time, then by the order in which they were decided.
 
 use core::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
 use rdma_backend::time::Instant;
 
-/// Events to come. What is due at once takes a plain queue past the heap: without latency that is all of the data path.
+/// Future events. Immediate ones bypass the heap in a plain queue: without latency that is the
+/// whole data path.
 pub(crate) struct EventQueue<E> {
-    /// The moment of whatever happens now.
+    /// The current time.
     now: Instant,
-    /// Due now.
     due: VecDeque<E>,
-    /// Due later.
     later: BinaryHeap<Entry<E>>,
-    /// Entries ever put in `later`.
     count: u64,
 }
 
@@ -32,7 +30,7 @@ impl<E> EventQueue<E> {
         self.now
     }
 
-    /// Puts `event` in, `delay` from now.
+    /// Schedules `event` after `delay`.
     pub(crate) fn schedule(&mut self, delay: core::time::Duration, event: E) {
         if delay.is_zero() {
             self.due.push_back(event);
@@ -42,9 +40,10 @@ impl<E> EventQueue<E> {
         }
     }
 
-    /// The next event not later than `until`, with the clock moved to its moment; without one the clock moves to `until`.
+    /// Returns the next event not later than `until`, and moves the clock to its time. Without one,
+    /// moves the clock to `until`.
     pub(crate) fn next(&mut self, until: Instant) -> Option<E> {
-        // An entry of `later` that has come due was decided before the clock came here, so before all of `due`.
+        // A due entry of `later` was decided before the clock came here, so before all of `due`.
         if self.due.is_empty() || self.later.peek().is_some_and(|entry| entry.at <= self.now) {
             if let Some(entry) = self.later.peek()
                 && entry.at <= until.max(self.now)
@@ -58,13 +57,12 @@ impl<E> EventQueue<E> {
         self.due.pop_front()
     }
 
-    /// When the next event is.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         if self.due.is_empty() { self.later.peek().map(|entry| entry.at) } else { Some(self.now) }
     }
 }
 
-/// The greatest entry is the one to come first, as `BinaryHeap` has it.
+/// Reversed: `BinaryHeap` pops the greatest entry first.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))

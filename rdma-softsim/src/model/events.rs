@@ -1,4 +1,4 @@
-//! Event channels: what the connection manager has to say, in order.
+//! Event channels: connection manager events, in order.
 
 use std::collections::VecDeque;
 
@@ -11,22 +11,20 @@ use crate::Error;
 use crate::failure_class::FailureClass;
 use crate::trace::EntryKind;
 
-/// A channel of connection-manager events.
 pub(crate) struct EventChannel {
     pub(super) host: HostId,
     notices: VecDeque<Notice>,
-    /// Whether a wake was given that was not taken back.
+    /// Whether a wake was raised and not cleared.
     raised: bool,
 }
 
-/// The result of [`Model::take_notice`].
 pub(crate) struct Taken {
     pub(crate) notice: Option<Notice>,
-    /// Whether nothing waits any more, after something did: the wake is to be taken back.
+    /// Whether the channel became empty, so that the wake must be cleared.
     pub(crate) emptied: bool,
 }
 
-/// An event, and the identifier it is for.
+/// An event and its identifier.
 pub(crate) struct Notice {
     identifier: IdentifierId,
     pub(crate) key: IdentifierKey,
@@ -35,7 +33,8 @@ pub(crate) struct Notice {
     pub(crate) data: Box<[u8]>,
 }
 
-/// [`CmEventKind`](rdma_backend::CmEventKind) as far as this fabric raises it, with names for handles.
+/// The part of [`CmEventKind`](rdma_backend::CmEventKind) that this fabric raises, with ids for
+/// handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoticeKind {
     AddressResolved,
@@ -48,7 +47,7 @@ pub(crate) enum NoticeKind {
         peer: ConnectParams,
     },
     Established(ConnectParams),
-    /// The peer has accepted; whoever owns the queue pair makes it ready.
+    /// The peer has accepted, and the queue pair's owner must make it ready.
     ConnectResponse,
     Unreachable(i32),
     ConnectError(i32),
@@ -61,7 +60,7 @@ pub(crate) enum NoticeKind {
 }
 
 impl NoticeKind {
-    /// For traces.
+    /// The name in traces.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::AddressResolved => "address resolved",
@@ -82,7 +81,7 @@ impl NoticeKind {
         }
     }
 
-    /// The class of failure that whoever reads it is confronted with.
+    /// The failure class that reading it shows.
     const fn class(&self) -> Option<FailureClass> {
         match self {
             Self::AddressError(_)
@@ -114,7 +113,7 @@ impl Model {
         Ok(self.channels.insert(EventChannel { host, notices: VecDeque::new(), raised: false }))
     }
 
-    /// Destroys a channel and what still lives on it: connect requests that nobody read.
+    /// Destroys a channel and the unread connect requests on it.
     pub(crate) fn destroy_channel(&mut self, id: ChannelId) {
         for identifier in self.identifiers.select(|identifier| identifier.channel == id) {
             self.destroy_identifier(identifier);
@@ -122,12 +121,11 @@ impl Model {
         self.channels.remove(id);
     }
 
-    /// Raises an event for `identifier` on its channel.
     pub(super) fn notify(&mut self, identifier: IdentifierId, kind: NoticeKind) {
         self.notify_with(identifier, kind, Box::default());
     }
 
-    /// As [`Model::notify`], with private data.
+    /// Raises an event like [`Model::notify`], with private data.
     pub(super) fn notify_with(&mut self, identifier: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(owner) = self.identifiers.get(identifier) else { return };
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
@@ -135,7 +133,6 @@ impl Model {
         self.append(channel, Notice { identifier, key, kind, data });
     }
 
-    /// Raises an asynchronous event about a queue pair.
     pub(super) fn tell_pair(&mut self, pair: PairId, event: AsyncEvent) {
         match (self.pairs.get(pair).map(|pair| pair.owner), event) {
             (Some(Owner::Identifier(identifier)), _) => self.notify(identifier, NoticeKind::Async(event)),
@@ -145,7 +142,8 @@ impl Model {
         }
     }
 
-    /// Raises an event for every identifier of a host; if it is the device's, also for everybody who opened that.
+    /// Raises an event for every identifier of a host. One of the device also goes to everyone who
+    /// opened it.
     pub(super) fn tell_all(&mut self, host: HostId, kind: NoticeKind) {
         if let NoticeKind::Async(event) = kind {
             for context in self.contexts.select(|context| context.host == host) {
@@ -165,7 +163,6 @@ impl Model {
         }
     }
 
-    /// The next event.
     pub(crate) fn take_notice(&mut self, id: ChannelId) -> Result<Taken, Error> {
         let channel = self.channels.get_mut(id).ok_or(Error::Gone("event channel"))?;
         let notice = channel.notices.pop_front();
@@ -188,20 +185,19 @@ impl Model {
         Ok(Taken { notice, emptied })
     }
 
-    /// Returns whether [`Model::take_notice`] has something to take.
     pub(crate) fn has_notices(&self, id: ChannelId) -> bool {
-        // A channel that is gone has an error to tell.
+        // A destroyed channel has an error to report.
         self.channels.get(id).is_none_or(|channel| channel.raised)
     }
 
-    /// Connect requests to `listener` that nobody read.
+    /// Counts unread connect requests to `listener`.
     pub(super) fn unread_requests(&self, listener: IdentifierId) -> usize {
         let channel = self.identifiers.get(listener).and_then(|owner| self.channels.get(owner.channel));
         let requests = |notice: &&Notice| notice.identifier == listener && notice.kind.child().is_some();
         channel.map_or(0, |channel| channel.notices.iter().filter(requests).count())
     }
 
-    /// Takes the unread events of `identifier` out that satisfy `wanted`.
+    /// Removes the unread events of `identifier` that satisfy `wanted`.
     pub(super) fn withdraw(
         &mut self,
         identifier: IdentifierId,
@@ -224,7 +220,8 @@ impl Model {
         taken
     }
 
-    /// Drops all unread events of an identifier, and the identifiers of connect requests among them.
+    /// Drops all unread events of an identifier, and the identifiers of connect requests among
+    /// them.
     pub(super) fn forget_notices(&mut self, identifier: IdentifierId) {
         for notice in self.withdraw(identifier, |_| true) {
             if let Some(child) = notice.kind.child() {

@@ -1,38 +1,36 @@
-//! The bytes of a message with an end in another process, as somebody moves them.
+//! The moving of a message's bytes with an end in another process.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::{Bytes, ForeignMemory, Unreachable};
 
-/// Bytes moved in one step, ...
+/// Bytes moved in one step.
 const STEP: usize = 256 * 1024;
-/// ... and where so many are held already: each queue pair holds a page, whatever the others do.
+/// Bytes moved in one step if many are held already. Each queue pair then holds a page.
 const SMALL_STEP: usize = 4096;
-/// Bytes of all messages that are held between two steps, and for a capture, before steps become small.
+/// Bytes of all messages held between two steps, and for a capture, before steps become small.
 const MOST_HELD: usize = 64 << 20;
 
-/// An end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Requester,
     Responder,
 }
 
-/// Where whoever moves a message is.
+/// The position of a message's mover.
 struct Place {
-    /// In whose memory it is, or will be next.
+    /// The end whose memory it accesses, now or next.
     at: End,
     inside: bool,
-    /// The message has ended: no step follows.
+    /// Whether the message has ended, so that no step follows.
     ended: bool,
 }
 
-/// What those who move a message and the model both know of it.
+/// State of a message shared by its mover and the model.
 pub(super) struct Track(Mutex<Place>);
 
 impl Track {
-    /// The first step is in the memory of this end.
     fn new(at: End) -> Self {
         Self(Mutex::new(Place { at, inside: false, ended: false }))
     }
@@ -41,20 +39,19 @@ impl Track {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next step begins, unless the message has ended.
+    /// Begins the next step. Returns false if the message has ended.
     fn enter(&self, at: End) -> bool {
         let mut place = self.lock();
         (place.at, place.inside) = (at, !place.ended);
         place.inside
     }
 
-    /// It is over.
     fn leave(&self, next: End) {
         let mut place = self.lock();
         (place.at, place.inside) = (next, false);
     }
 
-    /// The message has ended. Returns in whose memory a step is under way.
+    /// Ends the message. Returns the end whose memory is being accessed, if any.
     pub(super) fn end(&self) -> Option<End> {
         let mut place = self.lock();
         place.ended = true;
@@ -65,21 +62,21 @@ impl Track {
         self.lock().at
     }
 
-    /// Returns whether a step in the memory of this end is under way.
+    /// Returns whether a step in the memory of this end is in progress.
     pub(super) fn is_inside(&self, end: End) -> bool {
         let place = self.lock();
         place.inside && place.at == end
     }
 }
 
-/// A part of a region that is reached without the model.
+/// A part of a region that can be accessed without the model.
 pub(super) struct Stretch {
     pub(super) memory: Bytes,
     pub(super) offset: usize,
     pub(super) len: usize,
 }
 
-/// The stretches of the bytes from `skip` on, `len` of them.
+/// Returns the stretches of `len` bytes after `skip`.
 fn within(list: &[Stretch], mut skip: usize, mut len: usize) -> impl Iterator<Item = (&Bytes, usize, usize)> {
     list.iter().filter_map(move |stretch| {
         let skipped = skip.min(stretch.len);
@@ -90,33 +87,30 @@ fn within(list: &[Stretch], mut skip: usize, mut len: usize) -> impl Iterator<It
     })
 }
 
-/// Where the bytes come from.
 pub(super) enum Origin {
     Memory(Vec<Stretch>),
     Inline(Vec<u8>),
 }
 
-/// The bytes of a message on their way.
 pub(crate) struct Freight {
     number: u64,
     track: Arc<Track>,
     reads: bool,
     origin: Origin,
-    /// Where they go; nowhere if only a capture wants to see them.
+    /// The target; `None` if only a capture wants the bytes.
     target: Option<Vec<Stretch>>,
     len: usize,
-    /// How many have arrived.
     done: usize,
-    /// Holds those that are on their way, ...
+    /// Holds bytes between the ends.
     buffer: Vec<u8>,
-    /// ... so many.
+    /// Number of bytes in `buffer`.
     filled: usize,
-    /// What a capture sees of them.
+    /// The bytes for a capture.
     seen: Option<Vec<u8>>,
-    /// Bytes that all messages hold, and how many of these are this one's.
+    /// Bytes held by all messages, and by this one.
     held: Arc<AtomicUsize>,
     own: usize,
-    /// How many move in one step, once there was one.
+    /// Bytes per step, fixed by the first step.
     most: usize,
     unreachable: Option<Unreachable>,
 }
@@ -127,16 +121,15 @@ impl Drop for Freight {
     }
 }
 
-/// What becomes of a message.
 pub(super) struct Outcome {
-    /// None if its bytes go nowhere.
+    /// `None` if its bytes have no target.
     pub(super) moved: Option<Result<(), Unreachable>>,
-    /// What a capture has seen of them.
+    /// The bytes for a capture.
     pub(super) seen: Option<Vec<u8>>,
 }
 
 impl Freight {
-    /// A message on its way. `held` counts the bytes of all messages.
+    /// Starts a message. `held` counts the bytes of all messages.
     pub(super) fn new(
         number: u64,
         reads: bool,
@@ -174,7 +167,6 @@ impl Freight {
         &self.track
     }
 
-    /// What has become of it.
     pub(super) fn end(mut self) -> Outcome {
         let moved = match self.unreachable {
             Some(unreachable) => Some(Err(unreachable)),
@@ -191,7 +183,6 @@ impl Freight {
         if self.reads { End::Requester } else { End::Responder }
     }
 
-    /// Whether the next step reads; else it writes.
     fn reads_next(&self) -> bool {
         self.filled == 0 && matches!(self.origin, Origin::Memory(_))
     }
@@ -200,7 +191,6 @@ impl Freight {
         if self.reads_next() { self.source_end() } else { self.target_end() }
     }
 
-    /// Whether there is nothing left to do.
     pub(crate) fn is_at_its_end(&self) -> bool {
         self.unreachable.is_some()
             || self.done >= self.len
@@ -222,7 +212,8 @@ impl Freight {
         within(list, self.done, self.len - self.done).find_map(|(memory, ..)| foreign(memory))
     }
 
-    /// Moves some bytes out of the memory of one end, or into that of the other. Takes as long as that process lets it.
+    /// Moves some bytes out of the memory of one end, or into that of the other. Takes as long as
+    /// that process lets it.
     pub(crate) fn step(&mut self) {
         let end = self.next_end();
         if self.is_at_its_end() || !self.track.enter(end) {
@@ -245,7 +236,7 @@ impl Freight {
         }
         let len = self.most.min(self.len - self.done);
         if self.buffer.len() < len {
-            // Zeroed by the allocator, and once.
+            // Zeroed by the allocator, once.
             self.buffer = vec![0; len];
         }
         let Some(mut rest) = self.buffer.get_mut(..len) else { return false };

@@ -1,8 +1,9 @@
-//! The connection manager's messages: how two identifiers come together and part.
+//! Messages of the connection manager, which connect and disconnect two identifiers.
 //!
-//! The names are those of InfiniBand's communication manager: a request (REQ) is answered by a reply (REP), that by a
-//! ready-to-use (RTU); a reject (REJ) ends what has not begun, a disconnect (DREQ) and its goodbye (DREP) end the rest.
-//! A message that meets a dead link is repeated until [`Parameters::cm_timeout`](crate::Parameters::cm_timeout) is over.
+//! The names are those of InfiniBand's communication manager. A request (REQ) is answered by a
+//! reply (REP), and that by a ready-to-use (RTU). A reject (REJ) ends an unfinished connection, a
+//! disconnect (DREQ) and its reply (DREP) end an established one. A message on a dead link is
+//! repeated until [`Parameters::cm_timeout`](crate::Parameters::cm_timeout) has passed.
 
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
@@ -22,52 +23,42 @@ use crate::faults::{Fault, Site};
 /// Repetitions of a message within the time-out.
 const REPETITIONS: u32 = 8;
 
-/// A message on its way.
 pub(crate) struct Packet {
     from: IdentifierId,
-    /// The peer. A request finds it by address.
+    /// The peer; `None` in a request, which finds it by address.
     to: Option<IdentifierId>,
     source: IpAddr,
     target: SocketAddr,
     body: Body,
-    /// Private data.
     data: Box<[u8]>,
-    /// When the sender gives up.
     until: Instant,
 }
 
-/// The content of a message.
 #[derive(Clone, Copy)]
 pub(super) enum Body {
-    /// REQ.
     Request { params: ConnectParams, pair: PairId },
-    /// REP.
     Reply { params: ConnectParams, pair: PairId },
-    /// RTU.
     Ready,
-    /// REJ.
     Reject(i32),
-    /// DREQ.
     Disconnect,
-    /// DREP.
     Goodbye,
 }
 
-/// Parameters as the side that hears of them sees them: what the other will have outstanding is what this one must answer,
-/// and the other way round (`rdma_get_cm_event(3)`).
+/// Converts parameters to the receiver's view: what the other side may have outstanding, this one
+/// must answer, and the reverse (`rdma_get_cm_event(3)`).
 pub(super) const fn as_received(params: ConnectParams) -> ConnectParams {
     let ConnectParams { responder_resources, initiator_depth, .. } = params;
     ConnectParams { responder_resources: initiator_depth, initiator_depth: responder_resources, ..params }
 }
 
 impl Model {
-    /// Sends a message from `from` to its peer. One that has none yet is told when the request gets there and finds
-    /// nobody behind it.
+    /// Sends a message from `from` to its peer. Without a peer, the failure is reported when the
+    /// request gets there.
     pub(super) fn send_packet(&mut self, from: IdentifierId, body: Body) {
         self.send_packet_with(from, body, Box::default());
     }
 
-    /// As [`Model::send_packet`], with private data.
+    /// Sends a message like [`Model::send_packet`], with private data.
     pub(super) fn send_packet_with(&mut self, from: IdentifierId, body: Body, data: Box<[u8]>) {
         let Some((source, target)) = self.ends(from) else { return };
         let to = self.identifiers.get(from).and_then(|identifier| identifier.peer);
@@ -76,8 +67,8 @@ impl Model {
         self.post_packet(travel, Box::new(Packet { from, to, source, target, body, data, until }));
     }
 
-    /// Returns the latency of a message of `from`: messages do not overtake each other, because each is an answer to the one
-    /// before or repeated until it is one.
+    /// Returns the latency of a message of `from`. Messages do not overtake each other, because
+    /// each answers the one before or is repeated until answered.
     fn packet_travel(&mut self, from: IdentifierId) -> Duration {
         let travel = self.parameters.latency + self.by_duration(|simulation| simulation.settings.cm_jitter);
         let now = self.event_queue.now();
@@ -90,7 +81,7 @@ impl Model {
         self.event_queue.schedule(delay, Event::Packet(packet));
     }
 
-    /// A message arrives, or would if the link were up.
+    /// Handles a message that arrives, or would if the link were up.
     pub(super) fn packet(&mut self, packet: Box<Packet>) {
         if self.cut(packet.source, packet.target.ip()) {
             let left = packet.until.since(self.event_queue.now());
@@ -115,7 +106,8 @@ impl Model {
         }
     }
 
-    /// Lets faults strike a message that arrives, and returns it; `None` if it comes late or not at all.
+    /// Lets faults strike an arriving message. Returns it, or `None` if it comes late or not at
+    /// all.
     fn strike_packet(&mut self, packet: Box<Packet>) -> Option<Box<Packet>> {
         let from = self.managed_party(packet.from);
         let to = packet.to.and_then(|to| self.managed_party(to));
@@ -147,7 +139,7 @@ impl Model {
         None
     }
 
-    /// The sender gives up.
+    /// Handles a message that its sender gives up.
     fn undeliverable(&mut self, packet: &Packet) {
         let unreachable = |model: &mut Self, id: IdentifierId, phase: Phase| {
             if model.in_phase(id, &[phase]) {
@@ -157,7 +149,7 @@ impl Model {
         match (packet.body, packet.to) {
             (Body::Request { .. }, _) => unreachable(self, packet.from, Phase::Connecting),
             (Body::Reply { .. }, _) => unreachable(self, packet.from, Phase::Accepted),
-            // Whoever waits for these hears nothing, and gives up as well.
+            // The receiver gets nothing, and gives up as well.
             (Body::Ready, Some(to)) => unreachable(self, to, Phase::Accepted),
             (Body::Reject(_), Some(to)) => unreachable(self, to, Phase::Connecting),
             (Body::Disconnect, _) => self.parted(packet.from),
@@ -176,7 +168,7 @@ impl Model {
         self.identifiers.get(id).is_some_and(|identifier| phases.contains(&identifier.phase))
     }
 
-    /// A connection that did not come about: as librdmacm does, its queue pair goes to the error state.
+    /// Ends a failed connect. Like with librdmacm, its queue pair goes to the error state.
     fn end(&mut self, id: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(identifier) = self.identifiers.get_mut(id) else { return };
         identifier.phase = Phase::Closed;
@@ -186,7 +178,7 @@ impl Model {
         self.notify_with(id, kind, data);
     }
 
-    /// REQ: the listener gets an identifier to decide on.
+    /// Handles a REQ: the listener gets a new identifier.
     fn requested(&mut self, packet: &Packet, params: ConnectParams, pair: PairId, data: Box<[u8]>) {
         if !self.in_phase(packet.from, &[Phase::Connecting]) {
             return;
@@ -200,7 +192,7 @@ impl Model {
             return self.answer_for_nobody(packet.from, Body::Reject(reject::INVALID_SERVICE_ID));
         };
         if self.unread_requests(listener) >= backlog as usize {
-            // The kernel destroys the identifier that finds no room, and destruction rejects.
+            // The kernel destroys an identifier that finds no room, and destruction rejects.
             return self.answer_for_nobody(packet.from, Body::Reject(reject::CONSUMER_DEFINED));
         }
         let key = self.next_key();
@@ -208,7 +200,7 @@ impl Model {
         child.local = Some(packet.target);
         if let Some(active) = self.identifiers.get(packet.from) {
             child.remote = active.local;
-            // REQ names the class of the path, and both directions have one.
+            // REQ carries the path's class, which applies to both directions.
             child.traffic_class = active.traffic_class;
         }
         child.peer = Some(packet.from);
@@ -222,17 +214,17 @@ impl Model {
         self.notify_with(listener, kind, data);
     }
 
-    /// A host's kernel answers a message for which it has no identifier.
+    /// Answers a message without an identifier, as a host's kernel does.
     fn answer_for_nobody(&mut self, to: IdentifierId, body: Body) {
         let Some((source, target)) = self.ends(to) else { return };
         let until = self.event_queue.now().after(self.parameters.cm_timeout);
-        // The link is the same one both ways.
+        // The link is the same both ways.
         let answer = Packet { from: to, to: Some(to), source, target, body, data: Box::default(), until };
         self.post_packet(self.parameters.latency, Box::new(answer));
     }
 
-    /// REP: the owner has to read so before the connection can be used, because it is librdmacm, in
-    /// `rdma_get_cm_event(3)`, that makes the queue pair ready.
+    /// Handles a REP. The owner must read it before the connection can be used, because it is
+    /// librdmacm, in `rdma_get_cm_event(3)`, that makes the queue pair ready.
     fn replied(&mut self, id: IdentifierId, params: ConnectParams, pair: PairId, data: Box<[u8]>) {
         let Some(active) = self.identifiers.get_mut(id).filter(|active| active.phase == Phase::Connecting)
         else {
@@ -259,7 +251,7 @@ impl Model {
         Ok(())
     }
 
-    /// The active side's owner reads `Established`.
+    /// Handles that the active side's owner reads `Established`.
     pub(super) fn establish(&mut self, id: IdentifierId) {
         let Some(active) = self.identifiers.get_mut(id).filter(|active| active.phase == Phase::Answered)
         else {
@@ -270,7 +262,7 @@ impl Model {
         self.send_packet(id, Body::Ready);
     }
 
-    /// RTU: the passive side is connected.
+    /// Handles an RTU: the passive side is connected.
     fn peer_ready(&mut self, id: IdentifierId) {
         let Some(passive) = self.identifiers.get_mut(id).filter(|passive| passive.phase == Phase::Accepted)
         else {
@@ -281,7 +273,8 @@ impl Model {
         self.notify(id, NoticeKind::Established(as_received(params)));
     }
 
-    /// `rdma_notify(3)`: a message of the peer has come, so it is connected, whatever became of its RTU.
+    /// `rdma_notify(3)`: a message of the peer has arrived, so it is connected even without its
+    /// RTU.
     pub(crate) fn notify_established(&mut self, id: IdentifierId) -> Result<(), Error> {
         self.note_call(id, "notify");
         if !self.in_phase(id, &[Phase::Accepted]) {
@@ -291,10 +284,10 @@ impl Model {
         Ok(())
     }
 
-    /// REJ, at whatever point of the way.
+    /// Handles a REJ in any phase.
     fn rejected(&mut self, id: IdentifierId, reason: i32, data: Box<[u8]>) {
         if self.in_phase(id, &[Phase::Answered]) {
-            // Accepted and taken back before the owner read of it.
+            // Accepted and revoked before the owner read of it.
             self.withdraw(id, |kind| {
                 matches!(kind, NoticeKind::Established(_) | NoticeKind::ConnectResponse)
             });
@@ -305,7 +298,7 @@ impl Model {
         }
     }
 
-    /// DREQ: the owner is told and everything else stays as it is, until it disconnects too.
+    /// Handles a DREQ: the owner is notified, and everything else stays until it disconnects too.
     fn peer_disconnects(&mut self, from: IdentifierId, id: IdentifierId) {
         match self.identifiers.get(id).map(|identifier| identifier.phase) {
             Some(Phase::Connected | Phase::Accepted) => {
@@ -313,7 +306,7 @@ impl Model {
                     if self.ends_in_the_middle(pair) {
                         self.count_injected(FailureClass::DisconnectMidWrite);
                     }
-                    // What was acknowledged before the peer disconnected does not come after the news of it.
+                    // Completions acknowledged before the peer disconnected come before its event.
                     self.report_all(pair);
                 }
                 if let Some(identifier) = self.identifiers.get_mut(id) {
@@ -321,13 +314,12 @@ impl Model {
                 }
                 self.notify(id, NoticeKind::Disconnected);
             }
-            // Both have disconnected.
             Some(Phase::Disconnecting) => self.parted(id),
             _ => self.answer_for_nobody(from, Body::Goodbye),
         }
     }
 
-    /// DREP, or nobody left to send one.
+    /// Handles a DREP, or that its sender is gone.
     fn parted(&mut self, id: IdentifierId) {
         let Some(identifier) = self.identifiers.get_mut(id).filter(|i| i.phase == Phase::Disconnecting)
         else {
@@ -338,13 +330,14 @@ impl Model {
         self.event_queue.schedule(self.parameters.timewait, Event::TimewaitExit(id));
     }
 
-    /// Connects the identifier's queue pair to the peer's: RTS, with what the connection manager negotiated.
+    /// Connects the identifier's queue pair to the peer's: RTS, with what the connection manager
+    /// negotiated.
     pub(super) fn make_ready(&mut self, id: IdentifierId) {
         let Some(identifier) = self.identifiers.get(id).filter(|id| !id.external) else { return };
         let (Some(pair), Some(peer)) = (identifier.pair, identifier.peer_pair) else { return };
         let Some((local, remote)) = self.ends(id) else { return };
         let (ours, theirs) = (identifier.ours, identifier.theirs);
-        // The request's retry_count is both sides'; rdma_accept(3) ignores its own.
+        // The request's retry_count applies to both sides; rdma_accept(3) ignores its own.
         let retry = if identifier.phase == Phase::Accepted { theirs.retry_count } else { ours.retry_count };
         let read_depth = ours.initiator_depth.min(theirs.responder_resources);
         let host = identifier.host;
@@ -352,7 +345,7 @@ impl Model {
         if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| pair.state == State::Idle) {
             pair.state = State::Ready;
             pair.path = Some(Path { peer, local, remote: remote.ip(), loopback });
-            // Each side lives by the rnr_retry_count that the other one gave.
+            // Each side uses the rnr_retry_count that the other one passed.
             pair.requester.configure(retry, theirs.rnr_retry_count, read_depth);
         }
     }

@@ -1,4 +1,4 @@
-//! Hosts: addresses, limits, listeners, and the two things that can befall them.
+//! Hosts: addresses, limits, listeners, and faults of links and processes.
 
 use core::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,22 +8,22 @@ use super::{HostId, IdentifierId, Model, Wake};
 use crate::Error;
 use crate::settings::{Limits, Link, Resources};
 
-/// Ports given out when nobody asks for one, as IANA has them.
+/// Ports given out when none is requested, IANA's dynamic ports.
 const DYNAMIC_PORTS: core::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// One device of a machine, and the process on it. A machine with several devices is a host for each of them: objects belong to one,
-/// identifiers to the one of their address, and what listens everywhere listens on all.
+/// One device of a machine, and the process on it. A machine with several devices has a host for
+/// each: objects belong to one, identifiers to the one of their address, and wildcard listeners are
+/// on all.
 pub(crate) struct Host {
-    /// The first device of its machine; none if it is that itself.
+    /// The first device of its machine; `None` if this is the first.
     first: Option<HostId>,
     addresses: Vec<IpAddr>,
     pub(super) limits: Limits,
-    /// False after its process was killed. The machine and its kernel live on.
+    /// False after its process was killed. The machine and its kernel continue.
     alive: bool,
     pub(super) listeners: BTreeMap<SocketAddr, IdentifierId>,
     next_port: u16,
     pub(super) regions: u32,
-    /// Bytes registered.
     pub(super) registered: u64,
 }
 
@@ -32,14 +32,15 @@ impl Host {
         self.addresses.contains(&ip)
     }
 
-    /// Returns the listener for connections to `address`. A wildcard is for its own family: `::` takes no IPv4, because the
-    /// listeners of `rdma-verbs` do not (`RDMA_OPTION_ID_AFONLY`, `rdma_set_option(3)`).
+    /// Returns the listener for connections to `address`. A wildcard covers its own family: `::`
+    /// takes no IPv4, because the listeners of `rdma-verbs` do not (`RDMA_OPTION_ID_AFONLY`,
+    /// `rdma_set_option(3)`).
     pub(super) fn listener(&self, address: SocketAddr) -> Option<IdentifierId> {
         let anywhere = SocketAddr::new(unspecified(address.ip()), address.port());
         self.listeners.get(&address).or_else(|| self.listeners.get(&anywhere)).copied()
     }
 
-    /// Returns whether a listener there would be in another's way.
+    /// Returns whether another listener is in the way.
     pub(super) fn taken(&self, address: SocketAddr) -> bool {
         self.listeners.keys().any(|other| {
             let overlap =
@@ -48,7 +49,7 @@ impl Host {
         })
     }
 
-    /// The next dynamic port, whether it is taken or not.
+    /// Returns the next dynamic port, taken or not.
     fn next_port(&mut self) -> u16 {
         let port = self.next_port;
         self.next_port = port.checked_add(1).unwrap_or(*DYNAMIC_PORTS.start());
@@ -56,7 +57,7 @@ impl Host {
     }
 }
 
-/// Leading bits that two addresses of one family have in common.
+/// Returns the number of common leading bits of two addresses of one family.
 const fn common_prefix(one: IpAddr, other: IpAddr) -> u32 {
     match (one, other) {
         (IpAddr::V4(one), IpAddr::V4(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
@@ -73,12 +74,13 @@ const fn unspecified(like: IpAddr) -> IpAddr {
 }
 
 impl Model {
-    /// A new host. An address that another host has moves here, as it does when a machine takes over for another.
+    /// Adds a host. An address of another host moves here, as when a machine takes over for
+    /// another.
     pub(crate) fn add_host(&mut self, addresses: &[IpAddr], limits: Limits) -> HostId {
         self.insert_host(None, addresses, limits)
     }
 
-    /// A further device of the machine that `host` is a device of.
+    /// Adds a device to the machine of `host`.
     pub(crate) fn add_device(&mut self, host: HostId, addresses: &[IpAddr], limits: Limits) -> HostId {
         self.insert_host(Some(self.machine(host)), addresses, limits)
     }
@@ -89,7 +91,7 @@ impl Model {
                 host.addresses.retain(|ip| !addresses.contains(ip));
             }
         }
-        // Whoever listens at no address listens on this device too.
+        // Wildcard listeners are on this device too.
         let listeners = first.and_then(|first| self.hosts.get(first)).map_or_else(BTreeMap::new, |first| {
             let everywhere = first.listeners.iter().filter(|(address, _)| address.ip().is_unspecified());
             everywhere.map(|(address, listener)| (*address, *listener)).collect()
@@ -106,19 +108,18 @@ impl Model {
         })
     }
 
-    /// The machine of a host: its first device.
     pub(super) fn machine(&self, host: HostId) -> HostId {
         self.hosts.get(host).and_then(|host| host.first).unwrap_or(host)
     }
 
-    /// All devices of a host's machine.
     pub(super) fn devices(&self, host: HostId) -> Vec<HostId> {
         let machine = self.machine(host);
         let ids = self.hosts.iter().map(|(id, _)| id);
         ids.filter(|id| self.machine(*id) == machine).collect()
     }
 
-    /// The devices of a host's machine where an identifier at this address is: the one that has it, or all.
+    /// Returns the devices of a host's machine for an identifier at this address: the one that has
+    /// it, or all.
     pub(super) fn devices_at(&self, host: HostId, ip: IpAddr) -> Result<Vec<HostId>, Error> {
         let mut devices = self.devices(host);
         if !ip.is_unspecified() {
@@ -127,8 +128,9 @@ impl Model {
         if devices.is_empty() { Err(Error::NotLocal(ip)) } else { Ok(devices) }
     }
 
-    /// The device and the address from which a host's machine reaches `remote`: that itself, or the one that has most leading bits in
-    /// common with it, as on one network (RFC 6724, section 5, rule 8).
+    /// Returns the device and the address from which a host's machine reaches `remote`: `remote`
+    /// itself, or the address that has the most leading bits in common with it, as on one network
+    /// (RFC 6724, section 5, rule 8).
     pub(super) fn source_for(&self, host: HostId, remote: IpAddr) -> Option<(HostId, IpAddr)> {
         let devices = self.devices(host).into_iter();
         let addresses = devices.flat_map(|id| self.addresses(id).into_iter().map(move |ip| (id, ip)));
@@ -137,7 +139,8 @@ impl Model {
             .min_by_key(|(_, ip)| Reverse(common_prefix(*ip, remote)))
     }
 
-    /// `address`, with a port if it has none, for a new listener or connection on these devices.
+    /// Returns `address`, with a port if it has none, for a new listener or connection on these
+    /// devices.
     pub(super) fn claim(&mut self, devices: &[HostId], mut address: SocketAddr) -> Result<SocketAddr, Error> {
         let taken = |model: &Self, address| {
             devices.iter().any(|id| model.hosts.get(*id).is_some_and(|host| host.taken(address)))
@@ -155,7 +158,6 @@ impl Model {
         Err(Error::NoFreePort)
     }
 
-    /// The host with this address, dead or alive.
     pub(crate) fn host_at(&self, ip: IpAddr) -> Option<HostId> {
         self.hosts.iter().find(|(_, host)| host.has(ip)).map(|(id, _)| id)
     }
@@ -183,12 +185,12 @@ impl Model {
         };
     }
 
-    /// Returns whether nothing passes between these addresses.
     pub(super) fn cut(&self, one: IpAddr, other: IpAddr) -> bool {
         !self.down.is_empty() && (self.down.contains(&one) || self.down.contains(&other))
     }
 
-    /// The end of the process on a host's machine: its kernel closes all it held, and tells the peers as it always does.
+    /// Ends the process on a host's machine. Its kernel closes everything it held, and notifies the
+    /// peers as usual.
     pub(crate) fn kill_host(&mut self, id: HostId) {
         for device in self.devices(id) {
             self.kill_device(device);
@@ -198,7 +200,7 @@ impl Model {
     fn kill_device(&mut self, id: HostId) {
         let Some(host) = self.hosts.get_mut(id) else { return };
         host.alive = false;
-        // Whoever sleeps on a descriptor wakes up to the error.
+        // Sleepers on descriptors wake up to the error.
         self.wakes.extend(self.channels.select(|c| c.host == id).into_iter().map(Wake::Events));
         self.wakes.extend(self.queues.select(|q| q.host == id).into_iter().map(Wake::Completions));
         for pair in self.pairs.select(|pair| pair.host == id) {

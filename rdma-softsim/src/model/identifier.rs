@@ -1,4 +1,4 @@
-//! Connection-manager identifiers: what their owner does with them.
+//! Connection-manager identifiers, and the calls of their owners.
 
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
@@ -21,17 +21,18 @@ use crate::trace::EntryKind;
 pub(super) const TIMED_OUT: i32 = -110;
 /// `-ENETUNREACH`.
 const NET_UNREACHABLE: i32 = -101;
-/// A listener's backlog when it asks for none, `net.rdma_ucm.max_backlog`.
+/// A listener's default backlog, `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: u32 = 1024;
-/// Reason of a reject by a side that stopped waiting (InfiniBand CM, table of REJ reasons).
+/// Reject reason of a side that stopped waiting (InfiniBand CM, table of REJ reasons).
 const REJECT_TIMEOUT: i32 = 4;
 
-/// Private data that fits into a request, a reply and a reject (`rdma_connect(3)`, `rdma_accept(3)`, `rdma_reject(3)`).
+/// Maximum private data of a request, a reply and a reject (`rdma_connect(3)`, `rdma_accept(3)`,
+/// `rdma_reject(3)`).
 const REQUEST_DATA: usize = 56;
 const REPLY_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
 
-/// Private data as it arrives: the messages have a field of one length for it, so nobody learns how much was sent.
+/// Private data as received: its field has a fixed length, so the sent length is unknown.
 fn padded(data: &[u8], room: usize) -> Box<[u8]> {
     let mut field = vec![0; room];
     if let Some(front) = field.get_mut(..data.len()) {
@@ -40,37 +41,34 @@ fn padded(data: &[u8], room: usize) -> Box<[u8]> {
     field.into()
 }
 
-/// A connection-manager identifier.
 pub(crate) struct Identifier {
     pub(super) host: HostId,
     pub(super) channel: ChannelId,
     pub(super) key: IdentifierKey,
     pub(super) phase: Phase,
-    /// The address that its owner bound it to.
     pub(super) bound: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     pub(super) pair: Option<PairId>,
     /// The traffic class of what its connection sends.
     pub(super) traffic_class: u8,
-    /// The time-out of acknowledgements that its queue pair gets, if its owner says so.
+    /// The acknowledgement timeout of its queue pair, if its owner sets one.
     pub(super) ack_timeout: Option<Duration>,
-    /// Its owner moves the queue pair from state to state, and says when the connection can be used (`rdma_establish(3)`).
+    /// Whether its owner changes the queue pair's state, and says when the connection can be used
+    /// (`rdma_establish(3)`).
     pub(super) external: bool,
-    /// The identifier and queue pair at the other end.
     pub(super) peer: Option<IdentifierId>,
     pub(super) peer_pair: Option<PairId>,
-    /// When its last message gets to the peer.
+    /// When its last message reaches the peer.
     pub(super) arrival: Instant,
-    /// The parameters of both sides, as each gave them.
+    /// The parameters of both sides, as each passed them.
     pub(super) ours: ConnectParams,
     pub(super) theirs: ConnectParams,
 }
 
-/// Where an identifier is on its way.
+/// The phase of an identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// New.
     Idle,
     ResolvingAddress,
     AddressResolved,
@@ -81,25 +79,24 @@ pub(super) enum Phase {
     },
     /// The active side has sent its request.
     Connecting,
-    /// The active side was accepted, and its owner has not read so.
+    /// The active side was accepted, and its owner has not read that.
     Answered,
-    /// The passive side has a request to decide on.
+    /// The passive side has an undecided request.
     Requested,
     /// The passive side has accepted and waits for the active one to be ready.
     Accepted,
     Connected,
-    /// Has ended the connection and waits for the peer to do so.
+    /// It has ended the connection and waits for the peer to do so.
     Disconnecting,
     /// The peer has ended the connection.
     PeerGone,
-    /// Over.
     Closed,
 }
 
 const NO_PARAMS: ConnectParams =
     ConnectParams { responder_resources: 0, initiator_depth: 0, retry_count: 0, rnr_retry_count: 0 };
 
-/// The time-out of acknowledgements behind a code of `ibv_modify_qp(3)`.
+/// Returns the acknowledgement timeout for a code of `ibv_modify_qp(3)`.
 pub(super) const fn ack_timeout(code: u8) -> Result<Duration, Error> {
     /// The field has five bits.
     const MOST: u8 = 31;
@@ -132,7 +129,7 @@ impl Identifier {
         }
     }
 
-    /// Goes to the device of its address; one that is on all of them stays where it is.
+    /// Moves to the device of its address. A wildcard stays where it is.
     pub(super) const fn take_device(&mut self, devices: &[HostId]) {
         if let &[device] = devices {
             self.host = device;
@@ -186,7 +183,7 @@ impl Model {
         backlog: u32,
     ) -> Result<(), Error> {
         let devices = self.devices_at(self.identifier(id)?.host, address.ip())?;
-        // Somebody may have taken the port since it was bound.
+        // The port may have been taken since it was bound.
         let address = self.claim(&devices, address)?;
         let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
         let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
@@ -214,7 +211,6 @@ impl Model {
         }
         let known = self.host_at(remote.ip()).is_some();
         let host = identifier.host;
-        // As bound, if it is.
         let local = local.or(identifier.bound);
         let source = match local {
             Some(local) if !local.ip().is_unspecified() => Some((self.devices_at(host, local.ip())?, local)),
@@ -266,14 +262,13 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a fault makes the resolution of the identifier's address or route fail.
+    /// Returns whether a fault makes the resolution of the identifier's address or route fail.
     fn strikes_resolution(&mut self, id: IdentifierId, which: Fault) -> bool {
         let party = self.managed_party(id);
         let strikes = |fault: &Fault, on: &Target| *fault == which && party.is_some_and(|party| party.is(on));
         self.strike(Site::Resolve, strikes).is_some()
     }
 
-    /// A resolution ends.
     pub(super) fn resolved(&mut self, id: IdentifierId, how: NoticeKind) {
         let phase = match how {
             NoticeKind::AddressResolved => Phase::AddressResolved,
@@ -285,7 +280,6 @@ impl Model {
         self.notify(id, how);
     }
 
-    /// The host whose device is behind the identifier.
     fn device(&self, id: IdentifierId) -> Result<HostId, Error> {
         let identifier = self.identifier(id)?;
         let bound = identifier.local.is_some_and(|local| !local.ip().is_unspecified());
@@ -326,13 +320,13 @@ impl Model {
         Ok(())
     }
 
-    /// The traffic class of what this queue pair sends.
+    /// Returns the traffic class of what this queue pair sends.
     pub(super) fn traffic_class(&self, pair: PairId) -> u8 {
         let identifier = self.pairs.get(pair).and_then(|pair| self.identifiers.get(pair.identifier?));
         identifier.map_or(0, |identifier| identifier.traffic_class)
     }
 
-    /// `rdma_create_qp(3)`: the pair, its number and the inline bytes it was granted.
+    /// `rdma_create_qp(3)`: returns the pair, its number and its granted inline bytes.
     pub(crate) fn create_pair(
         &mut self,
         id: IdentifierId,
@@ -353,7 +347,6 @@ impl Model {
         Ok(made)
     }
 
-    /// Gives an identifier its queue pair.
     pub(super) fn join(&mut self, id: IdentifierId, pair: PairId) {
         if let (Some(identifier), Some(made)) = (self.identifiers.get_mut(id), self.pairs.get_mut(pair)) {
             identifier.pair = Some(pair);
@@ -362,7 +355,7 @@ impl Model {
         }
     }
 
-    /// Checks a call that names connection parameters, and gives the identifier's queue pair.
+    /// Checks a call with connection parameters, and returns the identifier's queue pair.
     fn offer(
         &self,
         id: IdentifierId,
@@ -458,7 +451,7 @@ impl Model {
         Ok(())
     }
 
-    /// `rdma_destroy_id(3)`: whoever waits for this side is told. The queue pair is gone before.
+    /// `rdma_destroy_id(3)`: the peer is notified. The queue pair is destroyed before.
     pub(crate) fn destroy_identifier(&mut self, id: IdentifierId) {
         self.note_call(id, "destroy");
         let Ok(identifier) = self.identifier(id) else { return };
@@ -494,7 +487,7 @@ impl Model {
         self.identifiers.get(id)?.remote
     }
 
-    /// The addresses between which this identifier's messages travel.
+    /// Returns the addresses between which this identifier's messages travel.
     pub(super) fn ends(&self, id: IdentifierId) -> Option<(IpAddr, SocketAddr)> {
         let identifier = self.identifiers.get(id)?;
         Some((identifier.local?.ip(), identifier.remote?))

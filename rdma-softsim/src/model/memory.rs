@@ -1,4 +1,4 @@
-//! Protection domains and memory regions: who may touch which bytes.
+//! Protection domains and memory regions, with their access checks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,21 +11,20 @@ use super::{DomainId, HostId, Model, RegionId};
 use crate::trace::EntryKind;
 use crate::{Error, Load};
 
-/// Addresses given to regions start here and are never given again, so that a stale address is always noticed.
+/// The first region address. Addresses are never reused, so that a stale one is always noticed.
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
-/// Regions start on a page and have an unmapped page behind them.
+/// Regions start on a page and are followed by an unmapped page.
 const PAGE: u64 = 4096;
 
 /// The bytes of a region in this process. They outlive its registration while a handle reads them.
 pub(crate) enum Memory {
-    /// Made for the region.
+    /// Allocated for the region.
     Own(Zeroed),
-    /// A program's.
+    /// A program's memory.
     Caller(Box<dyn CallerMemory>),
 }
 
 impl Memory {
-    /// `len` zeroed bytes.
     pub(crate) fn zeroed(len: usize) -> Result<Self, Error> {
         Zeroed::new(len).map(Self::Own).ok_or(Error::Allocation(len))
     }
@@ -34,8 +33,8 @@ impl Memory {
         self.shared().len()
     }
 
-    /// Returns the bytes. There are none if the program's code panics that is asked for them: only
-    /// requests that need them fail then.
+    /// Returns the bytes, or none if the program's code panics when asked for them. Only requests
+    /// that need them then fail.
     pub(crate) fn shared(&self) -> SharedMemory<'_> {
         match self {
             Self::Own(memory) => memory.shared(),
@@ -46,31 +45,32 @@ impl Memory {
     }
 }
 
-/// Bytes of a region that lie in another process: in a program that this fabric serves.
+/// Bytes of a region in another process: a program that this fabric serves.
 ///
-/// Nobody holds the fabric's lock while they are reached: a call may take as long as the process lets it. It must not call the fabric.
+/// They are accessed without the fabric's lock, because a call may take as long as the process lets
+/// it. It must not call the fabric.
 pub trait ForeignMemory: Send + Sync {
-    /// Has the next step of `load` taken, which reaches into this memory ([`Load::step`]). Either at once, and then the load is returned; or
-    /// later, by another thread, which then lets it [go on](Load::go).
+    /// Takes the next step of `load`, which accesses this memory ([`Load::step`]). Either at once,
+    /// and returns the load. Or later, on another thread, which then lets it [continue](Load::go).
     fn carry(&self, mut load: Load) -> Option<Load> {
         load.step();
         Some(load)
     }
 
-    /// Copies `into.len()` bytes from `offset` on, which the region covers. False if they cannot be reached, because their
-    /// process has ended or has unmapped them.
+    /// Copies `into.len()` bytes at `offset` out, within the region. Returns false if they cannot
+    /// be accessed, because their process has ended or has unmapped them.
     fn read(&self, offset: usize, into: &mut [u8]) -> bool;
 
-    /// Copies `from` to `offset` on, inside the region. False if the bytes there cannot be reached; some may have changed.
+    /// Copies `from` to `offset`, within the region. Returns false if the bytes cannot be accessed;
+    /// some may have changed.
     fn write(&self, offset: usize, from: &[u8]) -> bool;
 }
 
-/// Where the bytes of a region are.
 #[derive(Clone)]
 pub(crate) enum Bytes {
     /// In this process; a handle may read them too.
     Own(Arc<Memory>),
-    /// In another one.
+    /// In another process.
     Foreign { memory: Arc<dyn ForeignMemory>, len: usize },
 }
 
@@ -82,19 +82,20 @@ impl Bytes {
         }
     }
 
-    /// Copies bytes out. False if they are not all inside, or in another process, for which nobody waits under the lock.
+    /// Copies bytes out. Returns false if they are not all inside, or are in another process, which
+    /// cannot be accessed under the lock.
     #[must_use]
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         matches!(self, Self::Own(memory) if memory.shared().read(offset, into))
     }
 
-    /// Copies bytes in. False if they do not all fit, or in another process.
+    /// Copies bytes in. Returns false if they do not all fit, or are in another process.
     #[must_use]
     pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
         matches!(self, Self::Own(memory) if memory.shared().write(offset, from))
     }
 
-    /// As [`Bytes::read`], also in another process: never under the lock.
+    /// Reads like [`Bytes::read`], also in another process: never under the lock.
     #[must_use]
     pub(super) fn reach_read(&self, offset: usize, into: &mut [u8]) -> bool {
         match self {
@@ -103,7 +104,7 @@ impl Bytes {
         }
     }
 
-    /// As [`Bytes::write`], also in another process: never under the lock.
+    /// Writes like [`Bytes::write`], also in another process: never under the lock.
     #[must_use]
     pub(super) fn reach_write(&self, offset: usize, from: &[u8]) -> bool {
         match self {
@@ -117,31 +118,28 @@ fn inside(offset: usize, count: usize, len: usize) -> bool {
     offset.checked_add(count).is_some_and(|end| end <= len)
 }
 
-/// Which end of a copy could not be reached.
+/// The end of a copy that could not be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unreachable {
     Source,
     Target,
 }
 
-/// A protection domain.
 pub(crate) struct Domain {
     pub(super) host: HostId,
 }
 
-/// A registered region.
 pub(crate) struct Region {
     pub(super) host: HostId,
     pub(super) domain: DomainId,
     pub(super) memory: Bytes,
-    /// The length when it was registered, whatever a program's memory says later.
+    /// The length at registration, whatever a program's memory says later.
     len: usize,
     access: Access,
     address: u64,
     rkey: u32,
 }
 
-/// The address and keys by which a region is known outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
     pub(crate) id: RegionId,
@@ -159,7 +157,8 @@ impl Model {
         }
     }
 
-    /// Checks that `len` more bytes may be registered, and returns the host. Called before the memory is allocated, outside the fabric's lock.
+    /// Checks that `len` more bytes may be registered, and returns the host. Called before the
+    /// memory is allocated, without the fabric's lock.
     pub(crate) fn may_register(&self, domain: DomainId, len: u64) -> Result<HostId, Error> {
         let host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
         let owner = self.hosts.get(host).ok_or(Error::Gone("host"))?;
@@ -195,7 +194,7 @@ impl Model {
         Ok(registered)
     }
 
-    /// Registers memory that peers shall know by `address`.
+    /// Registers memory that peers access at `address`.
     pub(crate) fn register_at(
         &mut self,
         domain: DomainId,
@@ -209,7 +208,8 @@ impl Model {
             return Err(Error::Allocation(len));
         }
         let id = self.regions.insert(Region { host, domain, memory, len, access, address, rkey: 0 });
-        // As on real devices: the place of the region, and 8 bits that change with each registration there.
+        // As on real devices: the place of the region, and 8 bits that change with each
+        // registration there.
         self.registrations = self.registrations.wrapping_add(1);
         let rkey = (id.index() + 1) << 8 | u32::from(self.registrations);
         if let Some(region) = self.regions.get_mut(id) {
@@ -240,7 +240,8 @@ impl Model {
         }
     }
 
-    /// The part of a region that a peer names, if its key, its bounds, its domain and its permissions allow.
+    /// Returns the part of a region that a peer names, if its key, bounds, domain and rights are
+    /// valid.
     pub(super) fn remote(
         &self,
         domain: DomainId,
@@ -255,13 +256,14 @@ impl Model {
         (fits && allowed).then_some((id, offset))
     }
 
-    /// The memory of `region`, if it is still registered and allows `access`.
+    /// Returns the memory of `region`, if it is still registered and allows `access`.
     pub(super) fn local(&self, region: RegionId, access: Access) -> Option<&Bytes> {
         Some(&self.regions.get(region).filter(|region| region.access.allows(access))?.memory)
     }
 
-    /// The part of a region that a work request names by address and `lkey`. A wrong key, or bytes outside the region or in
-    /// another domain than the queue pair's, name a region that does not exist: a device notices when it executes the work.
+    /// Returns the part of a region that a work request names by address and `lkey`. A wrong key,
+    /// or bytes outside the region or in another domain than the queue pair's, name no existing
+    /// region: a device notices when it executes the work.
     pub(crate) fn named(&self, domain: Option<DomainId>, address: u64, len: u32, lkey: u32) -> Part {
         let len = len as usize;
         let found = || {

@@ -1,9 +1,10 @@
 //! The fabric itself: one deterministic, single-threaded model.
 //!
-//! Nothing here reads a clock, starts a thread or opens a descriptor. Operations change the model and put what follows
-//! from them on an [event queue](event_queue::EventQueue); [`Model::advance`] executes what is due, in one total order, and
-//! [`Model::deadline`] says when something will be next. What somebody may be sleeping on comes out as [`Wake`]s.
-//! Two runs with the same calls at the same times are the same.
+//! Nothing here reads a clock, starts a thread or opens a descriptor. Operations change the model
+//! and schedule events on an [event queue](event_queue::EventQueue). [`Model::advance`] executes
+//! what is due, in one total order, and [`Model::deadline`] returns the time of the next event.
+//! Channels that may have sleepers are returned as [`Wake`]s. Two runs with the same calls at the
+//! same times are the same.
 
 mod arena;
 mod bulk;
@@ -68,28 +69,26 @@ pub(crate) type QueueId = Id<completions::CompletionQueue>;
 pub(crate) type SharedId = Id<shared::SharedQueue>;
 pub(crate) type PairId = Id<queue_pair::QueuePair>;
 
-/// A channel on which something waits that did not wait before.
+/// A channel that became readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Wake {
-    /// Connection-manager events.
     Events(ChannelId),
-    /// Completion events.
     Completions(QueueId),
-    /// Asynchronous events of a device that somebody opened.
+    /// Asynchronous events of an opened device.
     Asynchronous(ContextId),
 }
 
-/// An event that happens by itself.
+/// A scheduled event.
 enum Event {
     /// A message reaches the peer.
     Arrive { from: PairId, epoch: u32, sequence: u64 },
     /// An answer comes back.
     Answer { to: PairId, epoch: u32, sequence: u64, answer: Answer },
-    /// The delay of an RNR NAK is over.
+    /// The delay of an RNR NAK has passed.
     Again { pair: PairId, epoch: u32 },
-    /// The acknowledgement timer is over.
+    /// The acknowledgement timer ends.
     Timeout { pair: PairId, epoch: u32 },
-    /// It is looked for messages whose bytes are late.
+    /// Look for messages whose bytes are late.
     Sweep,
     /// A completion queue was overrun.
     Overrun(QueueId),
@@ -97,11 +96,11 @@ enum Event {
     Resolved { id: IdentifierId, how: NoticeKind },
     /// A message of the connection manager arrives.
     Packet(Box<handshake::Packet>),
-    /// The timewait state is over.
+    /// The timewait state ends.
     TimewaitExit(IdentifierId),
-    /// A completion comes that was on its way from its queue pair to its queue.
+    /// A delayed completion reaches its queue.
     Report { pair: PairId, of: WorkQueue },
-    /// A failed queue pair gets to flushing.
+    /// A failed queue pair begins to flush.
     Flush(PairId),
     /// The link of a host is repaired.
     LinkUp(HostId),
@@ -109,12 +108,10 @@ enum Event {
     PairUp(PairId),
 }
 
-/// A fabric with everything on it.
 pub(crate) struct Model {
     parameters: Parameters,
     event_queue: EventQueue<Event>,
     hosts: Arena<host::Host>,
-    /// Addresses whose link is down.
     down: BTreeSet<IpAddr>,
     contexts: Arena<context::Context>,
     channels: Arena<events::EventChannel>,
@@ -125,31 +122,28 @@ pub(crate) struct Model {
     shared: Arena<shared::SharedQueue>,
     pairs: Arena<queue_pair::QueuePair>,
     wakes: Vec<Wake>,
-    /// Bytes of long messages that somebody has to copy.
+    /// Bytes of long messages to copy.
     bulks: VecDeque<Bulk>,
-    /// Bytes of messages with an end in another process, which somebody has to move.
+    /// Bytes of messages with an end in another process to move.
     freights: VecDeque<Freight>,
-    /// Whether somebody does either, so that it need not be done at once.
+    /// Whether a driver does either, so that it need not be done at once.
     carries: bool,
-    /// Messages whose bytes are on their way, by number.
+    /// Messages whose bytes are in flight, by number.
     carried: BTreeMap<u64, carried::Carried>,
-    /// Those that there ever were.
+    /// Number of all such messages.
     freight_count: u64,
     /// Bytes that they hold.
     held: Arc<AtomicUsize>,
-    /// When it is looked for late ones.
+    /// When the next sweep for late ones is.
     sweep: Option<Instant>,
     /// Identifiers ever created: the next key.
     keys: u64,
-    /// Queue pairs' numbers: who has which.
     numbers: Numbers,
     /// Regions ever registered, modulo the width of the key.
     registrations: u8,
     /// Bytes of address space ever given to regions.
     address_space: u64,
-    /// Sees what passes.
     capture: Option<Box<dyn crate::Capture>>,
-    /// Of a simulation.
     simulation: Option<Box<SimulationState>>,
 }
 
@@ -185,8 +179,8 @@ impl Model {
         }
     }
 
-    /// Executes everything that is due at `now`, at the moments at which it was due. Time does not go back: an earlier
-    /// `now` counts as the latest one seen.
+    /// Executes everything that is due at `now`, in order of time. Time does not go back: an
+    /// earlier `now` counts as the latest one seen.
     pub(crate) fn advance(&mut self, now: Instant) {
         while let Some(event) = self.event_queue.next(now) {
             self.happen(event);
@@ -207,7 +201,7 @@ impl Model {
             Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
             Event::Report { pair, of } => self.report_held(pair, of),
             Event::Flush(pair) => {
-                // Reset in the meantime, it has nothing to flush.
+                // If it was reset meanwhile, it has nothing to flush.
                 if self.pairs.get(pair).is_some_and(|pair| pair.state == State::Error) {
                     self.flush(pair);
                 }
@@ -226,7 +220,6 @@ impl Model {
         }
     }
 
-    /// The present moment.
     pub(crate) const fn now(&self) -> Instant {
         self.event_queue.now()
     }
@@ -236,12 +229,12 @@ impl Model {
         self.advance(self.event_queue.now());
     }
 
-    /// When [`Model::advance`] has something to do next.
+    /// Returns when [`Model::advance`] has something to do next.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.event_queue.deadline()
     }
 
-    /// Takes the wakes that came up since the last call.
+    /// Takes the wakes since the last call.
     pub(crate) fn wakes(&mut self) -> std::vec::Drain<'_, Wake> {
         self.wakes.drain(..)
     }

@@ -1,34 +1,33 @@
-//! The numbers of queue pairs, which devices give again.
+//! Queue pair numbers, which devices reuse.
 
 use std::collections::VecDeque;
 
-/// The first two numbers are the management queue pairs'.
+/// The first two numbers belong to the management queue pairs.
 const FIRST: u32 = 2;
 
-/// Numbers in use and free. Whoever holds on to the number of a queue pair that is gone soon means another.
+/// Numbers in use and free. A stale number soon names another queue pair.
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// How many were ever given at the same time, with those that rest.
+    /// Most numbers ever in use at once, including resting ones.
     known: u32,
-    /// The numbers of queue pairs that are gone, the one that has been free for longest in front.
+    /// Free numbers, the longest free one first.
     free: VecDeque<u32>,
 }
 
 impl Numbers {
-    /// A number that no queue pair has, and which no queue pair had until `rest` others were given back since.
+    /// Returns a number that is not in use, and that was freed at least `rest` frees ago.
     pub(super) fn give(&mut self, rest: usize) -> u32 {
         if self.free.len() > rest
             && let Some(number) = self.free.pop_front()
         {
             return number;
         }
-        // A queue pair takes more memory than there is long before 24 bits are used up.
+        // Memory runs out long before 24 bits do.
         let number = FIRST + self.known;
         self.known += 1;
         number
     }
 
-    /// The queue pair with this number is gone.
     pub(super) fn take_back(&mut self, number: u32) {
         self.free.push_back(number);
     }

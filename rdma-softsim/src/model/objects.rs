@@ -1,4 +1,4 @@
-//! Objects of a device, whoever asks for them: an identifier or whoever opened the device.
+//! Objects of a device, made for an identifier or for a program that opened the device.
 
 use rdma_backend::QueuePairLimits;
 
@@ -18,7 +18,7 @@ pub(crate) struct PairAttributes {
     pub(crate) domain: DomainId,
     pub(crate) send_queue: QueueId,
     pub(crate) receive_queue: QueueId,
-    /// Where receives are, if not in a queue of the pair's own.
+    /// The shared receive queue, if any.
     pub(crate) shared: Option<SharedId>,
     pub(crate) limits: QueuePairLimits,
 }
@@ -42,7 +42,7 @@ impl Model {
             return Err(Error::Argument("a completion queue holds 1 to Limits::max_completions completions"));
         }
         let value = limits.max_completion_queues;
-        // Devices may make more room than was asked for (`ibv_create_cq(3)`).
+        // Devices may make more room than requested (`ibv_create_cq(3)`).
         let rounds_up = self.behaviour().is_some_and(|behaviour| behaviour.rounds_up);
         let depth = if rounds_up { depth.next_power_of_two() } else { depth };
         if self.strikes_creation(host)
@@ -54,7 +54,8 @@ impl Model {
         Ok(self.queues.insert(CompletionQueue::new(host, depth, context)))
     }
 
-    /// A queue pair on the device of `host`, where `owner` hears of it: the pair, its number and its inline bytes.
+    /// Makes a queue pair on the device of `host`, which reports to `owner`. Returns the pair, its
+    /// number and its inline bytes.
     pub(super) fn make_pair(
         &mut self,
         host: HostId,

@@ -1,8 +1,10 @@
-//! Ownership of bytes over time: send buffers until their completion is polled, window bytes only after it.
+//! Ownership of bytes over time: of send buffers until their completion is polled, of window bytes
+//! only after it.
 //!
-//! Only simulations look. A device may read a send buffer again until the work's completion says otherwise
-//! (`ibv_post_send(3)`), and the bytes of a WRITE may land in any order until the completion of a receive that came with
-//! or after it (`ibv_reg_mr(3)`); whoever writes the former or reads the latter too early is found out here.
+//! Only simulations check it. A device may read a send buffer again until the work's completion
+//! says otherwise (`ibv_post_send(3)`). The bytes of a WRITE may land in any order until the
+//! completion of a receive that came with or after it (`ibv_reg_mr(3)`). A program that writes the
+//! former or reads the latter too early is detected here.
 
 use core::hash::Hasher;
 use std::collections::VecDeque;
@@ -13,17 +15,16 @@ use super::{Model, PairId, RegionId};
 use crate::failure_class::FailureClass;
 use crate::trace::{Digest, EntryKind};
 
-/// The state that a simulation keeps of a queue pair's bytes.
+/// Ownership state of a queue pair's bytes, in a simulation.
 #[derive(Default)]
 pub(super) struct Ownership {
-    /// Send buffers that the device may still read.
     lent: VecDeque<Lent>,
-    /// Bytes that the peer's messages brought and that have not landed.
+    /// Bytes of the peer's messages that have not landed.
     landing: VecDeque<Landing>,
 }
 
 struct Lent {
-    /// The request, and its place in the order of requests.
+    /// The request, and its sequence number.
     id: u64,
     sequence: u64,
     parts: Parts,
@@ -37,17 +38,15 @@ struct Landing {
 }
 
 impl Ownership {
-    /// Returns whether the device may still read from a region.
     pub(super) fn lends(&self, region: RegionId) -> bool {
         self.lent.iter().any(|lent| lent.parts.touch(region))
     }
 }
 
 impl Model {
-    /// Bytes of regions, as a number.
+    /// Returns a hash of bytes in regions.
     fn hash_of(&self, parts: &Parts) -> Option<u64> {
         let mut digest = Digest::default();
-        /// Bytes that are hashed at a time.
         const CHUNK: usize = 4096;
         let mut chunk = [0; CHUNK];
         for &Part { region, mut offset, len } in parts.list() {
@@ -65,7 +64,7 @@ impl Model {
         Some(digest.finish())
     }
 
-    /// Work was posted. Its bytes are the device's from now on, unless it took a copy.
+    /// Records posted work. Its bytes belong to the device from now on, unless it took a copy.
     pub(super) fn lend(&mut self, id: PairId) {
         if !self.is_observed() {
             return;
@@ -81,7 +80,8 @@ impl Model {
         }
     }
 
-    /// A completion was polled: looks at all that is lent, and gives back what the owner may touch again.
+    /// Handles a polled completion: checks all lent bytes, and returns those that the owner may use
+    /// again.
     pub(super) fn check_ownership(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get(id) else { return };
         let (number, free_below) = (pair.number, pair.requester.given_back());
@@ -101,9 +101,9 @@ impl Model {
         }
     }
 
-    /// Whether the bytes of a message land late, and if so keeps them until they do.
+    /// Decides whether the bytes of a message land late, and keeps them until then.
     pub(super) fn lands_late(&mut self, at: PairId, sequence: u64, bytes: Vec<u8>, target: Parts) {
-        // Some pieces are there at once, in no order.
+        // Some pieces land at once, in no order.
         const PIECE: usize = 8;
         for (place, piece) in bytes.chunks(PIECE).enumerate() {
             if self.below(3) == 0 {
@@ -116,7 +116,7 @@ impl Model {
         }
     }
 
-    /// The receive of message `sequence` was polled: all up to it is there.
+    /// Handles the polled receive of message `sequence`: all bytes up to it land.
     pub(super) fn land(&mut self, id: PairId, sequence: u64) {
         while let Some(pair) = self.pairs.get_mut(id)
             && pair.ownership.landing.front().is_some_and(|first| first.sequence <= sequence)
@@ -127,7 +127,8 @@ impl Model {
         }
     }
 
-    /// Returns whether the device of `host` still has something to say about `pair` that it will never say: for the counts of failures.
+    /// Returns whether the device has reports about `pair` that it will never make, for the counts
+    /// of failures.
     pub(super) fn ends_in_the_middle(&self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.requester.has_work()) || self.has_unpolled(id)
     }

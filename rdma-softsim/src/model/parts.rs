@@ -1,4 +1,5 @@
-//! The bytes that a work request names: one part of one region, as almost always, or several that make one message.
+//! The bytes of a work request: nearly always one part of one region, or several that make one
+//! message.
 
 use std::sync::Arc;
 
@@ -30,7 +31,6 @@ impl Parts {
         }
     }
 
-    /// Bytes of all parts.
     pub(crate) fn len(&self) -> usize {
         self.list().iter().fold(0, |sum, part| sum.saturating_add(part.len))
     }
@@ -39,7 +39,7 @@ impl Parts {
         self.list().iter().any(|part| part.region == region)
     }
 
-    /// The parts of the bytes from `skip` on, `len` of them at most; none is empty.
+    /// Returns the parts of at most `len` bytes after `skip`; none is empty.
     pub(super) fn within(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = Part> + '_ {
         self.list().iter().filter_map(move |&Part { region, offset, len: all }| {
             let skipped = skip.min(all);
@@ -63,12 +63,12 @@ impl FromIterator<Part> for Parts {
 }
 
 impl Model {
-    /// Whether the first `len` bytes are all in regions that allow `access`.
+    /// Returns whether the first `len` bytes are all in regions that allow `access`.
     pub(super) fn allows(&self, parts: &Parts, len: usize, access: Access) -> bool {
         parts.within(0, len).all(|part| self.local(part.region, access).is_some())
     }
 
-    /// Reads the first bytes. False if some are out of reach.
+    /// Reads the first bytes. Returns false if some cannot be accessed.
     pub(super) fn gather(&self, parts: &Parts, into: &mut [u8]) -> bool {
         let mut rest = into;
         let len = rest.len();
@@ -81,7 +81,7 @@ impl Model {
         })
     }
 
-    /// Writes `bytes` from the byte `at` on. False if some are out of reach.
+    /// Writes `bytes` at offset `at`. Returns false if some cannot be accessed.
     pub(super) fn scatter(&self, parts: &Parts, at: usize, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         parts.within(at, bytes.len()).all(|part| {
@@ -92,7 +92,7 @@ impl Model {
         })
     }
 
-    /// Copies the first `len` bytes of one list to another, which has room for them.
+    /// Copies the first `len` bytes of one list to another, which must have room for them.
     pub(super) fn copy_parts(&self, from: &Parts, to: &Parts, len: usize) -> Result<(), Unreachable> {
         let mut done = 0;
         for part in from.within(0, len) {

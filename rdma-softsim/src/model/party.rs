@@ -1,4 +1,4 @@
-//! Who is struck by a fault: a host, and the connection of it that something happens to.
+//! Targets of faults: a host, and one of its connections.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,25 +7,23 @@ use super::{IdentifierId, Model, PairId};
 use crate::device::{Connection, PairState};
 use crate::faults::Connections;
 
-/// Whom a fault may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) host: u32,
     pub(super) connections: Connections,
 }
 
-/// Whom something happens to, where a fault may strike.
+/// The host and connection of an event that a fault may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Party {
     host: u32,
-    /// The number of the queue pair.
     pair: Option<u32>,
-    /// Where the peer is, and its port where the connection manager knows one.
+    /// The peer's address, and its port if the connection manager knows it.
     peer: Option<(IpAddr, Option<u16>)>,
 }
 
 impl Party {
-    /// A host, and none of its connections.
+    /// Returns a host without a connection.
     pub(super) const fn host(host: u32) -> Self {
         Self { host, pair: None, peer: None }
     }
@@ -42,7 +40,6 @@ impl Party {
 }
 
 impl Model {
-    /// A queue pair and its connection.
     pub(super) fn party(&self, id: PairId) -> Option<Party> {
         let pair = self.pairs.get(id)?;
         let managed = pair.identifier.and_then(|id| self.identifiers.get(id)?.remote);
@@ -52,7 +49,6 @@ impl Model {
         Some(Party { host: pair.host.index(), pair: Some(pair.number), peer })
     }
 
-    /// An identifier and the connection that it has or will have.
     pub(super) fn managed_party(&self, id: IdentifierId) -> Option<Party> {
         let identifier = self.identifiers.get(id)?;
         let pair = identifier.pair.and_then(|pair| self.pairs.get(pair)).map(|pair| pair.number);
@@ -60,7 +56,7 @@ impl Model {
         Some(Party { host: identifier.host.index(), pair, peer })
     }
 
-    /// All queue pairs, in the order of their numbers.
+    /// Returns all queue pairs, by number.
     pub(crate) fn connections(&self) -> Vec<Connection> {
         let seen = |(id, pair): (PairId, &QueuePair)| {
             let identifier = pair.identifier.and_then(|id| self.identifiers.get(id));
@@ -82,7 +78,7 @@ impl Model {
         all
     }
 
-    /// The queue pairs that a fault may strike.
+    /// Returns the queue pairs that a fault may strike.
     pub(super) fn targets(&self, target: &Target) -> Vec<PairId> {
         let is_one = |id: &PairId| self.party(*id).is_some_and(|party| party.is(target));
         self.pairs.iter().map(|(id, _)| id).filter(is_one).collect()

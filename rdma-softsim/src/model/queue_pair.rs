@@ -1,4 +1,4 @@
-//! Queue pairs: creation, posting, and the way into the error state.
+//! Queue pairs: creation, posting, and the error state.
 
 use std::net::IpAddr;
 
@@ -17,48 +17,44 @@ use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
 use crate::trace::EntryKind;
 
-/// The longest message, as on every known device.
 const MAX_MESSAGE: usize = 1 << 31;
 
-/// A reliable-connected queue pair.
 pub(crate) struct QueuePair {
     pub(super) host: HostId,
     pub(super) domain: DomainId,
     pub(super) send_queue: QueueId,
     pub(super) receive_queue: QueueId,
-    /// Where its receives are, if not in a queue of its own.
+    /// The shared receive queue, if any.
     pub(super) shared: Option<SharedId>,
-    /// Whoever the device tells of what happens to it.
+    /// Who gets its events.
     pub(super) owner: Owner,
-    /// The identifier that connects it, if the connection manager does.
     pub(super) identifier: Option<IdentifierId>,
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
     pub(super) state: State,
-    /// The other end, once there is a connection.
+    /// The other end, once connected.
     pub(super) path: Option<Path>,
     pub(super) requester: Requester,
     pub(super) responder: Responder,
-    /// Completions that are not in their queue yet.
+    /// Completions that have not reached their queue.
     pub(super) held: PendingCompletions,
     pub(super) ownership: Ownership,
-    /// Nothing passes to or from it, by a fault.
+    /// Whether a fault blocks its messages.
     pub(super) cut: bool,
-    /// How many copies of long messages from it or to it are under way.
+    /// Copies of its long messages in progress.
     pub(super) bulks: u8,
 }
 
-/// Whom a device tells of what happens to an object.
+/// Who gets the events of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Whoever reads the channel of this identifier.
+    /// The reader of this identifier's channel.
     Identifier(IdentifierId),
-    /// Whoever opened the device, and calls the object so.
+    /// Who opened the device, and its name for the object.
     Context(ContextId, u64),
 }
 
 impl QueuePair {
-    /// Returns whether completions of this queue pair go to `queue`.
     pub(super) fn reports_to(&self, queue: QueueId) -> bool {
         self.send_queue == queue || self.receive_queue == queue
     }
@@ -74,48 +70,44 @@ impl QueuePair {
         self.state == State::Ready
     }
 
-    /// Returns whether the device may still touch a region for what is posted here.
+    /// Returns whether the device may still access a region for posted requests.
     pub(super) fn uses(&self, region: RegionId) -> bool {
         self.responder.receives.iter().any(|receive| receive.local.touch(region))
             || self.ownership.lends(region)
     }
 }
 
-/// States that differ in what they do (`ibv_modify_qp(3)` has more).
+/// States that behave differently (`ibv_modify_qp(3)` has more).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// RESET: nothing may be posted.
     Reset,
     /// INIT: receives may be posted.
     Idle,
-    /// RTR: answers, and cannot send.
+    /// RTR: receives and cannot send.
     Receiving,
-    /// RTS: connected.
     Ready,
-    /// SQD: what was on its way is concluded, and nothing else leaves.
+    /// SQD: requests in flight are completed, and no others leave.
     Draining,
-    /// ERR: whatever is posted is flushed; the device answers nobody.
+    /// ERR: posted requests are flushed, and the device does not answer.
     Error,
 }
 
 impl State {
-    /// Returns whether the device answers what arrives.
     pub(super) const fn responds(self) -> bool {
         matches!(self, Self::Receiving | Self::Ready | Self::Draining)
     }
 }
 
-/// The way to the other end.
+/// The path to the other end.
 #[derive(Clone, Copy)]
 pub(super) struct Path {
     pub(super) peer: PairId,
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
-    /// Whether both ends are on one host, whatever their addresses say.
+    /// Whether both ends are on one host, whatever their addresses are.
     pub(super) loopback: bool,
 }
 
-/// A send work request, as posted.
 pub(crate) struct PostedSend {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
@@ -124,24 +116,23 @@ pub(crate) struct PostedSend {
     pub(crate) inline: bool,
 }
 
-/// What a send work request asks for, wherever its bytes are.
+/// The request of a send, wherever its bytes are.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
     pub(crate) signaled: bool,
-    /// Whether its receive raises an event for whoever waits for such alone.
+    /// Whether its receive raises a solicited event.
     pub(crate) solicited: bool,
 }
 
-/// A receive work request, as posted.
 pub(crate) struct PostedReceive {
     pub(crate) id: u64,
     pub(crate) local: Parts,
 }
 
 impl Model {
-    /// Destroys it, unless somebody may be writing to its owner's memory for it: then it is reset, and false returned.
+    /// Destroys it. If its owner's memory may be being written, resets it and returns false.
     pub(crate) fn retire_pair(&mut self, id: PairId) -> bool {
         if self.lands_for(id) {
             let _gone = self.reset(id);
@@ -162,13 +153,14 @@ impl Model {
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
             self.count_injected(FailureClass::TeardownOrder);
             if pair.state == State::Error {
-                // Flushed by destruction: nobody ever hears of it.
+                // Flushed by destruction, unobserved.
                 self.count_observed(FailureClass::Flush);
             }
         }
     }
 
-    /// Checks what a device checks at post: the slice is inside its region, the region in the pair's domain.
+    /// Checks as a device does when posting: the slice is inside its region, and the region in the
+    /// pair's domain.
     fn check_part(&self, pair: &QueuePair, part: &Part) -> Result<(), Error> {
         let region = self.regions.get(part.region).ok_or(Error::Gone("region"))?;
         if region.domain != pair.domain {
@@ -203,7 +195,7 @@ impl Model {
         Ok(())
     }
 
-    /// As [`Model::post_send`], with inline bytes or whatever parts of regions the request named.
+    /// Posts like [`Model::post_send`], with inline bytes or several parts of regions.
     pub(crate) fn post_named(
         &mut self,
         id: PairId,
@@ -228,7 +220,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether the send queue takes such a request.
+    /// Checks whether the send queue takes such a request.
     fn may_send(&mut self, id: PairId, op: SendOp, len: usize, inline: bool) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         if !matches!(pair.state, State::Ready | State::Draining | State::Error) {
@@ -255,7 +247,6 @@ impl Model {
         Ok(())
     }
 
-    /// Puts checked work on the send queue.
     fn enqueue(&mut self, id: PairId, request: Request, source: Source, len: usize) {
         let Some(pair) = self.pairs.get(id) else { return };
         let number = pair.number;
@@ -275,7 +266,8 @@ impl Model {
         }
     }
 
-    /// Puts one request on the receive queue; its slot is free again when a message has consumed it.
+    /// Puts one request on the receive queue. Its slot is free again when a message has consumed
+    /// it.
     pub(crate) fn post_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         for part in request.local.list() {
@@ -284,7 +276,7 @@ impl Model {
         self.post_named_receive(id, request)
     }
 
-    /// As [`Model::post_receive`], with whatever parts of regions the request named.
+    /// Posts like [`Model::post_receive`], with several parts of regions.
     pub(crate) fn post_named_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         if pair.state == State::Reset {
@@ -316,7 +308,8 @@ impl Model {
         Ok(())
     }
 
-    /// The address vector of `ibv_query_qp(3)`: whether it leads to this host. It outlives the connection.
+    /// The address vector of `ibv_query_qp(3)`: whether it leads to this host. It outlives the
+    /// connection.
     pub(crate) fn is_loopback(&self, id: PairId) -> Result<bool, Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         let path = pair.path.ok_or(Error::State("a queue pair has a path once it is connected"))?;
@@ -329,7 +322,8 @@ impl Model {
         Ok(pair.state == State::Error)
     }
 
-    /// The error state: everything outstanding ends with a flush, in order; the peer is told nothing.
+    /// Enters the error state: everything outstanding is flushed, in order. The peer is not
+    /// notified.
     pub(super) fn enter_error(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let pair_shares = pair.shared.is_some() && pair.state != State::Error;
@@ -339,16 +333,17 @@ impl Model {
             self.count_injected(FailureClass::Flush);
         }
         if pair_shares {
-            // No receive of it is flushed; this says that it will consume none any more.
+            // None of its receives is flushed. This event says that it will consume none any more.
             self.tell_pair(id, LAST_REACHED);
         }
         self.cut_short_of(id);
         self.begin_flush(id);
     }
 
-    /// Flushes when this device does.
+    /// Flushes when this kind of device does.
     pub(super) fn begin_flush(&mut self, id: PairId) {
-        // What is flushed is its owner's again, and a copy still reads or writes it. The end of that comes back here.
+        // Flushed bytes belong to their owner, and a copy still uses them. The end of the copy
+        // comes back here.
         if self.pairs.get(id).is_some_and(|pair| pair.bulks > 0) {
             return;
         }

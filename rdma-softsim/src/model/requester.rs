@@ -1,8 +1,9 @@
-//! The sending half of a queue pair: what is on its way, what comes back, and when to try again.
+//! The sending half of a queue pair: messages in flight, answers, and retries.
 //!
-//! Messages stand for all of their packets. Each transmission belongs to an *epoch*; going back to an earlier message
-//! (after an RNR NAK or a missing acknowledgement) starts the next epoch, and whatever still travels in the old one is
-//! then void, as a responder drops packets out of sequence.
+//! Messages stand for all of their packets. Each transmission belongs to an *epoch*. Going back to
+//! an earlier message (after an RNR NAK or a missing acknowledgement) starts the next epoch.
+//! Messages still in flight from the old one are then void, as a responder drops packets out of
+//! sequence.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -20,7 +21,6 @@ use crate::faults::{Fault, Site};
 use crate::trace::{MESSAGE, Work};
 use rdma_backend::time::Instant;
 
-/// Send work that is posted and not yet ended.
 pub(super) struct SendWork {
     pub(super) id: u64,
     pub(super) op: SendOp,
@@ -28,84 +28,79 @@ pub(super) struct SendWork {
     pub(super) len: usize,
     pub(super) signaled: bool,
     pub(super) solicited: bool,
-    /// The classes of failure that its completion shows.
     pub(super) shows: ClassSet,
-    /// The bytes of this READ are there, and what a capture saw of them.
+    /// The READ's bytes are there; holds those for a capture.
     pub(super) brought: Option<Vec<u8>>,
 }
 
 impl SendWork {
-    /// Returns whether the device fetches its bytes from registered memory.
     pub(super) const fn reads_memory(&self) -> bool {
         self.len > 0 && matches!(self.source, Source::Memory(_)) && !matches!(self.op, SendOp::Read(_))
     }
 }
 
-/// Where its bytes are.
+/// Where a request's bytes are.
 pub(super) enum Source {
     /// In registered memory, read when the message is executed and not before.
     Memory(Parts),
-    /// Copied when it was posted.
     Inline(Vec<u8>),
 }
 
 /// The answer of the responder's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Executed.
     Ack,
-    /// No receive is posted: come again after this.
+    /// No receive is posted: retry after this.
     RnrNak(RnrTimer),
-    /// Refused: the work ends with this status.
+    /// Refused: the work fails with this status.
     Nak(CompletionStatus),
-    /// Not an answer at all: our own device found the work wrong. In line with the answers, to keep the order.
+    /// Not an answer: our own device found the work invalid. Queued with the answers, to keep the
+    /// order.
     Fault(CompletionStatus),
 }
 
-/// The sending half of a queue pair.
 pub(super) struct Requester {
-    /// Work in order; the front is the oldest that is not acknowledged.
+    /// Work in order; the front is the oldest unacknowledged one.
     work: VecDeque<SendWork>,
-    /// The sequence number of the front.
     first: u64,
-    /// How many, from the front on, are on their way.
+    /// How many, from the front, are in flight.
     sent: usize,
-    /// How many of these are READs.
     reads: u8,
     pub(super) read_depth: u8,
-    /// Slots in use: posted, and not given back by a polled completion.
+    /// Slots in use: posted, and not freed by a polled completion.
     occupied: u32,
-    /// Slots of work that ended since the last completion; the next one gives them back too.
+    /// Slots of work that ended since the last completion, which the next one frees too.
     silent: u32,
     epoch: u32,
-    /// When the last message sent gets there, ...
+    /// When the last message sent arrives.
     arrival: Instant,
-    /// ... and when the last answer gets here.
+    /// When the last answer arrives.
     pub(super) answer: Instant,
-    /// Waiting for a responder that was not ready.
+    /// Whether it waits for a responder that was not ready.
     waiting: bool,
-    /// A message goes to such a responder again. Those behind it stay until it is acknowledged: to send all of them each time costs
-    /// the more, the longer the responder takes.
+    /// Whether one message is being retried after that. Those behind it wait for its
+    /// acknowledgement: sending all of them each time would cost more the longer the responder
+    /// takes.
     probing: bool,
-    /// How long it waits for an acknowledgement, if its owner says so.
+    /// The acknowledgement time-out, if its owner has set one.
     pub(super) ack_timeout: Option<Duration>,
-    /// In SQD: the sequence number from which on nothing leaves, and whether an event is to tell that all before has ended.
+    /// In SQD: the sequence number from which on nothing leaves, and whether to raise an event when
+    /// all before has ended.
     drain: Option<(u64, bool)>,
-    /// The acknowledgement timer of this epoch runs.
+    /// Whether the acknowledgement timer of this epoch runs.
     timer: bool,
     retry: Budget,
     rnr_retry: Budget,
-    /// Messages that arrived while the bytes of one before them are copied.
+    /// Messages that arrived behind one whose bytes are being copied.
     pub(super) behind: VecDeque<(u32, u64)>,
-    /// Whether they are.
+    /// Whether bytes are being copied.
     pub(super) carrying: bool,
-    /// The peer's memory was not reached in time, and nothing was acknowledged since.
+    /// The peer's memory was not accessed in time, and nothing was acknowledged since.
     pub(super) late: bool,
-    /// Emptied buffers of inline data.
     pub(super) spare: Vec<Vec<u8>>,
 }
 
-/// Attempts left, and how many there are after each success.
+/// Attempts left, and the number after each success.
 #[derive(Clone, Copy, Default)]
 struct Budget {
     limit: u8,
@@ -113,7 +108,7 @@ struct Budget {
 }
 
 impl Budget {
-    /// As much as three bits hold.
+    /// The maximum of three bits.
     const MOST: u8 = 7;
 
     fn new(limit: u8) -> Self {
@@ -125,7 +120,7 @@ impl Budget {
         self.left = self.limit;
     }
 
-    /// Takes one; false if there was none.
+    /// Takes one. Returns false if none is left.
     fn spend(&mut self) -> bool {
         let some = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -160,19 +155,18 @@ impl Requester {
         }
     }
 
-    /// Begins anew. What was on its way belongs to no epoch of the new one.
+    /// Resets the state. Messages in flight belong to no epoch of the new one.
     pub(super) fn renew(&mut self) {
         *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::new() };
     }
 
-    /// The parameters that the connection manager negotiated.
     pub(super) fn configure(&mut self, retry: u8, rnr_retry: u8, read_depth: u8) {
         self.retry = Budget::new(retry);
         self.rnr_retry = Budget::new(rnr_retry);
         self.read_depth = read_depth;
     }
 
-    /// From now on nothing leaves but what has left before.
+    /// Lets nothing leave from now on.
     pub(super) fn begin_drain(&mut self, notify: bool) {
         let end = self.drain.map_or(self.first + self.sent as u64, |(end, _)| end);
         self.drain = Some((end, notify));
@@ -182,7 +176,7 @@ impl Requester {
         self.drain = None;
     }
 
-    /// Whether an event is to tell now that all that had left has ended. Once.
+    /// Returns whether to raise the drained event now. Once.
     fn is_drained(&mut self) -> bool {
         match &mut self.drain {
             Some((end, notify)) if self.first >= *end => core::mem::take(notify),
@@ -194,7 +188,6 @@ impl Requester {
         !self.work.is_empty()
     }
 
-    /// The sequence number of the next request.
     pub(super) fn next_sequence(&self) -> u64 {
         self.first + self.work.len() as u64
     }
@@ -207,7 +200,8 @@ impl Requester {
         self.work.back()
     }
 
-    /// The sequence number below which the owner of the bytes may touch them again: their completions were polled.
+    /// Returns the sequence number below which the bytes belong to their owner: their completions
+    /// were polled.
     pub(super) fn given_back(&self) -> u64 {
         self.next_sequence() - u64::from(self.occupied)
     }
@@ -216,12 +210,12 @@ impl Requester {
         self.room(depth) == 0
     }
 
-    /// How many requests a queue of this depth takes now.
+    /// Returns how many requests fit into a queue of this depth.
     pub(super) const fn room(&self, depth: u32) -> u32 {
         depth.saturating_sub(self.occupied)
     }
 
-    /// A buffer of `len` bytes, an old one if there is one.
+    /// Returns a buffer of `len` bytes, a reused one if possible.
     pub(super) fn buffer(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = self.spare.pop().unwrap_or_default();
         bytes.resize(len, 0);
@@ -233,29 +227,28 @@ impl Requester {
         self.work.push_back(work);
     }
 
-    /// Slots given back by a polled completion.
+    /// Frees slots after a polled completion.
     pub(super) fn give_back(&mut self, slots: u32) {
         self.occupied = self.occupied.saturating_sub(slots);
     }
 
-    /// The work with this sequence number, if it belongs to a transmission that still counts.
+    /// Returns the work with this sequence number, if its transmission is still valid.
     pub(super) fn flight(&self, epoch: u32, sequence: u64) -> Option<&SendWork> {
         let place = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
         (epoch == self.epoch && place < self.sent).then(|| self.work.get(place))?
     }
 
-    /// The work with this sequence number.
     pub(super) fn with_sequence(&mut self, sequence: u64) -> Option<&mut SendWork> {
         let place = usize::try_from(sequence.checked_sub(self.first)?).ok()?;
         self.work.get_mut(place)
     }
 
-    /// Returns whether it fails when it meets no receive often enough.
+    /// Returns whether it fails after enough retries without a receive.
     pub(super) const fn gives_up_on_receives(&self) -> bool {
         self.rnr_retry.limit != RNR_RETRY_INFINITE
     }
 
-    /// Takes the oldest work out, however it ended.
+    /// Removes the oldest work, however it ended.
     pub(super) fn retire(&mut self) -> Option<SendWork> {
         let work = self.work.pop_front()?;
         self.first += 1;
@@ -266,7 +259,7 @@ impl Requester {
         Some(work)
     }
 
-    /// Voids everything that is on its way.
+    /// Voids everything in flight.
     pub(super) fn forget_flights(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.sent = 0;
@@ -275,7 +268,8 @@ impl Requester {
         self.timer = false;
     }
 
-    /// The next work to leave: its epoch and sequence number. READs beyond the depth wait, and all behind them.
+    /// Returns the next work to send, by epoch and sequence number. READs beyond the depth wait,
+    /// and everything behind them.
     fn launch(&mut self) -> Option<(u32, u64)> {
         let work = self.work.get(self.sent).filter(|_| !self.waiting)?;
         if self.drain.is_some_and(|(end, _)| self.first + self.sent as u64 >= end) {
@@ -297,7 +291,7 @@ impl Requester {
 }
 
 impl Model {
-    /// The doorbell: sends what is posted, each message on its own.
+    /// The doorbell: sends posted work, one message at a time.
     pub(crate) fn ring(&mut self, id: PairId) {
         if !self.pairs.get(id).is_some_and(|pair| matches!(pair.state, State::Ready | State::Draining)) {
             return;
@@ -313,7 +307,7 @@ impl Model {
         }
     }
 
-    /// Work as a trace has it.
+    /// Returns work in the form of a trace.
     pub(super) fn describe(&self, work: &SendWork) -> Work {
         let SendWork { id, op, len, signaled, .. } = *work;
         let mut message = [0; MESSAGE];
@@ -329,10 +323,11 @@ impl Model {
         Work { id, op, len, signaled, message: read.then_some(message) }
     }
 
-    /// The responder's answer arrives.
+    /// Handles the responder's answer.
     pub(super) fn answered(&mut self, id: PairId, epoch: u32, sequence: u64, answer: Answer) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
-        // Only the oldest message may end; an answer that overtook a lost one comes again with the repetition.
+        // Only the oldest message may end. An answer that overtook a lost one comes again with the
+        // repetition.
         if pair.requester.flight(epoch, sequence).is_none() || pair.requester.first != sequence {
             return;
         }
@@ -378,12 +373,13 @@ impl Model {
         self.end_send(id, work, Ok(completed));
         self.tell_drained(id);
         if was_read || probed {
-            // The next READ may have been waiting for room, and what is behind a probe for its acknowledgement.
+            // The next READ may have waited for room, and messages behind a probe for its
+            // acknowledgement.
             self.ring(id);
         }
     }
 
-    /// Tells whoever asked that the send queue is drained, if it is.
+    /// Raises the drained event if it was requested and is due.
     pub(super) fn tell_drained(&mut self, id: PairId) {
         /// `IBV_EVENT_SQ_DRAINED`.
         const DRAINED: AsyncEvent = AsyncEvent::Other(5);
@@ -425,7 +421,8 @@ impl Model {
         }
     }
 
-    /// An RNR NAK: the same message again when the responder's timer says so, and then all behind it.
+    /// Handles an RNR NAK: sends the same message again after the responder's timer, and then all
+    /// behind it.
     fn not_ready(&mut self, id: PairId, timer: RnrTimer) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let requester = &mut pair.requester;
@@ -437,7 +434,7 @@ impl Model {
         self.event_queue.schedule(timer.delay(), Event::Again { pair: id, epoch: requester.epoch });
     }
 
-    /// A message or its answer was lost. The requester will notice when its timer ends.
+    /// Handles a lost message or answer. The requester notices when its timer ends.
     pub(super) fn unanswered(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch && !core::mem::replace(&mut pair.requester.timer, true) {
@@ -448,7 +445,7 @@ impl Model {
         }
     }
 
-    /// The acknowledgement timer ended.
+    /// Handles the end of the acknowledgement timer.
     pub(super) fn timed_out(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch != epoch {
@@ -467,7 +464,7 @@ impl Model {
         self.behaviour().is_some_and(|behaviour| behaviour.endless_retries)
     }
 
-    /// The responder's timer ended.
+    /// Handles the end of the responder's timer.
     pub(super) fn again(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch {
@@ -477,7 +474,7 @@ impl Model {
         }
     }
 
-    /// The oldest work fails, and the queue pair with it.
+    /// Fails the oldest work, and the queue pair with it.
     fn fail(&mut self, id: PairId, status: CompletionStatus) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let Some(work) = pair.requester.retire() else { return };
@@ -485,7 +482,7 @@ impl Model {
         self.enter_error(id);
     }
 
-    /// Accounts for ended work and reports it: a success only if asked for, a failure always.
+    /// Finishes work and reports it: a success only if requested, a failure always.
     pub(super) fn end_send(
         &mut self,
         id: PairId,

@@ -1,4 +1,4 @@
-//! The receiving half of a queue pair: what a message meets where it arrives.
+//! The receiving half of a queue pair: handles arriving messages.
 
 use std::collections::VecDeque;
 
@@ -18,49 +18,48 @@ use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
 use crate::trace::EntryKind;
 
-/// A posted receive.
 #[derive(Clone)]
 pub(super) struct ReceiveWork {
     pub(super) id: u64,
     pub(super) local: Parts,
 }
 
-/// The receiving half of a queue pair.
 pub(super) struct Responder {
     pub(super) receives: VecDeque<ReceiveWork>,
-    /// The receive of a shared queue to which the bytes of a message are moved.
+    /// The receive of a shared queue that a message's bytes are being moved to.
     pub(super) reserved: Option<ReceiveWork>,
-    /// The sequence number of the next message; what is below was executed.
+    /// The sequence number of the next message; lower ones were executed.
     expected: u64,
     pub(super) rnr_timer: RnrTimer,
-    /// Whether an event has told of the first message, which came before the connection manager's word.
+    /// Whether an event has reported a first message that preceded the connection manager's event.
     told: bool,
-    /// For how many more notifications a fault pretends that no receive is there.
+    /// Number of further notifications for which a fault hides the receives.
     unready: u8,
 }
 
-/// Why a message cannot be executed: what the requester is told, and what the consumed receive reports.
+/// Why a message cannot be executed: the answer to the requester, and the status of the consumed
+/// receive.
 pub(super) struct Refusal {
     requester: CompletionStatus,
     receive: CompletionStatus,
 }
 
 impl Refusal {
-    /// The memory that the message is for is gone.
+    /// The message's target memory is gone.
     const MEMORY_GONE: Self =
         Self { requester: CompletionStatus::REM_OP_ERR, receive: CompletionStatus::LOC_PROT_ERR };
 }
 
-/// What is known of a message when it arrives.
+/// What is known of an arriving message.
 #[derive(Default)]
 pub(super) struct Arrival {
-    /// The fault that strikes it, if that was decided.
+    /// The fault that strikes it, if decided.
     pub(super) struck: Option<Option<Fault>>,
-    /// What came of moving its bytes, if they were moved.
+    /// The outcome of moving its bytes, if they were moved.
     pub(super) moved: Option<Result<(), Unreachable>>,
-    /// Its bytes, as far as a capture sees them, where they are not in this process.
+    /// Its bytes for a capture, if they are not in this process.
     pub(super) seen: Option<Vec<u8>>,
-    /// Its bytes were on their way: they are not moved again.
+    /// Whether its bytes were in flight already, so that they are not moved again.
     pub(super) carried: bool,
 }
 
@@ -78,8 +77,8 @@ impl Responder {
 }
 
 impl Model {
-    /// A message arrives. Nothing but the link can lose it, but a device whose queue pair is not connected says nothing
-    /// at all.
+    /// Handles an arriving message. Only the link can lose it, but a device whose queue pair is not
+    /// connected does not answer.
     pub(super) fn arrive(&mut self, from: PairId, epoch: u32, sequence: u64) {
         let Some(pair) = self.pairs.get_mut(from) else { return };
         if pair.requester.carrying {
@@ -89,7 +88,7 @@ impl Model {
         }
     }
 
-    /// As [`Model::arrive`], with what is known of it.
+    /// Handles a message like [`Model::arrive`], with what is known of it.
     pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, arrival: Arrival) {
         let Some(pair) = self.pairs.get(from) else { return };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
@@ -106,7 +105,7 @@ impl Model {
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
         let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
-            // Its own device fails to read the memory: nothing leaves, the peer never learns.
+            // Its own device cannot read the memory: nothing leaves, and the peer does not notice.
             self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
         } else {
@@ -116,9 +115,8 @@ impl Model {
             }
             let Some(expected) = self.listening(from, path) else { return self.unanswered(from, epoch) };
             match sequence.cmp(&expected) {
-                // Executed before; only its acknowledgement was lost.
                 Ordering::Less => {
-                    // The device has read the bytes once more.
+                    // The device has read the bytes again.
                     self.count_injected(FailureClass::BufferOwnership);
                     self.check_ownership(from);
                     self.count_observed(FailureClass::PacketLoss);
@@ -158,7 +156,7 @@ impl Model {
         self.event_queue.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
     }
 
-    /// Returns the fault that strikes a message that arrives.
+    /// Returns the fault that strikes an arriving message.
     fn strike_message(&mut self, from: PairId, epoch: u32, sequence: u64) -> Option<Fault> {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
@@ -186,13 +184,13 @@ impl Model {
         struck
     }
 
-    /// Returns the status that a requester sees of a key that its peer's device refuses.
+    /// Returns the requester's status for a key that its peer's device refuses.
     fn bad_key(&self) -> CompletionStatus {
         self.behaviour().map_or(CompletionStatus::REM_ACCESS_ERR, |behaviour| behaviour.bad_key)
     }
 
-    /// The queue pair ends by a request that consumed no receive: an event has to tell its owner (IBA 9.9.3.1.3), where the
-    /// device raises it.
+    /// Ends the queue pair because of a request that consumed no receive. An event must report it
+    /// to the owner (IBA 9.9.3.1.3), if the device raises it.
     fn refuse_request(&mut self, at: PairId, event: AsyncEvent) {
         self.enter_error(at);
         if self.behaviour().is_none_or(|behaviour| behaviour.tells_of_requests) {
@@ -200,7 +198,7 @@ impl Model {
         }
     }
 
-    /// The oldest receive ends with an error, and the queue pair with it.
+    /// Fails the oldest receive, and the queue pair with it.
     fn refuse_receive(&mut self, at: PairId, status: CompletionStatus) {
         if let Some(receive) = self.consume_receive(at)
             && let Some(peer) = self.pairs.get(at)
@@ -219,33 +217,34 @@ impl Model {
         }
     }
 
-    /// The sequence number that the peer's device waits for, if its queue pair is connected and can be reached.
+    /// Returns the sequence number that the peer's device expects, if its queue pair is connected
+    /// and reachable.
     pub(super) fn listening(&self, from: PairId, path: Path) -> Option<u64> {
-        // A connected queue pair hears its peer alone.
+        // A connected queue pair accepts messages only from its peer.
         let ours = |other: Path| other.peer == from;
         let peer =
             self.pairs.get(path.peer).filter(|peer| peer.state.responds() && peer.path.is_some_and(ours))?;
         (!self.is_cut(from, path)).then_some(peer.responder.expected)
     }
 
-    /// Whether nothing passes between a queue pair and its peer.
+    /// Returns whether messages between a queue pair and its peer are blocked.
     pub(super) fn is_cut(&self, id: PairId, path: Path) -> bool {
         let cut = |id: PairId| self.pairs.get(id).is_some_and(|pair| pair.cut);
         self.cut(path.local, path.remote) || cut(id) || cut(path.peer)
     }
 
-    /// Whether no fault pretends that the queue pair has no receive.
+    /// Returns whether no fault hides the queue pair's receives.
     pub(super) fn is_ready_for_receives(&self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.responder.unready == 0)
     }
 
-    /// Whether the queue pair has a receive for the next notification.
+    /// Returns whether the queue pair has a receive for the next notification.
     fn has_receive(&self, id: PairId) -> bool {
         self.next_receive(id).is_some()
     }
 
-    /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it
-    /// takes one. What is refused takes the responder's queue pair down with it.
+    /// Executes the expected message: checks it, moves its bytes, and consumes a receive if it
+    /// takes one. A refusal puts the responder's queue pair into the error state too.
     fn execute(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64, arrival: Arrival) -> Answer {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
@@ -288,10 +287,12 @@ impl Model {
         }
         let outcome = match delivered {
             Ok(Ok(())) => Ok(()),
-            // The responder sends what it reads: its device says that it cannot, and the requester's that it cannot write it.
+            // The responder of a READ cannot read its memory, and reports that. The requester
+            // reports that it cannot write.
             Ok(Err(Unreachable::Source)) if reads => return Answer::Nak(CompletionStatus::REM_OP_ERR),
             Ok(Err(Unreachable::Target)) if reads => return Answer::Fault(CompletionStatus::LOC_PROT_ERR),
-            // As if the memory had never been registered: nothing leaves, the peer does not learn.
+            // As if the memory had never been registered: nothing leaves, and the peer does not
+            // notice.
             Ok(Err(Unreachable::Source)) => return Answer::Fault(CompletionStatus::LOC_PROT_ERR),
             Ok(Err(Unreachable::Target)) => Err(Refusal::MEMORY_GONE),
             Err(refusal) => Err(refusal),
@@ -334,8 +335,8 @@ impl Model {
         answer
     }
 
-    /// A message was executed, and the connection manager has not said yet that the peer is connected: an event does, where
-    /// the device raises it.
+    /// Reports an executed message that preceded the connection manager's event, if the device
+    /// raises such an event.
     fn tell_of_first(&mut self, at: PairId) {
         let raises = self.behaviour().is_none_or(|behaviour| behaviour.tells_of_first);
         if let Some(pair) = self.pairs.get_mut(at)
@@ -346,7 +347,7 @@ impl Model {
         }
     }
 
-    /// A notification meets no receive, or a device that says so.
+    /// Handles a notification without a receive, or with hidden ones.
     fn not_ready_for(&mut self, from: PairId, at: PairId) -> Answer {
         let limited = self.pairs.get(from).is_some_and(|pair| pair.requester.gives_up_on_receives());
         let (sender, receiver) = (self.pair_number(from), self.pair_number(at));
@@ -361,7 +362,7 @@ impl Model {
         Answer::RnrNak(timer)
     }
 
-    /// Notes what was executed, and what is remarkable about it.
+    /// Records an executed message, and the failure classes that it shows.
     fn note_execution(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64) {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return;
@@ -382,7 +383,8 @@ impl Model {
         self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
-    /// Returns the destination of a WRITE or READ of the peer. Without bytes there is nothing to check (IBA: R_Key is not validated).
+    /// Returns the target of the peer's WRITE or READ. Without bytes there is nothing to check
+    /// (IBA: R_Key is not validated).
     fn check_remote(
         &mut self,
         at: PairId,
@@ -398,7 +400,7 @@ impl Model {
             return Ok(Some(Parts::One(Part { region, offset, len })));
         }
         if let Some(succeeds) = self.was_deregistered(remote.rkey) {
-            // Either is allowed for what was under way; the bytes are nowhere.
+            // Requests in flight may succeed or fail; these bytes are discarded.
             self.count_injected(FailureClass::Deregistered);
             self.count_observed(FailureClass::Deregistered);
             if succeeds {
@@ -408,7 +410,7 @@ impl Model {
         Err(Refusal { requester: self.bad_key(), receive: CompletionStatus::LOC_ACCESS_ERR })
     }
 
-    /// Where a SEND goes.
+    /// Returns the target of a SEND.
     pub(super) fn check_receive(&self, receive: ReceiveWork, len: usize) -> Result<Option<Parts>, Refusal> {
         if len > receive.local.len() {
             return Err(Refusal {
@@ -422,7 +424,7 @@ impl Model {
         Ok((len > 0).then_some(receive.local))
     }
 
-    /// Puts the bytes of a checked message into their place: now, or as late as is allowed.
+    /// Stores the bytes of a checked message: now, or as late as is allowed.
     fn deliver(
         &mut self,
         from: PairId,
@@ -434,7 +436,8 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Ok(());
         };
-        // Only in simulations: a program may wait for bytes by looking at its memory, and nobody would land them.
+        // Only in simulations: a real program may poll its memory for bytes that would then never
+        // land.
         if self.is_observed() && self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {
             let mut bytes = vec![0; work.len];
             let read = match &work.source {
@@ -458,7 +461,6 @@ impl Model {
     }
 }
 
-/// Returns the completion of a consumed receive.
 fn received(op: SendOp, len: usize) -> Completed {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     let recv = |immediate: Option<Immediate>| Completed::Recv { len, immediate };

@@ -14,19 +14,18 @@ use crate::Error;
 const LIMIT_REACHED: AsyncEvent = AsyncEvent::Other(15);
 pub(super) const LAST_REACHED: AsyncEvent = AsyncEvent::Other(16);
 
-/// A shared receive queue.
 pub(crate) struct SharedQueue {
     pub(super) host: HostId,
-    /// Whoever opened the device learns of the limit, and calls the queue so.
+    /// Who opened the device, and its name for the queue.
     owner: (ContextId, u64),
     depth: u32,
     receives: VecDeque<ReceiveWork>,
-    /// With fewer receives than these an event comes, once; 0 is no limit.
+    /// Holding fewer receives than this raises one event; 0 is no limit.
     limit: u32,
 }
 
 impl SharedQueue {
-    /// Whether the device may still touch a region for what is posted here.
+    /// Returns whether the device may still access a region for posted receives.
     pub(super) fn uses(&self, region: RegionId) -> bool {
         self.receives.iter().any(|receive| receive.local.touch(region))
     }
@@ -64,7 +63,7 @@ impl Model {
         self.shared.get_mut(id).ok_or(Error::Gone("shared receive queue"))
     }
 
-    /// `ibv_modify_srq(3)`: when an event comes.
+    /// `ibv_modify_srq(3)`: sets when an event comes.
     pub(crate) fn set_shared_limit(&mut self, id: SharedId, limit: u32) -> Result<(), Error> {
         let queue = self.shared_queue(id)?;
         if limit > queue.depth {
@@ -89,7 +88,7 @@ impl Model {
         Ok(())
     }
 
-    /// The receive that the next notification to this queue pair consumes.
+    /// Returns the receive that the next notification to this queue pair will consume.
     pub(super) fn next_receive(&self, id: PairId) -> Option<&ReceiveWork> {
         let pair = self.pairs.get(id)?;
         if let Some(reserved) = &pair.responder.reserved {
@@ -101,7 +100,7 @@ impl Model {
         }
     }
 
-    /// Consumes it. An event tells when a shared queue has fewer left than its limit.
+    /// Consumes that receive. Raises an event if a shared queue then has fewer than its limit.
     pub(super) fn consume_receive(&mut self, id: PairId) -> Option<ReceiveWork> {
         let pair = self.pairs.get_mut(id)?;
         let Some(shared) = pair.shared else { return pair.responder.receives.pop_front() };
@@ -116,7 +115,8 @@ impl Model {
         receive
     }
 
-    /// The bytes of a message are moved to the next receive: of a shared queue no other queue pair consumes it meanwhile.
+    /// Reserves the next receive while a message's bytes are moved to it, so that no other queue
+    /// pair of a shared queue takes it.
     pub(super) fn reserve_receive(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if let Some(queue) = pair.shared.and_then(|shared| self.shared.get_mut(shared))
@@ -126,7 +126,7 @@ impl Model {
         }
     }
 
-    /// The receive was not consumed.
+    /// Returns a reserved receive that was not consumed.
     pub(super) fn return_receive(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if let Some(receive) = pair.responder.reserved.take()

@@ -1,7 +1,7 @@
-//! The part of the model that makes it a simulation: choices, faults, and the record of what happened.
+//! The part of the model for simulations: random choices, faults, and the trace.
 //!
-//! In real time a model has no [`SimulationState`] before somebody injects a fault: messages then take exactly their latency, devices are prompt, nothing breaks by
-//! itself, and nothing is recorded.
+//! In real time a model has no [`SimulationState`] before a fault is injected. Messages then take
+//! exactly their latency, devices act at once, nothing breaks by itself, and nothing is recorded.
 
 use core::hash::Hasher;
 use core::time::Duration;
@@ -18,30 +18,28 @@ use crate::settings::{Link, Parameters};
 use crate::trace::{Entry, EntryKind, Trace};
 use crate::{FaultPlan, Random};
 
-/// The seeded part of a simulation, or of a fabric in real time that faults befall.
+/// The seeded part of a simulation, or of a real-time fabric with faults.
 pub(crate) struct SimulationState {
     random: Random,
-    /// Whether what happens is written down, and who owns which bytes is looked at: in simulations.
+    /// Whether events are recorded and byte ownership is checked: in simulations.
     observed: bool,
     pub(crate) behaviour: Behaviour,
     pub(crate) settings: SimulationSettings,
-    /// Faults that have not struck, each with the connections that it may strike.
+    /// Faults that have not struck, each with its possible connections.
     plan: Vec<(Injection, Connections)>,
-    /// Faults that strike again and again.
+    /// Faults that strike repeatedly, by chance.
     chances: Vec<(Target, Fault, Chance)>,
-    /// How often each site was passed.
     passes: [u32; Site::COUNT],
-    /// Events executed.
     pub(crate) events: u64,
     pub(crate) trace: Trace,
     pub(crate) failure_counts: FailureCounts,
-    /// Until when the program on a host does not run.
+    /// Until when programs on hosts do not run.
     stalls: Vec<(u32, Instant)>,
-    /// Keys of regions deregistered, and until when work under way may still use them.
+    /// Keys of deregistered regions, and until when requests in flight may still use them.
     stale: Vec<(u32, Instant)>,
-    /// When a fault last struck, ...
+    /// When a fault last struck.
     pub(crate) last_fault: Option<Instant>,
-    /// ... and how often any did.
+    /// How many faults have struck.
     pub(crate) struck: u64,
 }
 
@@ -72,7 +70,8 @@ impl SimulationState {
         }
     }
 
-    /// That of a fabric in real time: its devices are prompt, and its messages take their latency.
+    /// Returns the state for a real-time fabric: its devices act at once, and its messages take
+    /// their latency.
     fn of_real_time(parameters: Parameters, seed: u64) -> Self {
         let settings = SimulationSettings {
             parameters,
@@ -94,7 +93,7 @@ impl SimulationState {
         }
     }
 
-    /// Takes the first fault out of the plan whose time has come and that is wanted.
+    /// Removes the first wanted fault of the plan whose time has come.
     fn take(&mut self, now: Instant, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Fault> {
         let place = self.plan.iter().position(|(injection, connections)| {
             let target = Target { host: injection.host, connections: *connections };
@@ -113,7 +112,7 @@ impl SimulationState {
         Some(injection.fault)
     }
 
-    /// A fault that is wanted and has the chance to strike, if it does.
+    /// Returns a wanted fault that strikes by chance now, if any.
     fn by_chance(&mut self, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Injection> {
         let random = &mut self.random;
         let struck = self.chances.iter().find(|(target, fault, chance)| {
@@ -123,7 +122,7 @@ impl SimulationState {
         Some(Injection { when: When::Event(self.events), host, fault })
     }
 
-    /// From now on `fault` may befall `target`: once, when that time has come, or by chance. Times count from now on.
+    /// Adds a fault for `target`: once, when its time has come, or by chance. Times count from now.
     fn inject(&mut self, target: Target, fault: Fault, when: Result<When, Chance>) {
         match when {
             Ok(when) => {
@@ -143,17 +142,15 @@ impl SimulationState {
         self.stalls.iter().filter(|(stalled, _)| *stalled == host).map(|(_, until)| *until).max()
     }
 
-    /// Stands for everything that happened.
+    /// Returns a hash of everything that happened.
     pub(crate) fn digest(&self) -> u64 {
         self.trace.digest.finish()
     }
 
-    /// Faults of the plan that have not struck.
     pub(crate) fn remaining(&self) -> Vec<Injection> {
         self.plan.iter().map(|(injection, _)| *injection).collect()
     }
 
-    /// No fault strikes from now on.
     pub(crate) fn stop_faults(&mut self) {
         self.plan.clear();
         self.chances.clear();
@@ -161,7 +158,6 @@ impl SimulationState {
 }
 
 impl Model {
-    /// The model as a simulation.
     pub(crate) fn simulated(simulation: SimulationState) -> Self {
         let mut model = Self::new(simulation.settings.parameters);
         model.simulation = Some(Box::new(simulation));
@@ -176,17 +172,17 @@ impl Model {
         self.simulation.as_deref_mut()
     }
 
-    /// Whether what happens is written down, and who owns which bytes is looked at.
+    /// Returns whether events are recorded and byte ownership is checked.
     pub(super) fn is_observed(&self) -> bool {
         self.simulation.as_ref().is_some_and(|simulation| simulation.observed)
     }
 
-    /// Draws from `seed` what befalls a fabric in real time.
+    /// Seeds the faults of a real-time fabric.
     pub(crate) fn seed_faults(&mut self, seed: u64) {
         self.faults().random = Random::new(seed);
     }
 
-    /// From now on `fault` may befall these connections of `host`, once or by chance.
+    /// Adds a fault for these connections of `host`, once or by chance.
     pub(crate) fn inject(
         &mut self,
         host: HostId,
@@ -197,13 +193,13 @@ impl Model {
         self.faults().inject(Target { host: host.index(), connections }, fault, when);
     }
 
-    /// Devices are of this kind from now on, in real time.
+    /// Sets the kind of devices from now on, in real time.
     pub(crate) fn set_device_kind(&mut self, kind: DeviceKind) {
         let state = self.faults();
         state.behaviour = Behaviour::of(kind, &mut state.random);
     }
 
-    /// Messages that are sent from now on travel for so long, one way.
+    /// Sets the one-way latency of later messages.
     pub(crate) const fn set_latency(&mut self, latency: Duration) {
         self.parameters.latency = latency;
     }
@@ -213,17 +209,16 @@ impl Model {
         self.simulation.get_or_insert_with(|| Box::new(SimulationState::of_real_time(parameters, 0)))
     }
 
-    /// How often faults struck.
     pub(crate) fn faults_struck(&self) -> u64 {
         self.simulation.as_ref().map_or(0, |simulation| simulation.struck)
     }
 
-    /// How many faults may strike yet.
+    /// Returns how many faults may still strike.
     pub(crate) fn faults_ahead(&self) -> usize {
         self.simulation.as_ref().map_or(0, |simulation| simulation.plan.len() + simulation.chances.len())
     }
 
-    /// Notes what happens, if anybody wants to know.
+    /// Records an entry, if the trace is on.
     pub(super) fn note(&mut self, what: impl FnOnce() -> EntryKind) {
         let at = self.event_queue.now();
         if let Some(simulation) = self.simulation.as_mut().filter(|simulation| simulation.observed) {
@@ -248,7 +243,7 @@ impl Model {
         self.simulation.as_ref().map(|simulation| &simulation.behaviour)
     }
 
-    /// A place that faults can strike: the fault that does, if one that is wanted is due.
+    /// Returns the wanted fault that strikes at this place, if one is due.
     pub(super) fn strike(&mut self, site: Site, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Fault> {
         let now = self.event_queue.now();
         let simulation = self.simulation.as_mut()?;
@@ -256,7 +251,7 @@ impl Model {
         simulation.take(now, wanted)
     }
 
-    /// Something that is made on `host`: whether a fault makes that fail.
+    /// Returns whether a fault makes a creation on `host` fail.
     pub(super) fn strikes_creation(&mut self, host: HostId) -> bool {
         let party = Party::host(host.index());
         let strikes = |fault: &Fault, on: &Target| party.is(on) && matches!(fault, Fault::Exhausted);
@@ -267,7 +262,7 @@ impl Model {
         struck
     }
 
-    /// True `times` in 256.
+    /// Returns true `times` in 256.
     pub(super) fn by_chance(&mut self, times: impl Fn(&SimulationState) -> u8) -> bool {
         self.simulation.as_mut().is_some_and(|simulation| {
             let times = times(simulation);
@@ -275,7 +270,7 @@ impl Model {
         })
     }
 
-    /// A span of at most `longest`; none outside a simulation.
+    /// Returns a random duration of at most `longest`, or zero outside a simulation.
     pub(super) fn by_duration(&mut self, longest: impl Fn(&SimulationState) -> Duration) -> Duration {
         let Some(simulation) = self.simulation.as_mut() else { return Duration::ZERO };
         let longest = longest(simulation);
@@ -291,7 +286,7 @@ impl Model {
         self.parameters.latency + self.by_duration(|simulation| simulation.settings.jitter)
     }
 
-    /// Executes the next event, at its moment. False if there is none.
+    /// Executes the next event, at its time. Returns false if there is none.
     pub(crate) fn step(&mut self) -> bool {
         if self.event_queue.deadline().is_none() {
             return false;
@@ -303,7 +298,7 @@ impl Model {
         true
     }
 
-    /// Counts an event, and lets strike what strikes by itself.
+    /// Counts an event, and lets faults strike that strike by themselves.
     pub(super) fn count_event(&mut self) {
         let now = self.event_queue.now();
         let Some(simulation) = self.simulation.as_mut() else { return };
@@ -384,7 +379,7 @@ impl Model {
         }
     }
 
-    /// The program loses its processor between two calls, and the fabric goes on.
+    /// Makes the program lose its processor between two calls, while the fabric continues.
     pub(crate) fn pause(&mut self) {
         if self.by_chance(|simulation| simulation.settings.pauses) {
             let pause = self.by_duration(|simulation| simulation.settings.pause);
@@ -392,7 +387,8 @@ impl Model {
         }
     }
 
-    /// Notes that a region is deregistered: its key may work a little longer, or not, which is a class of failure.
+    /// Records a deregistered region. Its key may work a little longer, or not, which is a failure
+    /// class.
     pub(super) fn remember_stale(&mut self, rkey: u32) {
         let until = self.event_queue.now().after(self.parameters.latency * 8);
         let now = self.event_queue.now();
@@ -402,7 +398,8 @@ impl Model {
         }
     }
 
-    /// Returns whether `rkey` belonged to a region until a moment ago; and whether this device lets what was under way succeed.
+    /// Returns whether `rkey` belonged to a region until a moment ago, and whether this device lets
+    /// requests in flight succeed.
     pub(super) fn was_deregistered(&self, rkey: u32) -> Option<bool> {
         let simulation = self.simulation.as_ref()?;
         let now = self.event_queue.now();
@@ -414,7 +411,6 @@ impl Model {
         self.pairs.get(id).map_or(0, |pair| pair.number)
     }
 
-    /// Notes a call of the connection manager.
     pub(super) fn note_call(&mut self, id: IdentifierId, what: &'static str) {
         if self.is_observed()
             && let Some(identifier) = self.identifiers.get(id)

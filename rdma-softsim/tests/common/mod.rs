@@ -1,5 +1,6 @@
-//! Connections for the tests, made as an application makes them: asleep in poll(2) until something is ready. Under
-//! `--cfg shuttle` nobody may sleep outside the scheduler, so there they look again and again.
+//! Connections for the tests, made as an application makes them: asleep in poll(2) until something
+//! is ready. Under `--cfg shuttle` only the scheduler may put threads to sleep, so they poll
+//! instead.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -32,13 +33,13 @@ pub(crate) fn readable(fd: impl AsFd, within: Duration) -> bool {
     poll(&mut fds, Some(&timeout)).unwrap() == 1
 }
 
-/// Sleeps until `fd` is readable; no test waits longer than this.
+/// Sleeps until `fd` is readable. No test waits longer than this.
 #[cfg(not(shuttle))]
 pub(crate) fn wait(fd: impl AsFd, what: &str) {
     assert!(readable(fd, Duration::from_secs(20)), "timed out: {what}");
 }
 
-/// Lets others go on until `fd` is readable; no test waits for more turns than this.
+/// Lets other threads run until `fd` is readable. No test waits for more turns than this.
 #[cfg(shuttle)]
 pub(crate) fn wait(fd: impl AsFd, what: &str) {
     for _ in 0..10_000 {
@@ -60,7 +61,7 @@ pub(crate) fn events(channel: &EventChannel, what: &str) -> CmEventKind<SoftSim>
     }
 }
 
-/// One end of a connection. Fields drop in the order in which they stand here; any would do.
+/// One end of a connection. Fields drop in this order; any order would do.
 pub(crate) struct Peer {
     pub(crate) channel: EventChannel,
     pub(crate) id: Identifier,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Which of 64 requests are refused, by a fault that comes half of the time.
+/// Returns which of 64 requests are refused by a fault that strikes half of the time.
 fn refused(seed: u64) -> Vec<bool> {
     let (fabric, a, b) = connected();
     let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
@@ -34,7 +34,7 @@ fn faults_by_chance_follow_their_seed() {
     assert_ne!(refused(2), first);
 }
 
-/// In real time, on a fabric without faults so far: times count from the injection.
+/// In real time, on a fabric without earlier faults: times count from the injection.
 #[test]
 fn a_fault_strikes_a_fabric_in_real_time() {
     let (fabric, a, b) = connected();
@@ -81,7 +81,7 @@ fn a_fault_strikes_the_connection_that_it_names() {
     assert!(!fabric.inject(address(2), ours, Fault::DeviceFatal, now), "it strikes a device");
     let seen: Vec<_> = fabric.connections().into_iter().map(|seen| (seen.pair, seen.peer)).collect();
     assert_eq!(seen, [(a.pair.number(), Some(b.pair.number())), (b.pair.number(), Some(a.pair.number()))]);
-    // The link of one connection: what is sent meanwhile comes later, and nobody is told of a port.
+    // The link of one connection: messages sent meanwhile come later, and no port event is raised.
     assert!(fabric.inject(address(2), ours, Fault::LinkDown { micros: 1000 }, now));
     a.post(SendOp::Write(remote), a.sge(0, 8));
     assert_eq!(a.completions(), [], "it is lost");
@@ -99,7 +99,7 @@ fn a_fault_strikes_the_connection_that_it_names() {
     assert_eq!(fabric.faults_struck(), 2);
 }
 
-/// What happens to the device is told to everybody who opened it.
+/// A device event is reported to everyone who opened the device.
 #[test]
 fn a_link_that_goes_down_is_told_to_who_opened_the_device() {
     let (fabric, a, b) = connected();

@@ -1,8 +1,8 @@
-//! Memory that keeps whoever writes to it.
+//! Memory that blocks its writers.
 
 use super::*;
 
-/// Memory that is reached by threads of their own, and keeps those that write while its gate is shut.
+/// Memory accessed by threads of its own, which block writers while its gate is shut.
 struct Keeping {
     program: Program,
     begun: Sender<()>,
@@ -33,7 +33,7 @@ impl ForeignMemory for Keeping {
     }
 }
 
-/// Two ends, of which the second has such memory; who is in it, and the gate.
+/// Two ends, the second with such memory; the threads in it, and the gate.
 fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Receiver<()>, Sender<()>) {
     let ((begun, has_begun), (leave, may_leave)) = (channel(), channel());
     let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
@@ -46,7 +46,8 @@ fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Rece
     (fabric, a, b, memory, has_begun, leave)
 }
 
-/// Whoever is kept in one program's memory keeps nobody else: other queue pairs of the same peer, and other programs, go on.
+/// A thread blocked in one program's memory blocks no other: other queue pairs of the same peer,
+/// and other programs, continue.
 #[test]
 fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
     let (fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::new());
@@ -66,7 +67,8 @@ fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
     assert_eq!(await_completions(&a), [Ok(Completed::Write)]);
 }
 
-/// Nobody writes to memory that was given back: who takes a queue pair or a region away waits for whoever is in its own memory for it.
+/// Returned memory is not written to: a thread that destroys a queue pair or a region waits for
+/// writers in its own memory.
 #[test]
 fn memory_is_given_back_when_nobody_writes_to_it() {
     for takes_region in [false, true] {
@@ -83,7 +85,7 @@ fn memory_is_given_back_when_nobody_writes_to_it() {
             drop(taken);
             memory.written.load(Relaxed)
         });
-        // It has begun: the queue pair is reset, or the region is no more.
+        // It has begun: the queue pair is reset, or the region is gone.
         loop {
             let found = fabric.connections().into_iter().find(|connection| connection.pair == number);
             let state = found.map(|connection| connection.state);
@@ -104,14 +106,15 @@ fn memory_is_given_back_when_nobody_writes_to_it() {
     }
 }
 
-/// A page that never comes: the writer gives up in time, and so does who takes the memory away.
+/// A page that never comes: the writer gives up in time, and so does the thread that takes the
+/// memory away.
 #[test]
 fn a_page_that_never_comes_is_given_up() {
     let (reach, ack_timeout) = (Duration::from_millis(20), Duration::from_millis(1));
     let parameters = Parameters { reach, ack_timeout, ..Parameters::default() };
     let (_fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::with_parameters(parameters));
     let op = SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() });
-    // Not from its own memory, which may be reached too late on a busy machine.
+    // Not from its own memory, which may be accessed too late on a busy machine.
     let local = Local::Inline(&[7; 10]);
     a.pair.post_named(&[NamedSend { id: 1, op, local, signaled: true, solicited: false }]).unwrap();
     begun.recv().unwrap();

@@ -1,4 +1,5 @@
-//! Verbs below the seam: queue pairs that find each other by number, memory of other processes, private data.
+//! Verbs below the seam: queue pairs that find each other by number, memory of other processes,
+//! private data.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,7 +50,6 @@ impl ForeignMemory for Program {
     }
 }
 
-/// Counts.
 struct CountingSignal {
     count: AtomicU32,
     fd: OwnedFd,
@@ -76,7 +76,7 @@ impl Signal for CountingSignal {
     fn clear(&self) {}
 }
 
-/// One program with a queue pair. Fields are dropped in this order.
+/// One program with a queue pair. Fields drop in this order.
 struct End {
     pair: QueuePair,
     region: ForeignRegion,
@@ -108,7 +108,7 @@ fn address(last: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, last])
 }
 
-/// Moves a queue pair to RTS, with the peer's number, as programs do that exchange it themselves.
+/// Moves a queue pair to RTS with the peer's number, like programs that exchange it themselves.
 fn connect(end: &End, own: u8, peer: u8, number: u32) {
     let to = |transition| end.pair.modify(transition).unwrap();
     assert_eq!(end.pair.state(), Ok(PairState::Reset));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Two queue pairs take their receives from one queue, whose limit is told once.
+/// Two queue pairs take their receives from one queue, whose limit raises one event.
 #[test]
 fn a_shared_queue_gives_its_receives_to_whoever_comes() {
     let (_fabric, a, b) = connected();
@@ -11,7 +11,7 @@ fn a_shared_queue_gives_its_receives_to_whoever_comes() {
     let queues = [&b.queue, &b.queue];
     let pair = b.device.create_queue_pair(12, &b.domain, queues, Some(&shared), LIMITS).unwrap();
     assert!(shared.is_used());
-    // The peer of `a` is this one now.
+    // The peer of `a` is now this one.
     let b = End { pair, ..b };
     a.pair.modify(Transition::Reset).unwrap();
     connect(&a, 1, 2, b.pair.number());
@@ -29,14 +29,15 @@ fn a_shared_queue_gives_its_receives_to_whoever_comes() {
     let received = Completed::Recv { len: 0, immediate: None };
     assert_eq!(b.completions(), [Ok(received); 2]);
     assert_eq!(b.device.next_event().unwrap(), None);
-    // Receives that are shared are not flushed with one of those who share them.
+    // Shared receives are not flushed with one of their queue pairs.
     shared.post(&[receive(4)]).unwrap();
     b.pair.modify(Transition::Fail).unwrap();
     assert_eq!(b.completions(), []);
     assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::Other(16), About::Pair(12))));
 }
 
-/// SQD: what is posted waits, and an event says that nothing is on its way; RTS lets it go on.
+/// SQD: posted requests wait, and an event reports that nothing is in flight any more. RTS lets
+/// them go on.
 #[test]
 fn a_drained_send_queue_waits() {
     let (_fabric, a, b) = connected();
@@ -46,7 +47,7 @@ fn a_drained_send_queue_waits() {
     assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::Other(5), About::Pair(9))));
     a.post(SendOp::Write(remote), a.sge(0, 8));
     assert_eq!(a.completions(), []);
-    // It answers all the same.
+    // It still answers.
     let back = RemoteAddress { address: BASE, rkey: a.region.key() };
     b.post(SendOp::Write(back), b.sge(0, 8));
     assert_eq!(b.completions(), [Ok(Completed::Write)]);
@@ -55,7 +56,7 @@ fn a_drained_send_queue_waits() {
     assert_eq!(a.device.next_event().unwrap(), None, "it was told once");
 }
 
-/// Of what was on its way the event waits for the end.
+/// The event waits for the end of requests in flight.
 #[test]
 fn draining_waits_for_what_is_on_its_way() {
     let (fabric, a, b) = connected();
@@ -74,7 +75,7 @@ fn draining_waits_for_what_is_on_its_way() {
     assert_eq!(a.completions(), [Ok(Completed::Write)], "the first one, and not the second");
 }
 
-/// `ibv_req_notify_cq(3)`: who waits for solicited events is woken by such, and by what fails.
+/// `ibv_req_notify_cq(3)`: a waiter for solicited events is woken by those, and by failures.
 #[test]
 fn solicited_events_come_when_they_are_asked_for() {
     let (_fabric, a, b) = connected();
@@ -93,7 +94,7 @@ fn solicited_events_come_when_they_are_asked_for() {
     assert_eq!(raised(), 1);
     b.queue.take_events().unwrap();
     b.queue.arm_solicited().unwrap();
-    // Who asks for all is not asked to wait for fewer (`ibv_req_notify_cq(3)` has no way back).
+    // An arming for all is never narrowed (`ibv_req_notify_cq(3)` has no way back).
     b.queue.arm().unwrap();
     b.queue.arm_solicited().unwrap();
     send(false);
@@ -104,10 +105,10 @@ fn solicited_events_come_when_they_are_asked_for() {
     assert_eq!(raised(), 3, "the flush of the last receive");
 }
 
-/// `timeout` of a queue pair: for how long its retries last.
+/// `timeout` of a queue pair: how long its retries last.
 #[test]
 fn a_queue_pair_has_a_time_out_of_its_own() {
-    // The fabric's own ends nothing while this runs.
+    // The fabric's own time-out ends nothing while this runs.
     let ack_timeout = Duration::from_secs(1 << 20);
     let parameters = Parameters { ack_timeout, ..Parameters::default() };
     let (fabric, a, b) = connected_on(Fabric::with_parameters(parameters));

@@ -21,13 +21,14 @@ fn queue_pairs_find_each_other_by_number() {
     assert_eq!(fabric.resources(address(1)), Resources::default());
 }
 
-/// A message is what its elements hold, one after the other, whatever those of the other side are (`ibv_post_send(3)`).
+/// A message consists of its elements, one after another, whatever those of the other side are
+/// (`ibv_post_send(3)`).
 #[test]
 fn elements_of_a_request_make_one_message() {
     let (_fabric, a, b) = connected();
     let sent: Vec<u8> = (0..60_u8).collect();
     a.program.bytes.lock().unwrap()[..60].copy_from_slice(&sent);
-    // 10 and 30 bytes, and one that is empty and of no region.
+    // 10 and 30 bytes, and an empty one of no region.
     let gathered = [a.sge(50, 10), Sge::default(), a.sge(0, 30)];
     let message: Vec<u8> = (50..60).chain(0..30).collect();
     let scattered = [b.sge(1000, 7), b.sge(2000, 30), b.sge(3000, 100)];
@@ -60,7 +61,7 @@ fn elements_of_a_request_make_one_message() {
     );
 }
 
-/// One element of a wrong key is enough.
+/// One element with a wrong key is enough.
 #[test]
 fn an_element_of_a_wrong_key_fails_the_request() {
     let (_fabric, a, b) = connected();

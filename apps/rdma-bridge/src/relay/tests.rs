@@ -1,6 +1,6 @@
 //! Random relays in virtual time: sides that pause, read slowly, end one direction, end as a whole,
-//! or break, over TCP and RDMA as this module knows them. One oracle: who saw an orderly end saw
-//! every byte.
+//! or break, over TCP and RDMA as this module models them. The oracle: a side that saw an orderly
+//! end saw every byte.
 //!
 //! `RELAY_SEEDS=17` repeats one seed, and `RELAY_SEEDS=0..100000` runs many.
 
@@ -19,7 +19,7 @@ use link::{Link, Outer};
 
 mod link;
 
-/// Longer than any run takes, by the virtual clock.
+/// Longer than any run takes, in virtual time.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
 /// How long a side waits for its peer's end before it ends itself.
@@ -33,7 +33,7 @@ fn pick<T: Copy>(random: &mut fastrand::Rng, of: &[T]) -> T {
     of[random.usize(..of.len())]
 }
 
-/// The byte of a side's stream at a place.
+/// The byte of a side's stream at a position.
 fn byte(side: Side, at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 16 ^ if side == Side::Client { 0 } else { 0x5a }) as u8
 }
@@ -41,7 +41,7 @@ fn byte(side: Side, at: usize) -> u8 {
 /// How a side ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Its own direction over TCP, all of it over RDMA, as soon as everything is written.
+    /// As soon as everything is written: its own direction over TCP, everything over RDMA.
     AtOnce,
     /// In the same way, once it has seen an end or waited for long.
     AfterThePeer,
@@ -49,17 +49,16 @@ enum Way {
     Breaks,
 }
 
-/// What a side does.
 #[derive(Clone, Debug)]
 struct Script {
     side: Side,
     writes: usize,
-    /// The most that is written, and read, at once.
+    /// Most bytes per write, and per read.
     pieces: [usize; 2],
     /// The longest pause before a write, and before a read, in milliseconds.
     pauses: [u64; 2],
     way: Way,
-    /// The number of bytes that it reads; it stops then.
+    /// The number of bytes after which it stops reading.
     reads: usize,
 }
 
@@ -80,20 +79,20 @@ impl Script {
     }
 }
 
-/// What a side has seen.
+/// A side's observations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     /// Bytes that its connection took.
     sent: usize,
-    /// Whether it had written all that it wanted, and has ended in order.
+    /// Whether it had written everything, and has ended in order.
     ended: bool,
     received: usize,
-    /// Whether the peer has ended in order, or broken. None if it did not look for that, or had
-    /// ended as a whole before.
+    /// Whether the peer has ended in order, or broken. `None` if it did not look, or had ended as a
+    /// whole before.
     end: Option<bool>,
 }
 
-/// A side, until it has nothing to do any more.
+/// Runs a side to its end.
 async fn act(outer: Outer, script: &Script, mut random: fastrand::Rng) -> Seen {
     let whole = outer.is_whole();
     let (from, to) = tokio::io::split(outer);
@@ -105,12 +104,12 @@ async fn act(outer: Outer, script: &Script, mut random: fastrand::Rng) -> Seen {
     let writing = writes(to, script, random.fork(), (sent, ended, told), sees_end);
     let reading = async {
         let outcome = reads(from, script, random.fork(), received).await;
-        // Who has ended as a whole sees its own end.
+        // A side that has ended as a whole sees its own end.
         *end = outcome.filter(|_| !(whole && *tells.borrow()));
         over.send_replace(true);
     };
     let both = async { tokio::join!(writing, reading) };
-    // What is dropped here is reset, unless it has ended.
+    // Dropping resets it here, unless it has ended.
     let limit = if script.way == Way::Breaks { breaks } else { FOR_EVER };
     let _broken = timeout(limit, both).await;
     seen
@@ -174,15 +173,15 @@ async fn reads(
             Err(_) => return Some(false),
         }
     }
-    // It goes no further, and does not go either.
+    // It stops reading, but stays connected.
     sleep(WAITS * 2).await;
     None
 }
 
-/// Runs a seed, and returns how many of its sides saw an orderly end, and a reset.
+/// Runs a seed. Returns how many of its sides saw an orderly end, and a reset.
 async fn run(seed: u64) -> [usize; 2] {
     let mut random = fastrand::Rng::with_seed(seed);
-    // Nobody breaks, stops, or pauses for too long.
+    // No side breaks, stops, or pauses for too long.
     let good = random.bool();
     let whole = pick(&mut random, &[[false, false], [false, true], [true, false]]);
     let rooms = [(); 2].map(|()| pick(&mut random, &[1, 7, 1_000, 20_000, 100_000]));
@@ -212,7 +211,7 @@ async fn run(seed: u64) -> [usize; 2] {
             assert!(other.ended || whole[1 - at], "side {at} was told an end that was none\n{}", story());
         }
         if good && other.ended {
-            // Who ended as a whole did not wait for it.
+            // A side that ended as a whole did not wait for it.
             let own = whole[at] && one.end.is_none();
             assert!(own || one.end == Some(true), "side {at} saw a break that is none\n{}", story());
         }
@@ -223,10 +222,10 @@ async fn run(seed: u64) -> [usize; 2] {
     [true, false].map(|order| [client, server].iter().filter(|seen| seen.end == Some(order)).count())
 }
 
-/// Patience as the bridge has it by default.
+/// The bridge's default limits.
 const USUAL: Patience = Patience { stall: Duration::from_secs(60), quiet: Duration::from_millis(200) };
 
-/// Runs a relay between a client of TCP and a server, which is `whole` or not: the client writes
+/// Runs a relay between a client of TCP and a server, which is `whole` or not. The client writes
 /// `requests`, ends its direction, pauses for much longer than `quiet`, and reads to the end. The
 /// server writes `replies` at once and then reads to the end.
 async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
@@ -258,7 +257,7 @@ async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
     [requests, replies]
 }
 
-/// A client whose socket is full while it pauses is not one to whom no reply comes.
+/// A client whose socket is full while it pauses does not count as quiet.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_pauses_with_a_full_socket_gets_the_rest() {
     for whole in [true, false] {

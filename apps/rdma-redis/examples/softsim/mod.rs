@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 /// Where the server listens.
 pub const URL: &str = "valkey+rdma://192.0.2.1:6379/0";
 
-/// A server and a host of the fabric for its clients.
+/// Starts a server, and returns a host of the fabric for its clients.
 pub async fn serve() -> Result<SoftSim, rdma_conn::Error> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -27,7 +27,7 @@ pub async fn serve() -> Result<SoftSim, rdma_conn::Error> {
     Ok(fabric.host(&[[192, 0, 2, 2].into()]))
 }
 
-/// Answers one client until it leaves, and tells it what others publish.
+/// Answers one client until it leaves, and forwards published messages to it.
 async fn session(mut stream: AsyncStream<SoftSim>, store: Arc<Store>) -> std::io::Result<()> {
     let published = Arc::new(Notify::new());
     let mut session = Session::with_waker({

@@ -1,4 +1,5 @@
-//! A cluster over the embedded fabric: two nodes of the example's store, each with half of the slots.
+//! A cluster over the embedded fabric: two nodes of the example's store, each with half of the
+//! slots.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -32,7 +33,7 @@ impl Nodes for OverSoftSim {
     }
 }
 
-/// A node: what it stores, and the keys that it was asked for.
+/// A node: its store, and the keys that it was asked for.
 #[derive(Default)]
 struct Node {
     store: Store,
@@ -57,7 +58,7 @@ impl Node {
         }
     }
 
-    /// The answer to what is about the cluster, and to what belongs to the other node.
+    /// Answers commands about the cluster, and those for keys of the other node.
     fn elsewhere(&self, index: usize, command: &Frame) -> Option<Frame> {
         let words = command.clone().into_array().ok()?;
         let mut words = words.into_iter().filter_map(|word| word.into_bulk_string().ok());
@@ -76,7 +77,7 @@ impl Node {
     }
 }
 
-/// CRC-16/XMODEM modulo 16384, as the cluster specification says.
+/// CRC-16/XMODEM modulo 16384, from the cluster specification.
 fn slot(key: &[u8]) -> u16 {
     let step = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ 0x1021 };
     key.iter().fold(0, |crc, byte| (0..8).fold(crc ^ u16::from(*byte) << 8, step)) % (2 * HALF)

@@ -16,7 +16,7 @@ fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 6379))
 }
 
-/// Serves one client after another until `clients` have come.
+/// Serves one client after another until `clients` have connected.
 fn serve(host: &SoftSim, clients: usize) -> std::thread::JoinHandle<()> {
     let listener = Listener::bind(host, address()).expect("a free address");
     let store = Arc::new(Store::default());
@@ -71,7 +71,7 @@ async fn a_lost_connection_comes_back() {
 
     fabric.kill_host(address().ip());
     let _second = serve(&fabric.host(&[address().ip()]), 1);
-    // What finds the connection lost fails; if that was noticed before, nothing does.
+    // A request on the lost connection fails. If the loss was noticed before, none does.
     let value: RedisResult<Option<String>> = connection.get("key").await;
     let value = if value.is_ok() { value } else { connection.get("key").await };
     assert_eq!(value.expect("a new connection"), None, "of a new server");

@@ -17,7 +17,7 @@ async fn pinged(client: &Client<SoftSim>) -> Transport {
     client.transport().expect("there is a connection")
 }
 
-/// A host whose fabric has nobody else.
+/// A host without others on its fabric.
 fn lonely() -> SoftSim {
     Fabric::new().host(&[[192, 0, 2, 2].into()])
 }
@@ -36,7 +36,7 @@ async fn tcp_is_used_where_nothing_listens_for_rdma() {
     drop(subscriber.on_message());
 }
 
-/// What is logged.
+/// The log output.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -50,13 +50,14 @@ impl io::Write for Lines {
     }
 }
 
-/// A pool without RDMA makes many connections, and there is one reason for all.
+/// A pool without RDMA makes many connections, and logs the reason once.
 #[tokio::test]
 async fn a_fallback_is_warned_of_once() {
     let lines = Lines::default();
     let (log, to) = (tracing_subscriber::fmt(), lines.clone());
     let log = log.with_ansi(false).with_max_level(Level::DEBUG).with_writer(move || to.clone()).finish();
-    // For all threads: one without a subscriber may switch an event off for the others that it is the first to meet.
+    // For all threads: a thread without a subscriber may switch off an event for the others if it
+    // meets it first.
     tracing::subscriber::set_global_default(log).expect("the only one");
     let (port, _seen) = serve_tcp(|_, command| polite(command));
     let url = format!("valkey+rdma://127.0.0.1:{port}?timeout=2&fallback=tcp");

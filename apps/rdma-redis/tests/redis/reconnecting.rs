@@ -11,7 +11,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::support::{Answer, Seen, URL, fabric, polite};
 
-/// A server that asks for a password and knows no right one.
+/// A server that asks for a password and accepts none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_password_is_tried_once() {
     let (_fabric, host, mut seen) = fabric(|_, command| match command {
@@ -29,7 +29,8 @@ async fn a_wrong_password_is_tried_once() {
     assert_eq!(tries, 1);
 }
 
-/// Twenty requests queue behind one attempt to connect, which fails for good: nobody else tries.
+/// Twenty requests queue behind one attempt to connect, which fails for good. The others make no
+/// attempt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_queued_behind_an_attempt_shares_its_failure() {
     let (refuse, refused) = mpsc::channel::<()>();
@@ -77,7 +78,7 @@ async fn who_queued_behind_an_attempt_shares_its_failure() {
     assert_eq!(tries, 1, "connections after the first");
 }
 
-/// The commands that a server has read so far on `connection`, up to `last`.
+/// Returns the commands that a server has read on `connection`, up to `last`.
 async fn commands(seen: &mut UnboundedReceiver<Seen>, connection: usize, last: &str) -> Vec<String> {
     let mut commands = Vec::new();
     while commands.last().is_none_or(|command| command != last) {
@@ -124,7 +125,7 @@ async fn the_database_of_the_url_comes_back_and_one_selected_by_hand_does_not() 
     assert_eq!(selected(&commands(&mut seen, 1, "ECHO END").await), ["SELECT 2"]);
 }
 
-/// The server ends the first connection; nobody asks for anything, and the messages come again.
+/// The server ends the first connection. Without any request, the messages come again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscriptions_come_back_by_themselves() {
     const SUBSCRIBED: &str =
@@ -147,7 +148,7 @@ async fn subscriptions_come_back_by_themselves() {
     let mut connection = client.get_reconnecting_connection(how).await.expect("connects");
     connection.subscribe("news").await.expect("SUBSCRIBE");
     connection.psubscribe("n*").await.expect("PSUBSCRIBE");
-    // A request that nobody waits for: it tells the server when to leave.
+    // An unawaited request, which tells the server when to leave.
     let mut elsewhere = connection.clone();
     let asked = tokio::spawn(async move { redis::cmd("GET").arg("leave").exec_async(&mut elsewhere).await });
     drop(leave);

@@ -1,4 +1,4 @@
-//! A server on the embedded fabric that says what a test wants said.
+//! A scripted server on the embedded fabric.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -32,7 +32,7 @@ pub(crate) fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 6379))
 }
 
-/// A fabric with a server and a client's host, and what the server is asked.
+/// Returns a fabric with a server and a client's host, and the commands that the server reads.
 pub(crate) fn fabric(
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> (Fabric, SoftSim, mpsc::UnboundedReceiver<Seen>) {
@@ -42,7 +42,7 @@ pub(crate) fn fabric(
     (fabric, client, seen)
 }
 
-/// Serves on `host` until it is killed or the test is over.
+/// Serves on `host` until it is killed or the test ends.
 pub(crate) fn serve(
     host: &SoftSim,
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
@@ -97,7 +97,7 @@ fn session(
     Ok(())
 }
 
-/// Answers what clients say about themselves when they connect.
+/// Answers the handshake of clients.
 pub(crate) fn polite(command: &str) -> Answer {
     match command {
         hello if hello.starts_with("HELLO 3") => Answer::Say("%1\r\n$6\r\nserver\r\n$4\r\ntest\r\n"),

@@ -1,7 +1,7 @@
-//! Waits that end: a server that takes connections and says nothing, over the embedded fabric.
+//! Bounded waits: a server that accepts connections and does not answer, over the embedded fabric.
 //!
-//! The server tells what it has read, so a test knows where the client waits; then it stops tokio's clock, which from there on
-//! jumps to whatever is due next.
+//! The server reports what it has read, so a test knows where the client waits. It then stops
+//! tokio's clock, which jumps to the next timer.
 
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn client(host: SoftSim) -> Client<SoftSim> {
     Client::open(host, URL).expect("a valid URL")
 }
 
-/// The error that `connecting` ends with, after the server has read the first command of it.
+/// Returns the error of `connecting`, after the server has read its first command.
 async fn given_up<T: Send + 'static>(
     connecting: impl Future<Output = Result<T, RedisError>> + Send + 'static,
     seen: &mut UnboundedReceiver<Seen>,
@@ -62,7 +62,7 @@ async fn a_mute_server_ends_a_reconnecting_connection_in_time() {
 
 #[tokio::test]
 async fn all_who_wait_for_a_connection_fail_together() {
-    // The first connection is served up to the first real command; no later one is.
+    // Only the first connection is served, up to the first real command.
     let (_fabric, host, mut seen) = fabric(|connection, command| match (connection, command) {
         (0, "GET LEAVE") => Answer::Leave,
         (0, _) => polite(command),
@@ -83,8 +83,8 @@ async fn all_who_wait_for_a_connection_fail_together() {
         .collect();
     while seen.recv().await.expect("a server").connection == 0 {}
     pause();
-    // The attempt began before the clock stopped; tokio rounds its timers up to a millisecond. One deadline after another
-    // would be twice as late.
+    // The attempt began before the clock stopped, and tokio rounds its timers up to a millisecond.
+    // Two consecutive deadlines would take twice as long.
     let latest = Instant::now() + Reconnect::default().deadline * 3 / 2;
     let mut ends = Vec::new();
     for request in requests {
@@ -96,7 +96,7 @@ async fn all_who_wait_for_a_connection_fail_together() {
     assert!(ends[0] <= latest, "the deadline is for all attempts together");
 }
 
-/// A server that answers GET when it is told to, and the commands that it has read.
+/// A server that answers GET on a signal, and the commands that it has read.
 fn hesitant() -> (Fabric, Client<SoftSim>, mpsc::Sender<()>, UnboundedReceiver<Seen>) {
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
@@ -110,7 +110,7 @@ fn hesitant() -> (Fabric, Client<SoftSim>, mpsc::Sender<()>, UnboundedReceiver<S
     (fabric, client(host), release, seen)
 }
 
-/// Asks for a value; returns when the server has read the request, with the clock stopped.
+/// Requests a value. Returns when the server has read the request, with the clock stopped.
 async fn asked(
     mut connection: impl ConnectionLike + Send + 'static,
     seen: &mut UnboundedReceiver<Seen>,

@@ -12,7 +12,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
-/// Of the bridge's tests: an authority, and a server `localhost` that it vouches for.
+/// From the bridge's tests: an authority, and a certificate for `localhost` that it signed.
 const CERTIFICATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../rdma-bridge/tests/certificates");
 const URL: &str = "valkeys+rdma://localhost:6379?timeout=5";
 
@@ -20,7 +20,7 @@ fn certificate(name: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(format!("{CERTIFICATES}/{name}.pem")).expect("a certificate")
 }
 
-/// Serves the store of examples by TLS over RDMA; returns a client's host.
+/// Serves the store of examples by TLS over RDMA. Returns a client's host.
 fn served() -> SoftSim {
     let provider = Arc::new(rustls_graviola::default_provider());
     let key = PrivateKeyDer::from_pem_file(format!("{CERTIFICATES}/server.key.pem")).expect("a key");
@@ -76,7 +76,7 @@ async fn a_server_that_nobody_vouches_for_is_refused() {
     assert!(error.to_string().contains("invalid peer certificate"), "{error}");
 }
 
-/// What the URL says and what is configured must agree.
+/// The URL and the configuration must agree.
 #[tokio::test]
 async fn tls_is_never_left_out_quietly() {
     let client = Client::open(served(), URL).expect("a valid URL");

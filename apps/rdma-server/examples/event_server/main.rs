@@ -1,4 +1,5 @@
-//! The store of `kv_server` on every transport at once: TCP, Unix sockets and RDMA, with what an operator wants to set.
+//! The store of `kv_server` on every transport at once: TCP, Unix sockets and RDMA, with an
+//! operator's settings.
 //!
 //! ```text
 //! cargo run --release -p rdma-server --example event_server -- --rdma 192.0.2.1:6379 --tcp 192.0.2.1:6379 --protected-mode no
@@ -6,11 +7,11 @@
 //! cargo run --release -p rdma-server --example event_server -- --doctor              # which interrupt goes where
 //! ```
 //!
-//! While it runs, `CONFIG SET` takes `tcp` and `rdma` (addresses with spaces between them; clients that are there stay), `maxclients`
-//! and `protected-mode`.
+//! At run time, `CONFIG SET` changes `tcp` and `rdma` (addresses separated by spaces; existing
+//! clients stay), `maxclients` and `protected-mode`.
 //!
-//! The two arrangements of CPUs that Valkey's document recommends, for a device `mlx5_0` and this server on CPU 4 and up,
-//! or on CPU 2 with vector 2:
+//! The two CPU arrangements that Valkey's document recommends, for a device `mlx5_0` and this
+//! server on CPU 4 and up, or on CPU 2 with vector 2:
 //!
 //! ```text
 //! event_server --pin-vectors 0-3 --device mlx5_0 --cpus 4-7 …
@@ -40,7 +41,7 @@ use service::{Change, ChangeRequest, StoreService};
 #[derive(Parser)]
 #[command(about = "A small RESP key-value server on TCP, Unix sockets and RDMA")]
 struct Arguments {
-    /// Where RDMA is from.
+    /// The RDMA backend.
     #[arg(long, value_enum, default_value = "verbs")]
     backend: Backend,
     /// Addresses for TCP.
@@ -55,7 +56,7 @@ struct Arguments {
     /// Clients at the same time.
     #[arg(long, default_value_t = ServerSettings::default().max_clients)]
     maxclients: usize,
-    /// Let in clients of this machine only.
+    /// Admit only clients of this machine.
     #[arg(long, default_value = "yes", value_parser = clap::builder::BoolishValueParser::new(), action = clap::ArgAction::Set)]
     protected_mode: bool,
     /// The completion vector of all connections. By default each takes one at random.
@@ -107,7 +108,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
         Backend::Softsim => {
-            // The fabric's server has the address of the loopback interface, so that TCP and RDMA share it.
+            // The fabric's server has the loopback address, so that TCP and RDMA share it.
             let fabric = Fabric::new();
             let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
             let rdma = Rdma::new(fabric.host(&[loopback.ip()]));
@@ -124,7 +125,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// A server and what it was bound with.
+/// A server and its bindings.
 struct Running {
     server: Server<StoreService>,
     tcp: BindingId,
@@ -145,7 +146,7 @@ impl Running {
                 rdma.configure(settings.server(arguments.network.on(settings.server)))?;
                 server.bind(rdma, &ip(&arguments.rdma))?
             }
-            // Without RDMA, a binding that has no addresses.
+            // Without RDMA, a binding without addresses.
             None => server.bind(Tcp::new(), &[])?,
         };
         let unix: Vec<Address> = arguments.unix.iter().cloned().map(Address::from).collect();
@@ -158,7 +159,7 @@ impl Running {
         Ok(Self { server, tcp, rdma })
     }
 
-    /// Runs one turn of the loop, and then makes the changes that clients asked for.
+    /// Runs one turn of the loop, then makes the changes that clients requested.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.server.turn(timeout)?;
         for ChangeRequest { from, change } in std::mem::take(&mut self.server.service().requests) {
@@ -192,7 +193,7 @@ fn diagnose(device: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-/// Tries what a visitor would try: both transports at one address, and both moved away under their clients.
+/// Tries both transports at one address, and moves both while clients are connected.
 fn try_it(rdma: &impl ConnectionType, at: &[Address]) -> io::Result<()> {
     const SOON: Duration = Duration::from_secs(10);
     let address = at.first().ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -1,4 +1,4 @@
-//! The store as a service of `rdma_server`, and the changes that its operators ask for.
+//! The store as a service of `rdma_server`, and the changes that operators request.
 
 use bytes::{Bytes, BytesMut};
 use rdma_server::{Address, SessionId};
@@ -7,31 +7,27 @@ use resp_rs::resp2::Frame;
 
 use kv_store::{Cut, Store};
 
-/// Answers commands, and keeps requests for changes, which only the owner of the server can make.
+/// Answers commands, and collects changes, which only the owner of the server can make.
 #[derive(Default)]
 pub struct StoreService {
     store: Store,
-    /// Changes that clients ask for. Each client awaits a reply.
+    /// Changes that clients requested. Each client awaits a reply.
     pub requests: Vec<ChangeRequest>,
 }
 
-/// A change that a client asks for.
+/// A change that a client requested.
 pub struct ChangeRequest {
-    /// The connection of that client.
     pub from: SessionId,
-    /// The change.
     pub change: Change,
 }
 
 /// A setting that can be changed at run time.
 pub enum Change {
-    /// The addresses of TCP.
     Tcp(Vec<Address>),
-    /// The addresses of RDMA.
     Rdma(Vec<Address>),
-    /// How many clients there may be.
+    /// The maximum number of clients.
     MaxClients(usize),
-    /// Whether only clients of this machine are let in.
+    /// Whether only clients of this machine are admitted.
     Protected(bool),
 }
 
@@ -61,13 +57,13 @@ impl Service for StoreService {
         Flow::Again
     }
 
-    /// A value may be longer than what is usual for a request.
+    /// A value may be longer than the default limit of a request.
     fn request_limit(&self, _: &Cut) -> usize {
         64 << 20
     }
 }
 
-/// The change that a `CONFIG SET` asks for, or what is wrong with it. `None` for other commands.
+/// Parses the change of a `CONFIG SET`, or says what is wrong with it. `None` for other commands.
 fn change_request(command: &Frame) -> Option<Result<Change, String>> {
     let Frame::Array(Some(words)) = command else { return None };
     let words: Vec<&str> = words

@@ -1,4 +1,5 @@
-//! The loop that owns connections and listeners, waits for all of them, and calls their handlers.
+//! The event loop, which owns connections and listeners, waits for all of them, and calls their
+//! handlers.
 
 mod turn;
 
@@ -17,23 +18,24 @@ use crate::session::{Session, SessionState, Stage};
 use crate::transport::{ConnectionType, Driver, Listening, LoopId};
 
 new_key_type! {
-    /// Names a connection of a loop; never used again for another.
+    /// Identifies a connection of a loop; never reused.
     pub struct SessionId;
-    /// Names a listener of a loop; never used again for another.
+    /// Identifies a listener of a loop; never reused.
     pub struct ListenerId;
     struct DriverId;
 }
 
-/// A function that is called when something can be done. The state it works on is the loop's [`state`](EventLoop::state).
+/// A function that is called when a connection can continue. It works on the loop's
+/// [`state`](EventLoop::state).
 pub type Handler<S> = fn(&mut EventLoop<S>, SessionId);
 
-/// How long things may take. Start from [`Timeouts::default`]; fields can be assigned, or set in a chain.
+/// Time limits. Start from [`Timeouts::default`], then assign fields or chain their setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// Connecting and handshakes.
+    /// Limit for connecting and handshakes.
     pub handshake: Duration,
-    /// Delivering what was written after a close.
+    /// Limit for delivering written bytes after a close.
     pub linger: Duration,
 }
 
@@ -50,11 +52,11 @@ impl Default for Timeouts {
     }
 }
 
-/// Connections and listeners of any types, and a state `S` of the program's own.
+/// Connections and listeners of any types, and a state `S` of the program.
 pub struct EventLoop<S> {
     /// The state that the handlers work on.
     pub state: S,
-    /// How long things may take, from now on.
+    /// Time limits, from now on.
     pub timeouts: Timeouts,
     id: LoopId,
     connections: SlotMap<SessionId, Session<S>>,
@@ -62,38 +64,38 @@ pub struct EventLoop<S> {
     drivers: SlotMap<DriverId, Driven>,
     poller: Poller<Owner>,
     timers: Deadlines<Instant, Owner>,
-    /// Connections that somebody has had in hand since they were last looked at.
+    /// Connections used since they were last checked.
     touched: Vec<SessionId>,
-    /// Connections that have something to do.
+    /// Connections with work to do.
     pending: Vec<SessionId>,
-    /// An empty list, kept for its memory: what takes a list leaves this one in its place.
+    /// An empty list, kept for its memory: taking a list leaves this one in its place.
     spare: Vec<SessionId>,
     /// Listeners at which peers may be waiting.
     asked: Vec<ListenerId>,
     /// Connections that their drivers have woken.
     woken: Arc<Woken>,
-    /// Connections that are told why they are not let in.
+    /// Connections that are being told why they were refused.
     refusing: usize,
-    /// Listeners that were lost, which the program is still to be told.
+    /// Lost listeners that were not reported yet.
     lost: VecDeque<ListenerLost>,
 }
 
-/// A listener that accepts nobody any more: the device of an RDMA listener is gone, for example. It
-/// is closed, and connections that came by it go on as far as they can.
+/// The error of a listener that stopped accepting, for example because its RDMA device was removed.
+/// The listener is closed, and its connections continue as far as they can.
 ///
 /// It is the inner error ([`io::Error::get_ref`]) of the one that [`EventLoop::turn`] and
-/// [`Server::turn`](crate::Server::turn) return, once for each listener. The next turn goes on with
-/// all the others. To listen again, once the device is back, is up to the program.
+/// [`Server::turn`](crate::Server::turn) return, once for each listener. The next turn continues
+/// with all others. The program may listen again once the device is back.
 #[derive(Debug, thiserror::Error)]
 #[error("nobody can connect to {} any more: {source}; listen there again when that is mended",
     address.as_ref().map_or_else(|| "a listener".to_owned(), ToString::to_string))]
 #[non_exhaustive]
 pub struct ListenerLost {
-    /// The listener, which is closed.
+    /// The closed listener.
     pub listener: ListenerId,
-    /// The address where it listened.
+    /// The address it listened on.
     pub address: Option<Address>,
-    /// The reason.
+    /// Why it was lost.
     pub source: io::Error,
 }
 
@@ -101,7 +103,7 @@ struct Listener<S> {
     listening: Box<dyn Listening>,
     handler: Handler<S>,
     source: SourceId,
-    /// It is on the list of those at which peers may be waiting.
+    /// Whether it is listed in `asked`.
     asked: bool,
     /// Until when it is left alone.
     rests_until: Option<Instant>,
@@ -112,7 +114,6 @@ struct Driven {
     source: SourceId,
 }
 
-/// The owner of a descriptor or a timer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Session(SessionId),
@@ -120,18 +121,16 @@ enum Owner {
     Driver(DriverId),
 }
 
-/// Connections that their drivers have woken.
 #[derive(Default)]
 struct Woken(Mutex<Vec<SessionId>>);
 
 impl Woken {
-    /// Takes them, and leaves a list that is empty.
     fn take(&self, empty: Vec<SessionId>) -> Vec<SessionId> {
         std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), empty)
     }
 }
 
-/// Wakes one connection of a loop, while the loop turns.
+/// Wakes one connection of a loop during a turn.
 struct WakeOne {
     id: SessionId,
     woken: Arc<Woken>,
@@ -148,10 +147,10 @@ impl Wake for WakeOne {
 }
 
 impl<S> EventLoop<S> {
-    /// Returns a loop with nothing in it.
+    /// Returns an empty loop.
     ///
     /// # Errors
-    /// The system has no descriptor left.
+    /// Returns an error if the process has no descriptor left.
     pub fn new(state: S) -> io::Result<Self> {
         Ok(Self {
             state,
@@ -172,16 +171,16 @@ impl<S> EventLoop<S> {
         })
     }
 
-    /// Returns a waker that ends a turn which waits, from any thread.
+    /// Returns a waker that ends a waiting turn, from any thread.
     pub fn waker(&self) -> Waker {
         self.poller.waker()
     }
 
-    /// Listens on an address. `handler` is called with each connection that comes, which it must [`accept`](Self::accept) or
-    /// [`close`](Self::close).
+    /// Listens on an address. `handler` is called with each new connection, which it must
+    /// [`accept`](Self::accept) or [`close`](Self::close).
     ///
     /// # Errors
-    /// As [`ConnectionType::listen`].
+    /// Returns an error if the address is taken, not of this machine, or not of this type.
     pub fn listen(
         &mut self,
         with: &impl ConnectionType,
@@ -215,10 +214,11 @@ impl<S> EventLoop<S> {
         self.listeners.get(id)?.listening.local_addr()
     }
 
-    /// Begins to connect. `handler` is called when the connection is there, or has failed; not before the next turn.
+    /// Begins to connect. `handler` is called when the connection is established or has failed, in
+    /// the next turn at the earliest.
     ///
     /// # Errors
-    /// The errors that can be told at once.
+    /// Returns errors that are known at once. Others reach `handler`.
     pub fn connect(
         &mut self,
         with: &impl ConnectionType,
@@ -233,10 +233,11 @@ impl<S> EventLoop<S> {
         Ok(id)
     }
 
-    /// Connects and waits for it, for at most `timeout`. No handler is called meanwhile.
+    /// Connects and waits for the connection, for at most `timeout`. No handler is called
+    /// meanwhile.
     ///
     /// # Errors
-    /// Why there is no connection; [`TimedOut`](ErrorKind::TimedOut) when it takes too long.
+    /// Returns why there is no connection, [`TimedOut`](ErrorKind::TimedOut) if it takes too long.
     pub fn blocking_connect(
         &mut self,
         with: &impl ConnectionType,
@@ -249,10 +250,11 @@ impl<S> EventLoop<S> {
         Ok(self.insert(connection))
     }
 
-    /// Accepts a connection. `handler` is called when it is established, or has failed: at once where there is nothing to wait for.
+    /// Accepts a connection. `handler` is called when it is established or has failed, at once if
+    /// there is nothing to wait for.
     ///
     /// # Errors
-    /// There is no such connection, or it was accepted before.
+    /// Returns an error if there is no such connection, or if it was accepted before.
     pub fn accept(&mut self, id: SessionId, handler: Handler<S>) -> io::Result<()> {
         let acceptable = self.get(id).is_some_and(|connection| {
             connection.state() == SessionState::Accepting && connection.loop_state.handshake.is_none()
@@ -265,11 +267,11 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Accepts a connection only to tell its peer why it is not let in, and closes it. It costs as little memory as its type can do
-    /// with.
+    /// Refuses a connection: accepts it only to tell its peer why, and closes it. It costs as
+    /// little memory as its type allows.
     ///
     /// # Errors
-    /// There is no such connection, or it was accepted before.
+    /// Returns an error if there is no such connection, or if it was accepted before.
     pub fn refuse(&mut self, id: SessionId, why: &'static [u8]) -> io::Result<()> {
         if let Some(connection) = self.get_mut(id).filter(|connection| connection.is_establishing()) {
             connection.economize(why);
@@ -278,7 +280,7 @@ impl<S> EventLoop<S> {
         self.accept(id, turn::say_why)
     }
 
-    /// Returns how many connections are being told why they are not let in.
+    /// Returns how many connections are being refused.
     pub const fn refusing(&self) -> usize {
         self.refusing
     }
@@ -294,7 +296,7 @@ impl<S> EventLoop<S> {
         self.connections.get_mut(id).filter(|connection| connection.loop_state.stage == Stage::Owned)
     }
 
-    /// Returns a connection, unless it was closed, and the loop's state beside it.
+    /// Returns a connection, unless it was closed, together with the loop's state.
     pub fn get_with_state(&mut self, id: SessionId) -> Option<(&mut S, &mut Session<S>)> {
         self.touch(id);
         let connection = self.connections.get_mut(id)?;
@@ -306,7 +308,7 @@ impl<S> EventLoop<S> {
         self.connections.iter().filter(|(_, connection)| connection.loop_state.stage == Stage::Owned)
     }
 
-    /// Returns how many connections there are, closed ones whose last bytes are on their way included.
+    /// Returns the number of connections, including closed ones whose last bytes are on their way.
     pub fn len(&self) -> usize {
         self.connections.len()
     }
@@ -321,8 +323,8 @@ impl<S> EventLoop<S> {
         self.connections.values().filter(|connection| connection.loop_state.stage != Stage::Owned).count()
     }
 
-    /// Closes a connection: what was written is delivered in the background, for at most [`Timeouts::linger`]. In one of its
-    /// handlers this takes effect when the handler returns.
+    /// Closes a connection. Written bytes are delivered in the background, for at most
+    /// [`Timeouts::linger`]. In one of its handlers, this takes effect when the handler returns.
     pub fn close(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         if connection.loop_state.stage != Stage::Owned {
@@ -335,7 +337,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Ends a connection at once. What was written and has not arrived may be lost.
+    /// Ends a connection at once. Bytes that have not arrived may be lost.
     pub fn abort(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         connection.forget_handlers();
@@ -345,14 +347,15 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Returns whether something can be done without waiting, so that the loop must not sleep.
+    /// Returns whether there is work that needs no waiting, so that the loop must not sleep.
     pub fn has_pending(&mut self) -> bool {
         self.take_woken();
         self.settle_touched();
         !self.pending.is_empty() || !self.asked.is_empty() || !self.lost.is_empty()
     }
 
-    /// Calls the handlers of connections that can go on, each once; how many connections.
+    /// Calls the handlers of connections that can continue, each once. Returns how many
+    /// connections.
     pub fn process_pending(&mut self) -> usize {
         self.take_woken();
         self.settle_touched();
@@ -369,10 +372,11 @@ impl<S> EventLoop<S> {
         count
     }
 
-    /// Closes everything and waits until the last bytes have arrived or [`Timeouts::linger`] has passed.
+    /// Closes everything and waits until the last bytes have arrived or [`Timeouts::linger`] has
+    /// passed.
     ///
     /// # Errors
-    /// As [`EventLoop::turn`].
+    /// Returns an error if the system cannot wait.
     pub fn finish(mut self) -> io::Result<S> {
         for id in self.listeners.keys().collect::<Vec<_>>() {
             self.close_listener(id);

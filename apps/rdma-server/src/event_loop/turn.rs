@@ -1,4 +1,4 @@
-//! One turn of the loop, and what becomes of a connection in it.
+//! One turn of the loop, and the handling of a connection in it.
 
 use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use super::{Driven, DriverId, EventLoop, Handler, ListenerId, ListenerLost, Owne
 use crate::session::{Registered, Session, SessionState, Stage};
 use crate::transport::{Accepted, Driver, Interest, Source};
 
-/// Requests that one listener handles in one turn, so that those who come do not keep others from being served (VR-RES-007).
-/// The rest are handled in the next turn.
+/// Requests that one listener handles in one turn, so that new peers do not delay others
+/// (VR-RES-007). The next turns handle the rest.
 const REQUESTS_PER_TURN: usize = 16;
 
-/// For how long a listener rests for which descriptors or memory have run out.
+/// How long a listener rests after descriptors or memory ran out.
 const REST: Duration = Duration::from_millis(100);
 
 impl<S> EventLoop<S> {
-    /// Takes one turn: waits until something can be done, for at most `timeout`, and does it.
+    /// Takes one turn: waits until there is work, for at most `timeout`, and does it.
     ///
     /// # Errors
-    /// The system cannot wait; or a listener is lost ([`ListenerLost`]), and the next turn goes on
-    /// with the others.
+    /// Returns an error if the system cannot wait, or if a listener is lost ([`ListenerLost`]). In
+    /// the latter case the next turn continues with the others.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.has_pending() {
             self.poll(Some(Duration::ZERO))?;
@@ -54,15 +54,16 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Returns the driver of all connections, if there is nothing else to wait for. It is waited for by its own means, which is one call of the
-    /// kernel instead of two: that the loop's descriptors have something, and what the driver's has.
+    /// Returns the driver of all connections, if there is nothing else to wait for.
+    ///
+    /// Its own wait takes one system call instead of two: one for the loop's descriptors, and one
+    /// for the driver's.
     fn only_driver(&self) -> Option<Arc<dyn Driver>> {
         let mut drivers = self.drivers.values();
         let only = drivers.next().filter(|_| self.poller.has_one())?;
         Some(Arc::clone(&only.driver))
     }
 
-    /// Waits for all descriptors, and drives what they belong to.
     fn poll(&mut self, wait: Option<Duration>) -> io::Result<()> {
         for (owner, fired) in self.poller.wait(wait)? {
             match owner {
@@ -83,18 +84,16 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Returns how long a turn may sleep.
     fn wait_at_most(&self, timeout: Option<Duration>) -> Option<Duration> {
         let drivers = self.drivers.values().filter_map(|driven| driven.driver.next_timeout());
         timeout.into_iter().chain(self.timers_due()).chain(drivers).min()
     }
 
-    /// Returns how long the first timer has.
     fn timers_due(&self) -> Option<Duration> {
         self.timers.nearest().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Notes that peers may wait at a listener.
+    /// Records that peers may wait at a listener.
     fn ask(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(id)
             && listener.rests_until.is_none()
@@ -104,7 +103,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Takes what waits at a listener, up to a bound.
+    /// Takes waiting connections of a listener, up to a bound.
     fn accept_some(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(id) {
             listener.asked = false;
@@ -118,7 +117,7 @@ impl<S> EventLoop<S> {
                     let connection = self.insert(Session::new(transport, SessionState::Accepting));
                     self.call(connection, handler);
                 }
-                // Its sender's concern alone (VR-SEC-004).
+                // Concerns only its sender (VR-SEC-004).
                 Ok(Accepted::Lost(error)) => {
                     tracing::debug!(%error, at = ?listener.listening.local_addr(), "a request came to nothing");
                 }
@@ -140,7 +139,6 @@ impl<S> EventLoop<S> {
         self.ask(id);
     }
 
-    /// Takes a connection in.
     pub(super) fn insert(&mut self, connection: Session<S>) -> SessionId {
         let id = self.connections.insert(connection);
         let waker = Waker::from(Arc::new(WakeOne { id, woken: Arc::clone(&self.woken) }));
@@ -160,7 +158,6 @@ impl<S> EventLoop<S> {
         self.touch(id);
     }
 
-    /// Drives what drivers have woken.
     pub(super) fn take_woken(&mut self) {
         let mut woken = self.woken.take(std::mem::take(&mut self.spare));
         for id in woken.drain(..) {
@@ -176,7 +173,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Does what can be done for a connection, once.
+    /// Calls the due handlers of a connection, once.
     pub(super) fn dispatch(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         match connection.loop_state.stage {
@@ -217,7 +214,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Calls a handler of a connection, which may close it.
+    /// Calls a handler, which may close the connection.
     fn call(&mut self, id: SessionId, handler: Handler<S>) {
         if let Some(connection) = self.connections.get_mut(id) {
             connection.loop_state.entered += 1;
@@ -231,7 +228,7 @@ impl<S> EventLoop<S> {
         self.touch(id);
     }
 
-    /// Begins the end of a connection that its owner has closed.
+    /// Begins to close a connection whose owner has closed it.
     pub(super) fn part(&mut self, id: SessionId) {
         let linger = self.timeouts.linger;
         let Some(connection) = self.connections.get_mut(id) else { return };
@@ -259,7 +256,7 @@ impl<S> EventLoop<S> {
         self.retire_drivers();
     }
 
-    /// Lets go of drivers that drive nothing any more.
+    /// Drops drivers without connections.
     pub(super) fn retire_drivers(&mut self) {
         let poller = &mut self.poller;
         self.drivers.retain(|_, Driven { driver, source }| {
@@ -271,7 +268,7 @@ impl<S> EventLoop<S> {
         });
     }
 
-    /// Has a connection looked at before the loop sleeps.
+    /// Marks a connection to be checked before the loop sleeps.
     pub(super) fn touch(&mut self, id: SessionId) {
         if let Some(connection) = self.connections.get_mut(id)
             && !std::mem::replace(&mut connection.loop_state.touched, true)
@@ -288,7 +285,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Brings the poller, the timers and the pending list into agreement with what connections want.
+    /// Updates the poller, the timers and the pending list to the wishes of touched connections.
     pub(super) fn settle_touched(&mut self) {
         while let Some(id) = self.touched.pop() {
             if let Some(connection) = self.connections.get_mut(id) {
@@ -311,7 +308,7 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Has the loop learn when a connection may go on, if it does not yet.
+    /// Registers a connection with the poller or its driver, if it is not registered yet.
     fn register(&mut self, id: SessionId) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
         if connection.loop_state.registered.is_some() {
@@ -330,7 +327,7 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Has a driver driven, if it is not yet.
+    /// Adds a driver, if it is new.
     fn enlist(&mut self, driver: Arc<dyn Driver>) -> io::Result<()> {
         if self.drivers.values().any(|driven| Arc::ptr_eq(&driven.driver, &driver)) {
             return Ok(());
@@ -343,7 +340,7 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// A connection that cannot be watched is lost, which whoever reads it next is told.
+    /// Fails a connection that cannot be watched. Its next read returns the error.
     fn lose(&mut self, id: SessionId, error: io::Error) {
         tracing::warn!(%error, "a connection cannot be watched");
         if let Some(connection) = self.connections.get_mut(id) {
@@ -357,7 +354,7 @@ impl<S> EventLoop<S> {
     }
 }
 
-/// Tells a peer why it is not let in. The close waits until the text has arrived.
+/// Tells a peer why it is refused. The close waits until the text has arrived.
 pub(super) fn say_why<S>(events: &mut EventLoop<S>, id: SessionId) {
     if let Some(connection) =
         events.get_mut(id).filter(|connection| connection.state() == SessionState::Connected)

@@ -1,4 +1,4 @@
-//! The endpoint that all RDMA connections of one loop share.
+//! The endpoint shared by all RDMA connections of one loop.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
@@ -15,7 +15,8 @@ use rdma_proto::State;
 use crate::poller::wait_one;
 use crate::transport::{Driver, Interest};
 
-/// The endpoint of a type on one loop, and whom it wakes. All calls are on the loop's thread, so its lock is free.
+/// A type's endpoint on one loop, and the tasks it wakes. All calls are on the loop's thread, so
+/// its lock is free.
 pub(super) struct SharedEndpoint<B: Descriptors> {
     inner: Mutex<Inner<B>>,
     /// The endpoint's descriptor, to be watched without the lock.
@@ -25,9 +26,9 @@ pub(super) struct SharedEndpoint<B: Descriptors> {
 struct Inner<B: Descriptors> {
     endpoint: Endpoint<B>,
     members: ConnectionMap<Member>,
-    /// Those who are to be woken, when the lock is let go of. Kept for its memory.
+    /// Tasks to wake once the lock is released. Kept for its memory.
     wakers: Vec<Waker>,
-    /// The endpoint has failed, and all its connections with it.
+    /// Why the endpoint failed, with all its connections.
     failure: Option<Error>,
 }
 
@@ -47,11 +48,11 @@ impl<B: Descriptors> SharedEndpoint<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<B>> {
-        // A panic between two calls leaves an endpoint whole.
+        // A panic between two calls leaves an endpoint intact.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes those whom a turn concerns, not under the lock: a waker may run anything.
+    /// Wakes the tasks of a turn, not under the lock: a waker may run anything.
     fn wake(&self, mut wakers: Vec<Waker>) {
         wakers.drain(..).for_each(Waker::wake);
         self.lock().wakers = wakers;
@@ -83,7 +84,6 @@ impl<B: Descriptors> SharedEndpoint<B> {
         }
     }
 
-    /// Returns whether bytes can flow.
     pub(super) fn is_open(&self, id: ConnectionId) -> io::Result<bool> {
         let mut inner = self.lock();
         let opened = inner.members.get(id).is_some_and(|member| member.opened);
@@ -102,7 +102,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     }
 
     pub(super) fn shutdown(&self, id: ConnectionId, linger: Duration) {
-        // One that is gone has ended.
+        // A connection that is gone has ended.
         let _ = self.lock().endpoint.close(id, linger);
     }
 
@@ -112,7 +112,8 @@ impl<B: Descriptors> SharedEndpoint<B> {
         inner.endpoint.abort(id);
     }
 
-    /// Returns the calls that a connection can answer without waiting. One that has failed can report it.
+    /// Returns the calls that a connection can answer without waiting. A failed one can report its
+    /// error.
     pub(super) fn ready(&self, id: ConnectionId) -> Interest {
         let inner = self.lock();
         match inner.endpoint.connection(id) {
@@ -132,7 +133,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
             || inner.endpoint.connection(id).is_some_and(ended)
     }
 
-    /// Asks a connection about itself; `None` as long as there is no queue pair.
+    /// Queries a connection; `None` while there is no queue pair.
     pub(super) fn with<T>(&self, id: ConnectionId, ask: impl FnOnce(&Connection<B>) -> T) -> Option<T> {
         self.lock().endpoint.connection(id).map(ask)
     }
@@ -146,7 +147,7 @@ impl<B: Descriptors> Inner<B> {
         }
     }
 
-    /// Takes what has come, or waits for it. Returns whom it concerns.
+    /// Takes what has arrived, or waits for it. Returns the tasks to wake.
     fn progress(&mut self, take: impl FnOnce(&mut Endpoint<B>) -> Result<(), Error>) -> Vec<Waker> {
         let mut wakers = std::mem::take(&mut self.wakers);
         if self.failure.is_some() {
@@ -189,7 +190,7 @@ impl<B: Descriptors> Driver for SharedEndpoint<B> {
         let mut inner = self.lock();
         if inner.failure.is_some() {
             drop(inner);
-            // Nothing comes any more, and whoever waits is not to be kept busy.
+            // Nothing will come, and a waiting caller must not be kept busy.
             return wait_one(self.descriptor(), Interest::NONE, timeout).map(drop);
         }
         let wakers = inner.progress(|endpoint| endpoint.wait(timeout));

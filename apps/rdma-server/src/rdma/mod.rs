@@ -1,8 +1,8 @@
 //! RDMA as a connection type, on any backend.
 //!
-//! All connections of a type on one loop are on one [`Endpoint`](rdma_conn::Endpoint): they share its completion queues, its
-//! descriptor and its budget. A [`Listener`] hands out bare requests, so that one is looked at, and its peer's address with it,
-//! before anything is allocated for it.
+//! All connections of a type on one loop are on one [`Endpoint`](rdma_conn::Endpoint). They share
+//! its completion queues, its descriptor and its budget. A [`Listener`] hands out bare requests, so
+//! a request and its peer's address are examined before anything is allocated for it.
 
 mod endpoint;
 
@@ -23,16 +23,16 @@ use crate::transport::{
 };
 use endpoint::SharedEndpoint;
 
-/// How long data may wait for a peer that takes nothing, by default (VR-RES-004).
+/// Default limit on how long data may wait for a peer that takes nothing (VR-RES-004).
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Which completion vector, and so which interrupt, signals a connection's completions.
+/// The completion vector, and so the interrupt, that signals a connection's completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vector {
-    /// Another one for each connection, at random.
+    /// A random one for each connection.
     #[default]
     Random,
-    /// Always this one, modulo the number the device has.
+    /// Always this one, modulo the device's number of vectors.
     Fixed(u32),
 }
 
@@ -46,26 +46,30 @@ impl Vector {
     }
 }
 
-/// Settings of [`Rdma`]. Start from [`RdmaSettings::default`]; fields can be assigned, or set in a chain.
+/// Settings of [`Rdma`]. Start from [`RdmaSettings::default`], then assign fields or chain their
+/// setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaSettings {
-    /// For connections that are accepted. Their completion vector is [`RdmaSettings::vector`].
+    /// Options of accepted connections. [`RdmaSettings::vector`] sets their completion vector.
     pub server: Options,
-    /// For connections that are made. Their completion vector is [`RdmaSettings::vector`].
+    /// Options of outgoing connections. [`RdmaSettings::vector`] sets their completion vector.
     pub client: Options,
-    /// Which completion vector connections use.
+    /// The completion vector of connections.
     pub vector: Vector,
-    /// How long connecting may take.
+    /// Time limit for connecting.
     pub connect_timeout: Duration,
-    /// The memory and connections that all peers on one loop may use together, whether they have authenticated or not (VR-SEC-007). Taken
-    /// when the loop has its first listener or connection of the type; later changes are for other loops.
+    /// Limits on memory and connections of all peers on one loop together, whether they have
+    /// authenticated or not (VR-SEC-007).
+    ///
+    /// They are fixed when the loop gets its first listener or connection of the type. Later
+    /// changes apply to other loops.
     pub limits: Limits,
 }
 
 impl RdmaSettings {
-    /// Bytes of registered memory of all connections on one loop, by default: 2 GiB, about 1900 idle clients with the default
-    /// window of 1 MiB.
+    /// Default limit on registered memory of all connections on one loop: 2 GiB, about 1900 idle
+    /// clients with the default window of 1 MiB.
     pub const REGISTERED_BYTES: u64 = 2 << 30;
 
     crate::transport::setters! {
@@ -94,7 +98,6 @@ impl Default for RdmaSettings {
     }
 }
 
-/// The endpoint that the connections of each loop share.
 type PerLoop<B> = Vec<(LoopId, Weak<SharedEndpoint<B>>)>;
 
 /// RDMA on a backend.
@@ -116,12 +119,12 @@ impl<B: Descriptors> Clone for Rdma<B> {
 }
 
 impl<B: Descriptors> Rdma<B> {
-    /// RDMA on `backend` with default settings.
+    /// Returns RDMA on `backend` with default settings.
     pub fn new(backend: B) -> Self {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// Returns the endpoint that the connections on a loop share; made with the first of them.
+    /// Returns the endpoint of a loop's connections, and makes it with the first of them.
     fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
@@ -212,28 +215,28 @@ struct RdmaTransport<B: Descriptors> {
     peer: Option<Address>,
     step: Step<B>,
     waker: Option<Waker>,
-    /// Nobody reads any more.
+    /// The connection is closing and is not read any more.
     closing: bool,
 }
 
 enum Step<B: Descriptors> {
-    /// The peer asks. There is nothing but its request; dropping that rejects it (VR-RES-006).
+    /// The peer's request. Nothing else exists; dropping it rejects the peer (VR-RES-006).
     Requested { request: Request<B>, options: Options },
-    /// It is a connection of the endpoint, in the making or made.
+    /// A connection of the endpoint, established or not.
     Member(rdma_conn::ConnectionId),
-    /// There is none and will be none.
+    /// No connection any more.
     Over,
 }
 
-/// Returns options for a connection whose peer is only told why it is not let in: a page each for the window, the text and
-/// the messages.
+/// Returns options for a connection whose peer is only told why it is refused: a page each for the
+/// window, the text and the messages.
 fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;
     options.protocol.windows = 1;
     options.protocol.send_buffer = PAGE;
     options.protocol.send_depth = options.protocol.send_depth.min(64);
-    // The peer asks for little before it has read the text; what comes beyond that waits (VR-CONN-004).
+    // The peer sends little before it has read the text. More than that waits (VR-CONN-004).
     options.receives = options.receives.min(64);
     options
 }
@@ -317,23 +320,25 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
 
     fn is_local(&self) -> bool {
         match &self.step {
-            // What the peer says of itself: who does not even claim to be local, is not.
+            // The peer's own claim: a peer that does not even claim to be local is not.
             Step::Requested { request, .. } => {
                 let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
                 request.peer_addr().is_some() && ip(request.local_addr()) == ip(request.peer_addr())
             }
-            // VR-SEC-008: a device has no loopback interface, so a path that leads back is what local means.
+            // VR-SEC-008: a device has no loopback interface, so "local" means a path that leads
+            // back.
             Step::Member(id) => self.shared.with(*id, |connection| connection.is_local()).unwrap_or(false),
             Step::Over => false,
         }
     }
 
     fn source(&self, _want: Interest) -> Source<'_> {
-        // Whatever its owner wants: keepalives, receives to post again, and windows to announce do not ask.
+        // Regardless of the owner's interest: keepalives, receives to repost, and windows to
+        // announce need driving.
         Source::Shared(Arc::clone(&self.shared) as _)
     }
 
-    /// Its driver does all there is to do.
+    /// The shared driver does all the work.
     fn drive(&mut self, _fired: Interest) {}
 
     fn ready(&mut self) -> Interest {

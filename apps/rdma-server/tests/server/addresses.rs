@@ -27,7 +27,7 @@ fn tcp_and_rdma_share_a_port() {
     });
 }
 
-/// Clients that are there go on through many moves and lose no byte; each move is waited out by all of them.
+/// Connected clients continue through many moves and lose no byte. Each move waits for all of them.
 #[test]
 fn bind_and_port_move_under_load() {
     const MOVES: u16 = 12;
@@ -60,7 +60,8 @@ fn bind_and_port_move_under_load() {
             wait_for_rounds(&echoed, [0; 4], "at the beginning");
             let mut old = address;
             for number in 0..MOVES {
-                // TCP takes a free port, RDMA goes to the same; every third time both go to all addresses of the host.
+                // TCP takes a free port, and RDMA the same. Every third time both use all addresses
+                // of the host.
                 let ip = if number % 3 == 2 { IpAddr::from([0, 0, 0, 0]) } else { HOST };
                 let new = ask.server(move |server| {
                     server.rebind(tcp, &[SocketAddr::from((ip, 0)).into()]).expect("a free port");
@@ -90,7 +91,7 @@ fn bind_and_port_move_under_load() {
     println!("{MOVES} moves; rounds of each client: {echoed:?}");
 }
 
-/// Waits until each client has ended two more rounds, the second of which has begun after this call.
+/// Waits until each client has ended two more rounds, the second of which began after this call.
 fn wait_for_rounds(echoed: &[AtomicU64; 4], before: [u64; 4], when: &str) {
     let begun = Instant::now();
     for (echoed, before) in echoed.iter().zip(before) {
@@ -101,7 +102,7 @@ fn wait_for_rounds(echoed: &[AtomicU64; 4], before: [u64; 4], when: &str) {
     }
 }
 
-/// So that a test that fails ends.
+/// Bounds the time of a failing test.
 struct StopWhenDropped<'a>(&'a AtomicBool);
 
 impl Drop for StopWhenDropped<'_> {
@@ -130,7 +131,7 @@ fn a_move_that_fails_changes_nothing() {
     });
 }
 
-/// The old address is what is in the way of the new one, both ways.
+/// The old address is in the way of the new one, both ways.
 #[test]
 fn one_address_can_become_all_addresses() {
     let TestBed { mut server, tcp, .. } = test_bed(open());
@@ -144,8 +145,8 @@ fn one_address_can_become_all_addresses() {
     while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
 }
 
-/// An RDMA listener whose device is gone says so and ends. The others go on, and it comes back when
-/// it is asked to.
+/// An RDMA listener whose device was removed reports it and ends. The others continue, and it can
+/// be bound again.
 #[test]
 fn a_listener_that_lost_its_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
@@ -153,7 +154,7 @@ fn a_listener_that_lost_its_device_is_told() {
         let addresses = server.local_addrs(rdma);
         let address = addresses[0].clone();
         assert!(fabric.inject(HOST, Connections::All, fault, Ok(When::Event(0))));
-        // Whatever happens next, it happens to a device that is gone.
+        // Everything that follows happens to a removed device.
         let mut events = EventLoop::new(()).expect("a loop");
         events.connect(&remote, &address, None, |_, _| ()).expect("begins to connect");
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Admission of clients, and how much each may have.
+//! Admission of clients, and their limits.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -28,12 +28,13 @@ fn protected_mode_lets_in_this_machine_only() {
     });
 }
 
-/// VR-SEC-008: a client elsewhere asks with the server's own address as its own.
+/// VR-SEC-008: a client elsewhere claims the server's own address.
 #[test]
 fn protected_mode_goes_by_the_path_and_not_by_what_a_request_says() {
     let fabric = Fabric::new();
     let at = SocketAddr::from((HOST, 6379));
-    // The address is an impostor's when it prepares its request, and the server's when that arrives.
+    // The address is an impostor's when it prepares its request, and the server's when that
+    // arrives.
     let mut impostor = Endpoint::new(&fabric.host(&[HOST]), Limits::default()).expect("an endpoint");
     let id = impostor.connect(at, Some((HOST, 0).into()), PATIENCE, Options::default()).expect("begins");
     let local = Rdma::new(fabric.host(&[HOST]));
@@ -87,13 +88,14 @@ fn one_client_too_many_is_told_so() {
                 assert_eq!(client.last_words(), "-ERR max number of clients reached");
             }
         }
-        // Who speaks first is told all the same: unread bytes must not turn the close into a reset.
+        // A client that speaks first is told too: unread bytes must not turn the close into a
+        // reset.
         let released = ask.hold();
         let mut hasty = Client::new(&Tcp::new(), &address);
         hasty.connection().sync_write(b"PING\r\n", PATIENCE).expect("written");
         drop(released);
         assert_eq!(hasty.last_words(), "-ERR max number of clients reached");
-        // Who is in is not disturbed, and leaves a place.
+        // Admitted clients are not disturbed, and one that leaves makes room.
         for client in &mut clients {
             client.echo(b"still in");
         }
@@ -105,7 +107,8 @@ fn one_client_too_many_is_told_so() {
     });
 }
 
-/// VR-SEC-007: what all clients together may register is bounded, and who does not fit is rejected; the others go on.
+/// VR-SEC-007: the memory of all clients together is bounded. A client that does not fit is
+/// rejected, and the others continue.
 #[test]
 fn the_memory_that_clients_register_is_bounded() {
     let defaults = RdmaSettings::default();
@@ -136,7 +139,7 @@ fn the_memory_that_clients_register_is_bounded() {
     });
 }
 
-/// VR-SEC-007: strangers who are refused and stay cost a bounded number of pages.
+/// VR-SEC-007: refused strangers who stay cost a bounded number of pages.
 #[test]
 fn a_crowd_of_strangers_pins_little() {
     const STRANGERS: usize = 300;
@@ -163,7 +166,7 @@ fn a_crowd_of_strangers_pins_little() {
     println!("{STRANGERS} strangers: at most {} KiB at once", most >> 10);
 }
 
-/// Clients that are on their way to their end still cost something, and count.
+/// Closing clients still cost something, and count.
 #[test]
 fn a_client_on_its_way_out_has_its_place_still() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open().max_clients(1));
@@ -180,7 +183,7 @@ fn a_client_on_its_way_out_has_its_place_still() {
         });
         assert_eq!(ask.server(|server| server.client_count()), 0);
         assert_eq!(Client::new(&remote, &address).last_words(), "-ERR max number of clients reached");
-        // It has gone once it has read what was on its way.
+        // It is gone once it has read what was on its way.
         while first.connection().sync_read(&mut [0; 1], PATIENCE).is_ok() {}
         ask.until(|server| server.connection_count() == 0);
         Client::new(&remote, &address).echo(b"in its place");

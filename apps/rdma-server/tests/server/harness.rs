@@ -1,4 +1,4 @@
-//! An echo server that listens by TCP and RDMA, and clients of it.
+//! An echo server that listens by TCP and RDMA, and its clients.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
@@ -17,9 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 pub(crate) const REMOTE: [u8; 4] = [192, 0, 2, 2];
 
-/// Sends back what it gets. A client that sends `Q` leaves; one that sends `M` gets a mebibyte for
-/// every one of them; one that sends `W` waits for its reply; and a request that begins with `L`
-/// has no end.
+/// Echoes. A client that sends `Q` leaves. One that sends `M` gets a mebibyte for each. One that
+/// sends `W` waits for its reply. A request that begins with `L` has no end.
 pub(crate) struct Echo;
 
 impl Service for Echo {
@@ -55,7 +54,7 @@ impl Service for Echo {
     }
 }
 
-/// A fabric whose server has the address of the loopback interface, so that TCP and RDMA can share it.
+/// A fabric whose server has the loopback address, so that TCP and RDMA can share it.
 pub(crate) struct TestBed {
     pub(crate) server: Server<Echo>,
     pub(crate) tcp: BindingId,
@@ -115,7 +114,8 @@ impl Client {
     }
 }
 
-/// Runs the server in this thread until `clients`, in another one, is done; it may have the server do things.
+/// Runs the server on this thread until `clients`, on another one, is done. `clients` may give the
+/// server commands.
 pub(crate) fn while_serving<T: Send>(server: &mut Server<Echo>, clients: impl FnOnce(&Ask) -> T + Send) -> T {
     thread::scope(|scope| {
         let (ask, asked) = mpsc::channel::<Request>();
@@ -138,7 +138,7 @@ pub(crate) type Request = Box<dyn FnOnce(&mut Server<Echo>) + Send>;
 pub(crate) struct Ask(mpsc::Sender<Request>);
 
 impl Ask {
-    /// Has the server's thread do something between two turns.
+    /// Runs a closure on the server's thread between two turns.
     pub(crate) fn server<T: Send + 'static>(
         &self,
         what: impl FnOnce(&mut Server<Echo>) -> T + Send + 'static,
@@ -149,13 +149,13 @@ impl Ask {
         told.recv().expect("an answer")
     }
 
-    /// Stops the server's thread until what is returned is dropped.
+    /// Stops the server's thread until the returned guard is dropped.
     pub(crate) fn hold(&self) -> mpsc::Sender<()> {
         let (held, holding) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
         let request: Request = Box::new(move |_| {
             held.send(()).expect("who asked");
-            // An error is the drop that was waited for.
+            // The error is the awaited drop.
             let _ = released.recv();
         });
         self.0.send(request).expect("a server");
@@ -163,7 +163,7 @@ impl Ask {
         release
     }
 
-    /// Waits until something is true of the server.
+    /// Waits until a condition of the server holds.
     pub(crate) fn until(&self, what: impl Fn(&mut Server<Echo>) -> bool + Send + Copy + 'static) {
         let begun = Instant::now();
         while !self.server(what) {

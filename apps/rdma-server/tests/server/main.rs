@@ -1,5 +1,5 @@
-//! The server: one port for TCP and RDMA, addresses that change under load, who is let in, how
-//! replies leave, and what clients cost.
+//! The server: one port for TCP and RDMA, addresses that change under load, admission, delivery of
+//! replies, and the cost of clients.
 
 mod addresses;
 mod admission;

@@ -1,4 +1,4 @@
-//! What clients cost: what they may send, and what they keep.
+//! The memory of clients: limits on requests, and what clients keep.
 
 use std::sync::mpsc;
 use std::thread;
@@ -9,13 +9,13 @@ use rdma_server::Tcp;
 
 use crate::harness::{Client, HOST, MEBIBYTE, PATIENCE, TestBed, open, test_bed, while_serving};
 
-/// What a client may keep beside its registered memory.
+/// What a client may keep besides its registered memory.
 const BESIDE: i64 = 64 << 10;
-/// How long a request may be, by default.
+/// The default limit of a request.
 const LIMIT: usize = 1 << 20;
 
-/// VR-RES-008: clients that exchanged much and are idle have no buffers. Counted is what the server
-/// allocates and does not free.
+/// VR-RES-008: idle clients that exchanged much have no buffers. Counts what the server allocates
+/// and does not free.
 #[test]
 fn idle_clients_keep_nothing_of_what_they_exchanged() {
     const CLIENTS: usize = 4;
@@ -34,14 +34,14 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
                 let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
                 let bytes: Vec<u8> = (0..MUCH).map(|index| (index % 61) as u8).collect();
                 for client in &mut clients {
-                    // The server gets much while the client reads, and has much to send while it
-                    // does not.
+                    // The server receives much while the client reads, and has much to send while
+                    // it does not.
                     for piece in bytes.chunks(LIMIT) {
                         client.echo(piece);
                     }
                     client.connection().sync_write(&[b'M'; MUCH / MEBIBYTE], PATIENCE).expect("written");
                     client.connection().sync_read(&mut vec![0; MUCH], PATIENCE).expect("all of it");
-                    // Of a long request a part comes first, and the service waits for the rest.
+                    // A part of a long request comes first, and the service waits for the rest.
                     client.echo(b"to the end");
                 }
                 tell.send(clients).expect("a server");
@@ -66,8 +66,8 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
     }
 }
 
-/// VR-RES-008: a client with a request that does not end is told so and let go. Until then it costs
-/// no more than twice the limit.
+/// VR-RES-008: a client with an endless request gets an error and is closed. Until then it costs at
+/// most twice the limit.
 #[test]
 fn a_request_that_is_too_long_is_refused() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
@@ -85,7 +85,7 @@ fn a_request_that_is_too_long_is_refused() {
     });
 }
 
-/// VR-RES-008: what a client sends is not read while as many replies wait for it as may.
+/// VR-RES-008: a client with a full budget of replies is not read.
 #[test]
 fn nothing_is_read_from_a_client_with_full_replies() {
     const MUCH: usize = 48;
@@ -106,8 +106,7 @@ fn nothing_is_read_from_a_client_with_full_replies() {
             }
         }
     });
-    // One at a time, so that the service has answered all that has come, each time, and none of it
-    // waits.
+    // One at a time, so that the service has answered everything each time, and nothing waits.
     let mut full = 0;
     for _ in 0..MUCH {
         client.connection().sync_write(b"M", PATIENCE).expect("written");

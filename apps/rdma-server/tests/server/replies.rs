@@ -1,4 +1,4 @@
-//! How replies leave: the last ones, those that nobody reads, and from which completion vector.
+//! Delivery of replies: the last ones, unread ones, and their completion vector.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ fn a_server_that_ends_gracefully_serves_those_who_are_there() {
     server.finish().expect("a turn");
 }
 
-/// A message to a client whose handshake is under way waits until that is over.
+/// A message to a client in the handshake waits for its end.
 #[test]
 fn a_message_may_come_before_the_handshake_is_over() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
@@ -70,7 +70,7 @@ fn a_message_may_come_before_the_handshake_is_over() {
     assert_eq!(&message, b"welcome");
 }
 
-/// What has arrived behind a command whose reply comes later is served when that has come.
+/// Commands behind one with a later reply are served after that reply.
 #[test]
 fn commands_behind_a_reply_that_waited_are_served() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
@@ -102,11 +102,12 @@ fn a_client_that_leaves_gets_its_last_reply() {
     });
 }
 
-/// VR-RES-008: clients that ask for much and read nothing make the server sleep, serve others, and hold no more than its budget.
+/// VR-RES-008: clients that ask for much and read nothing leave the server asleep, able to serve
+/// others, and within its budget.
 #[test]
 fn clients_that_do_not_read_cost_nothing() {
     const MANY: usize = 4;
-    /// Mebibytes asked for: far more than any system takes for a reader that does not read.
+    /// Mebibytes requested: far more than any system buffers for a client that does not read.
     const MUCH: usize = 48;
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let budget = server.settings().reply_budget;
@@ -128,10 +129,10 @@ fn clients_that_do_not_read_cost_nothing() {
             !server.has_pending() && server.clients().filter(|(_, served)| **served > 0).count() == MANY
         });
         let held = ask.server(|server| server.waiting_bytes());
-        // A buffer that grows is at most twice as long as what is in it.
+        // A growing buffer is at most twice as long as its content.
         assert!(held <= MANY * 2 * (budget + MEBIBYTE), "{held} bytes are held");
         assert!(ask.server(|server| server.clients().all(|(_, served)| *served < MUCH as u64)));
-        // They come back to their senses; what the service had left was not forgotten.
+        // They start reading, and the service's pending commands were not forgotten.
         for client in &mut clients {
             let mut replies = vec![0; (MUCH - 1) * MEBIBYTE];
             client.connection().sync_read(&mut replies, PATIENCE).expect("all of them");
@@ -179,10 +180,11 @@ fn messages_to_a_client_that_does_not_read_are_refused_in_time() {
     });
 }
 
-/// VR-RES-008: a client that always has a few replies outstanding, and reads all of them, makes the server keep those few.
+/// VR-RES-008: a client that always has a few replies outstanding, and reads all of them, makes the
+/// server keep only those few.
 #[test]
 fn replies_that_were_written_are_not_kept() {
-    /// Mebibytes that the client waits for at any time; and replies altogether.
+    /// Mebibytes that the client waits for at any time, and replies altogether.
     const AHEAD: usize = 8;
     const ALL: usize = 64;
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());

@@ -1,4 +1,4 @@
-//! How connections end.
+//! Ends of connections.
 
 use std::io::{ErrorKind, Read, Write};
 
@@ -7,13 +7,13 @@ use rdma_server::SessionState;
 use crate::harness::{PATIENCE, on_readable, pair, pattern, run, settle};
 use crate::test_beds::TestBed;
 
-/// All of it, though it is far more than what fits on the way when the close begins.
+/// Everything arrives, even if it is far more than fits on the way when the close begins.
 pub(crate) fn a_close_delivers_what_was_written(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.events.timeouts.linger = PATIENCE;
     let written = pair.fill(pair.client);
     pair.events.close(pair.client);
-    // Not all of it can have left, since nobody reads yet.
+    // Some bytes cannot have left, because the peer does not read yet.
     settle(&mut pair.events);
     assert_eq!(pair.events.closing(), 1);
     assert!(pair.events.get(pair.client).is_none());
@@ -58,7 +58,7 @@ pub(crate) fn an_aborted_connection_ends_for_its_peer(test_bed: &impl TestBed) {
         match server.read(&mut [0; 1]) {
             Ok(read) => ended = read == 0,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            // Ended without a farewell, which some types can tell. Then it is told again.
+            // Ended without a farewell, which some types can detect. They report it again.
             Err(error) => {
                 assert_eq!(server.state(), SessionState::Error);
                 assert_eq!(server.last_error().expect("an error").kind(), error.kind());

@@ -1,4 +1,4 @@
-//! When handlers are called, in what order, and what they may do.
+//! When and in which order handlers are called, and what they may do.
 
 use std::io::{ErrorKind, Read, Write};
 
@@ -46,7 +46,7 @@ pub(crate) fn a_removed_handler_is_not_called(test_bed: &impl TestBed) {
     assert_eq!(pair.read(pair.server, 6), b"unread");
 }
 
-/// The order of both handlers in a turn in which both can be called.
+/// The order of both handlers in a turn in which both are due.
 fn order(test_bed: &impl TestBed, barrier: Barrier) -> Vec<&'static str> {
     let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
@@ -73,13 +73,13 @@ fn answer_and_close(events: &mut Loop, id: SessionId) {
     events.state.calls.push("close");
     events.get_mut(id).expect("is there").write_all(b"goodbye").expect("room");
     events.close(id);
-    // The handler goes on; the id names nothing any more.
+    // The handler continues, and the id no longer refers to anything.
     assert!(events.get(id).is_none());
     assert!(events.get_mut(id).is_none());
     events.close(id);
 }
 
-/// The write handler of the same turn is not called after it, and the last words arrive.
+/// The write handler of the same turn is not called after it, and the last bytes arrive.
 pub(crate) fn a_handler_may_close_its_own_connection(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
@@ -88,7 +88,8 @@ pub(crate) fn a_handler_may_close_its_own_connection(test_bed: &impl TestBed) {
     server.set_read_handler(Some(answer_and_close));
     server.set_write_handler(Some(count_write), Barrier::ReadFirst);
     let client = pair.client;
-    // A socket tells of room and bytes in one event; the order makes the close come first either way.
+    // A socket reports room and bytes in one event. Either way the order makes the close come
+    // first.
     assert_eq!(pair.read_to_end(client), b"goodbye");
     assert_eq!(pair.events.state.calls.iter().filter(|call| **call == "close").count(), 1);
 }
@@ -102,7 +103,7 @@ fn close_everybody_else(events: &mut Loop, id: SessionId) {
     events.get_mut(id).expect("is there").set_read_handler(None);
 }
 
-/// Also one whose handler was due in the same turn.
+/// The same for one whose handler was due in the same turn.
 pub(crate) fn a_handler_may_close_the_other_end(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     for id in [pair.client, pair.server] {

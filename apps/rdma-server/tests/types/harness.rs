@@ -1,4 +1,4 @@
-//! A loop with both ends of a connection in it, and what happened to them.
+//! A loop with both ends of a connection, and a record of events.
 
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use rdma_server::{Address, EventLoop, ListenerId, SessionId, SessionState};
 
 use crate::test_beds::TestBed;
 
-/// How long anything may take; soft-RoCE in an emulated machine is slow.
+/// Time limit for everything: soft-RoCE in an emulated machine is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) type Loop = EventLoop<Log>;
@@ -17,13 +17,13 @@ pub(crate) type Loop = EventLoop<Log>;
 pub(crate) struct Log {
     pub(crate) arrived: Vec<SessionId>,
     pub(crate) accepted: Vec<SessionId>,
-    /// Calls of the handlers of connecting sides, with the state they found.
+    /// Calls of connecting sides' handlers, with the state at the call.
     pub(crate) connected: Vec<(SessionId, SessionState)>,
     /// Bytes that a reading handler has read.
     pub(crate) read: Vec<u8>,
-    /// It has read the end.
+    /// Whether it has read the end.
     pub(crate) ended: bool,
-    /// Bytes that a writing handler is still to write.
+    /// Bytes left for the writing handler.
     pub(crate) to_write: Vec<u8>,
     /// Names of handlers, in the order of their calls.
     pub(crate) calls: Vec<&'static str>,
@@ -63,7 +63,7 @@ pub(crate) fn pair(test_bed: &impl TestBed) -> Pair {
     Pair { events, client, server, listener, address }
 }
 
-/// Takes turns until `done`.
+/// Takes turns until `done` returns true.
 pub(crate) fn run(events: &mut Loop, done: impl Fn(&Loop) -> bool) {
     let begun = Instant::now();
     while !done(events) {
@@ -94,7 +94,7 @@ pub(crate) fn on_connected(events: &mut Loop, id: SessionId) {
     events.state.connected.push((id, state));
 }
 
-/// Reads what there is.
+/// Reads the available bytes.
 pub(crate) fn on_readable(events: &mut Loop, id: SessionId) {
     let mut chunk = vec![0; 64 << 10];
     let connection = events.get_mut(id).expect("is there");
@@ -108,7 +108,7 @@ pub(crate) fn on_readable(events: &mut Loop, id: SessionId) {
     }
 }
 
-/// Writes what is to be written, and removes itself when all is.
+/// Writes the remaining bytes, and removes itself when all are written.
 pub(crate) fn on_writable(events: &mut Loop, id: SessionId) {
     let mut rest = std::mem::take(&mut events.state.to_write);
     events.state.calls.push("write");
@@ -146,7 +146,8 @@ impl Pair {
         read
     }
 
-    /// Writes a pattern at one end until only the peer's application can make room; how much.
+    /// Writes a pattern at one end until only the peer's application can make room. Returns how
+    /// much.
     pub(crate) fn fill(&mut self, from: SessionId) -> usize {
         let mut written = 0;
         loop {
@@ -164,13 +165,13 @@ impl Pair {
             if written == before {
                 return written;
             }
-            // What was on its way makes room by itself.
+            // Bytes on their way make room without the application.
             settle(&mut self.events);
         }
     }
 }
 
-/// Bytes of a stream from an offset on, of which no two neighbouring kilobytes are alike.
+/// Bytes of a stream at an offset, in which neighbouring kilobytes differ.
 pub(crate) fn pattern(offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! Listeners, and how connections begin.
+//! Listeners, and the beginning of connections.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +16,7 @@ use crate::harness::{
 };
 use crate::test_beds::{TestBed, connects_by_itself};
 
-/// An address at which nobody listens any more.
+/// An address without a listener.
 fn nobody(test_bed: &impl TestBed) -> rdma_server::Address {
     let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
@@ -26,7 +26,7 @@ fn nobody(test_bed: &impl TestBed) -> rdma_server::Address {
 pub(crate) fn connecting_to_nobody_fails_once(test_bed: &impl TestBed) {
     let address = nobody(test_bed);
     let mut events = new_loop();
-    // Some types can tell at once.
+    // Some types know at once.
     match events.connect(test_bed.client(), &address, None, on_connected) {
         Err(error) => assert!(is_refusal(error.kind()), "{error}"),
         Ok(id) => {
@@ -41,7 +41,7 @@ pub(crate) fn connecting_to_nobody_fails_once(test_bed: &impl TestBed) {
     }
 }
 
-/// A Unix socket that is gone is a file that is not there.
+/// Connecting to a removed Unix socket finds no file.
 pub(crate) fn is_refusal(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound)
 }
@@ -73,7 +73,7 @@ fn say_why(events: &mut Loop, id: SessionId) {
     events.close(id);
 }
 
-/// The reason arrives before the end, though the peer says something meanwhile.
+/// The reason arrives before the end, even if the peer sends something meanwhile.
 pub(crate) fn a_connection_can_be_refused(test_bed: &impl TestBed) {
     let mut events = new_loop();
     let listener = events.listen(test_bed.server(), &test_bed.address(), refuse).expect("a free address");
@@ -86,7 +86,7 @@ pub(crate) fn a_connection_can_be_refused(test_bed: &impl TestBed) {
 
 fn talk(events: &mut Loop, id: SessionId) {
     let connection = events.get_mut(id).expect("is there");
-    // A peer that has closed already may be known to have.
+    // It may be known already that a peer has closed.
     let _ = connection.write(b"PING\r\n");
     connection.set_read_handler(Some(on_readable));
 }
@@ -108,7 +108,7 @@ pub(crate) fn many_connections_at_once(test_bed: &impl TestBed) {
     run(&mut events, |events| events.state.read.len() == MANY);
 }
 
-/// VR-RES-007: one turn takes a bounded number of connections; the others come in later turns.
+/// VR-RES-007: one turn takes a bounded number of connections. Later turns take the others.
 pub(crate) fn a_crowd_does_not_hold_the_loop(test_bed: &impl TestBed) {
     const CROWD: usize = 20;
     const AT_MOST: usize = 16;
@@ -126,7 +126,7 @@ pub(crate) fn a_crowd_does_not_hold_the_loop(test_bed: &impl TestBed) {
     }
 }
 
-/// A type whose listener has run out of descriptors, then finds a request that came to nothing, and then nobody.
+/// A type whose listener runs out of descriptors, then finds a failed request, and then nothing.
 struct Exhausted(Arc<AtomicUsize>, UnixStream);
 
 impl ConnectionType for Exhausted {
@@ -167,7 +167,8 @@ impl Listening for Exhausted {
     }
 }
 
-/// An error that the next request would meet as well makes a listener rest; an error of one request does not.
+/// After an error that the next request would meet as well, a listener rests. After an error of one
+/// request it does not.
 #[test]
 fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
@@ -176,7 +177,7 @@ fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     events
         .listen(&Exhausted(Arc::clone(&asked), ours), &"127.0.0.1:0".parse().expect("one"), accept)
         .expect("listens");
-    // Readable, as the descriptor of a listener stays whose request cannot be taken.
+    // Readable, like the descriptor of a listener whose request cannot be taken.
     theirs.write_all(b"x").expect("room");
     events.turn(Some(PATIENCE)).expect("a turn");
     assert_eq!(asked.load(Ordering::Relaxed), 1, "it is asked once");
@@ -189,7 +190,7 @@ fn leave_waiting(events: &mut Loop, id: SessionId) {
     events.state.arrived.push(id);
 }
 
-/// Nobody accepts. Either the system connects all the same, or it is over in time.
+/// Nothing accepts. Either the system connects all the same, or the attempt times out.
 pub(crate) fn a_handshake_ends_in_time(test_bed: &impl TestBed) {
     let mut events = new_loop();
     events.timeouts.handshake = Duration::from_millis(200);

@@ -1,5 +1,6 @@
-//! The contract of [`rdma_server`], shown on every connection type. Those on a real device need one (see
-//! `lab/run test`): without it each says that it is skipped, and with `REQUIRE_RDMA=1` it fails instead.
+//! The contract of [`rdma_server`], tested on every connection type. Types on a real device need
+//! one (see `lab/run test`). Without it each test reports a skip, and with `REQUIRE_RDMA=1` it
+//! fails.
 
 mod closing;
 mod handlers;

@@ -1,4 +1,5 @@
-//! Properties that only RDMA has: requests that cost nothing until they are accepted, and room that comes back without `POLLOUT`.
+//! Properties of RDMA alone: requests that cost nothing until they are accepted, and room that
+//! returns without `POLLOUT`.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +22,7 @@ fn listening(fabric: &Fabric) -> (Loop, Address) {
     (events, at)
 }
 
-/// Takes turns of `clients` until as many requests wait at the server.
+/// Takes turns of `clients` until this many requests wait at the server.
 fn until_asked(fabric: &Fabric, clients: &mut Loop, requests: usize) {
     // One identifier is the listener's.
     while fabric.resources(SERVER).identifiers < requests + 1 {
@@ -33,11 +34,12 @@ fn connected(events: &Loop) -> usize {
     events.connections().filter(|(_, connection)| connection.state() == SessionState::Connected).count()
 }
 
-/// VR-SEC-004, VR-RES-006: requests that were withdrawn are their senders' concern, and the next client waits for none of them.
+/// VR-SEC-004, VR-RES-006: withdrawn requests concern only their senders, and do not delay the next
+/// client.
 #[test]
 fn a_withdrawn_request_does_not_close_the_door() {
     const WITHDRAWN: usize = 30;
-    /// The withdrawn requests take two, what an honest client does takes a few.
+    /// The withdrawn requests take two, and the honest client's work a few.
     const TURNS: usize = 20;
     let fabric = Fabric::new();
     let (mut events, at) = listening(&fabric);
@@ -50,7 +52,8 @@ fn a_withdrawn_request_does_not_close_the_door() {
     drop(rude);
     let mut honest = new_loop();
     honest.connect(&client, &at, None, on_connected).expect("begins to connect");
-    // Messages arrive in the order in which they were sent: what withdraws the others has arrived by then.
+    // Messages arrive in the order in which they were sent, so the withdrawals have arrived by
+    // then.
     until_asked(&fabric, &mut honest, WITHDRAWN + 1);
     let mut turns = 0;
     while connected(&events) == 0 {
@@ -66,7 +69,8 @@ fn leave_waiting(events: &mut Loop, id: SessionId) {
     events.state.arrived.push(id);
 }
 
-/// VR-SEC-007: what a peer is refused or let in for is known before anything is allocated for it.
+/// VR-SEC-007: everything needed to refuse or admit a peer is known before anything is allocated
+/// for it.
 #[test]
 fn a_request_that_nobody_has_accepted_costs_nothing() {
     const REQUESTS: usize = 10;
@@ -85,7 +89,7 @@ fn a_request_that_nobody_has_accepted_costs_nothing() {
     }
     let held = fabric.resources(SERVER);
     assert_eq!((held.queue_pairs, held.domains, held.regions, held.registered_bytes), (0, 0, 0, 0));
-    // One that is closed was rejected.
+    // A closed one was rejected.
     for id in events.state.arrived.clone() {
         assert!(!events.get(id).expect("is there").is_local());
         assert_eq!(
@@ -98,7 +102,7 @@ fn a_request_that_nobody_has_accepted_costs_nothing() {
     assert!(clients.state.connected.iter().all(|(_, state)| *state == SessionState::Error));
 }
 
-/// A peer that is only told why it is not let in costs a few pages, whatever the settings say.
+/// A refused peer costs a few pages, whatever the settings are.
 #[test]
 fn a_refusal_costs_little() {
     fn refuse(events: &mut Loop, id: SessionId) {
@@ -126,14 +130,15 @@ fn a_refusal_costs_little() {
     assert_eq!(events.refusing(), 0);
 }
 
-/// A write that took all there was room for is followed by a call when there is room again, though no write has failed.
+/// A write that took all available room is followed by a call when there is room again, although no
+/// write has failed.
 #[test]
 fn room_that_was_filled_to_the_last_byte_comes_back() {
     let test_bed = RdmaBed::new().expect("needs no device");
     let mut pair = pair(&test_bed);
     let mut written = 0;
     let client = pair.events.get_mut(pair.client).expect("is there");
-    // The send buffer is 1 MiB, and so is one window; both are full then.
+    // The send buffer is 1 MiB, and so is one window. Both are full then.
     for _ in 0..64 {
         match client.write(&vec![0; 1 << 20]) {
             Ok(len) => written += len,

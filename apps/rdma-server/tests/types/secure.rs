@@ -1,4 +1,4 @@
-//! TLS over each of the other types, and what only TLS has.
+//! TLS over each of the other types, and features of TLS alone.
 
 use std::io::{self, ErrorKind, IoSlice, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -70,7 +70,7 @@ fn trusted() -> Arc<RootCertStore> {
     Arc::new(roots)
 }
 
-/// A server that asks for certificates, and does not insist.
+/// A server that requests certificates, but does not require one.
 fn server_settings() -> TlsSettings {
     let provider = Arc::new(rustls_graviola::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(trusted(), Arc::clone(&provider));
@@ -115,7 +115,7 @@ fn the_peers_certificate_can_be_seen() {
     assert_eq!(server.peer_certificate(), Some(certificate(CLIENT[0]).as_ref()));
 }
 
-/// New settings are for new connections, of listeners that are there as well; old ones keep theirs.
+/// New settings apply to new connections, also of existing listeners. Old connections keep theirs.
 #[test]
 fn settings_can_be_changed_under_a_listener() {
     let test_bed = test_bed::<TcpBed>();
@@ -162,11 +162,11 @@ fn who_does_not_speak_tls_is_told_to_leave() {
     run(&mut events, |events| events.state.ended);
 }
 
-/// TCP whose writes do what a test says.
+/// TCP with scripted writes.
 #[derive(Clone, Default)]
 struct Deaf {
     inner: Tcp,
-    /// The error of every write, once it is set.
+    /// The error of every write, once set.
     error: Arc<OnceLock<ErrorKind>>,
     /// Until then no write finds room.
     full: Arc<AtomicBool>,
@@ -255,7 +255,7 @@ impl Transport for DeafTransport {
     }
 }
 
-/// What the peer has said can be read though nothing can be sent any more. The next write is told.
+/// Bytes of the peer can be read even if nothing can be sent any more. The next write fails.
 #[test]
 fn a_write_that_fails_hides_nothing_that_has_come() {
     let (server, deaf) = (Tls::new(Tcp::new(), server_settings()), Deaf::default());
@@ -279,7 +279,7 @@ fn a_write_that_fails_hides_nothing_that_has_come() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
-/// Without the goodbye of TLS an end may be an attacker's work, and is an error.
+/// Without TLS's `close_notify` an end may be an attack, and is an error.
 #[test]
 fn an_end_without_goodbye_is_an_error() {
     let mut pair = pair(&test_bed::<RdmaBed>());

@@ -1,4 +1,4 @@
-//! Bytes, room, and what a connection tells about itself.
+//! Bytes, room, and a connection's properties.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 
@@ -42,7 +42,8 @@ pub(crate) fn a_vectored_write_arrives_in_order(test_bed: &impl TestBed) {
     assert_eq!(pair.read(pair.server, 13), b"one two three");
 }
 
-/// The loop sleeps while a writer waits, and the writer is called when the peer has made room, not before.
+/// The loop sleeps while a writer waits. The writer is called when the peer has made room, not
+/// before.
 pub(crate) fn a_writer_without_room_sleeps_until_there_is_some(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     let written = pair.fill(pair.client);

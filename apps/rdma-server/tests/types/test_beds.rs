@@ -1,4 +1,4 @@
-//! A place for each connection type to be tried in.
+//! A test bed for each connection type.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use rdma_server::{Address, Carrier, ConnectionType, Rdma, Tcp, Unix};
 use rdma_softsim::{Fabric, SoftSim};
 use rdma_verbs::Verbs;
 
-/// Two hosts, or one, with a connection type.
+/// One or two hosts, with a connection type.
 pub(crate) trait TestBed: Sync {
     type Type: ConnectionType + Clone + Send + Sync + 'static;
 
-    /// `None`, with the reason printed, where the type cannot be tried.
+    /// `None`, with the reason printed, if the type cannot be tried.
     fn new() -> Option<Self>
     where
         Self: Sized;
@@ -28,7 +28,8 @@ pub(crate) trait TestBed: Sync {
     /// Returns whether the client is on the server's machine.
     fn is_local(&self) -> bool;
 
-    /// Returns the resources of the connections of this test bed, in numbers that are zero or constant when there are none.
+    /// Returns the resources of this test bed's connections, in numbers that are zero or constant
+    /// without connections.
     fn held(&self) -> String {
         String::new()
     }
@@ -148,7 +149,7 @@ impl TestBed for RdmaBed {
 pub(crate) struct VerbsBed {
     verbs: Rdma<Verbs>,
     ip: IpAddr,
-    /// One at a time: soft-RoCE in an emulated machine has enough to do with one.
+    /// One at a time: soft-RoCE in an emulated machine is slow enough with one.
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -191,7 +192,7 @@ impl TestBed for VerbsBed {
     }
 }
 
-/// Returns whether who connects is told by the system that it is connected before anybody has accepted.
+/// Returns whether the system connects a client before the server has accepted.
 pub(crate) fn connects_by_itself(test_bed: &impl TestBed) -> bool {
     let kind = test_bed.server().kind();
     kind.carrier != Carrier::Rdma && !kind.tls

@@ -1,4 +1,4 @@
-//! Files at which Unix sockets listen.
+//! Socket files of Unix listeners.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn what_is_not_a_socket_is_not_removed() {
     let error = new_loop().listen(&Unix::new(), &address, accept).expect_err("the name is taken");
     assert_eq!(error.kind(), ErrorKind::AddrInUse, "{error}");
     assert_eq!(std::fs::read(path(&address)).expect("it is still there"), b"precious");
-    // Nor what a link leads to, or the link.
+    // Nor the target of a link, or the link.
     let link = test_bed.address();
     std::os::unix::fs::symlink(path(&address), path(&link)).expect("a link");
     new_loop().listen(&Unix::new(), &link, accept).expect_err("the name is taken");
@@ -37,7 +37,7 @@ fn the_socket_of_a_server_that_died_is_replaced() {
     new_loop().listen(&Unix::new(), &address, accept).expect("nobody listens there any more");
 }
 
-/// A listener whose file was replaced leaves the successor's where it is.
+/// A listener whose file was replaced leaves the successor's file.
 #[test]
 fn a_dropped_listener_removes_its_own_file_only() {
     let test_bed = UnixBed::new().expect("needs no device");

@@ -21,7 +21,7 @@ fn echo(events: &mut Loop, id: SessionId) {
     }
 }
 
-/// A server in a thread of its own, which echoes until everybody has left.
+/// A server on a thread of its own, which echoes until all clients have left.
 fn with_echo(test_bed: &impl TestBed, client: impl FnOnce(&mut Loop, &rdma_server::Address)) {
     thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
@@ -98,7 +98,7 @@ pub(crate) fn sync_calls_time_out(test_bed: &impl TestBed) {
     let client = pair.events.get_mut(pair.client).expect("is there");
     assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     assert_eq!(client.sync_read_line(10, soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
-    // Nothing is wrong with the connection.
+    // The connection is unaffected.
     assert_eq!(client.state(), SessionState::Connected);
     assert_eq!(client.read(&mut [0; 1]).expect_err("nothing").kind(), ErrorKind::WouldBlock);
     let too_much = vec![0; 64 << 20];

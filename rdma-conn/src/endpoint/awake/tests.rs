@@ -1,5 +1,6 @@
-//! A loop, a device, a connection manager and a waker, in all orders that shuttle tries: `.ci/run interleavings`. Whatever comes while the
-//! loop turns, arms and sleeps, it takes all of it; a loop that sleeps on work is a deadlock.
+//! A loop, a device, a connection manager and a waker, in all orders that shuttle tries: `.ci/run
+//! interleavings`. The loop takes everything that arrives while it turns, arms and sleeps. A loop
+//! that sleeps while there is work is a deadlock.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,11 +21,11 @@ const EVENTS: u32 = 2;
 struct Below {
     completions: u32,
     armed: bool,
-    /// A completion has woken somebody.
+    /// A completion has raised a wake-up.
     wakeup: bool,
     events: u32,
     waker: bool,
-    /// Something has become readable since the loop slept last: who watches for edges hears of it once.
+    /// Something became readable since the last sleep. An edge-triggered watcher is told once.
     edge: bool,
 }
 
@@ -192,7 +193,7 @@ fn check(step: fn(&mut Loop)) {
     }
 }
 
-/// An event loop that watches the descriptor for its edges, and has heard of those before a turn.
+/// An event loop that watches the descriptor for edges, and consumes them before a turn.
 #[test]
 fn a_loop_that_turns_never_sleeps_on_work() {
     check(|one| {

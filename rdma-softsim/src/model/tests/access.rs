@@ -4,7 +4,8 @@ use super::*;
 use CompletionStatus as Status;
 use rdma_backend::AsyncEvent;
 
-/// Posts `op` of four bytes from a to b and says how both ended: a's completion, then b's, whose one receive is 9.
+/// Posts `op` of four bytes from a to b. Returns both outcomes: a's completion, then b's, whose one
+/// receive is 9.
 fn attempt(setup: &Setup, op: impl FnOnce(&mut World) -> SendOp) -> (Vec<Ended>, Vec<Ended>) {
     let mut w = World::new(setup);
     w.b.receive(&mut w.model, 9, 32, 8).unwrap();
@@ -17,7 +18,8 @@ fn attempt(setup: &Setup, op: impl FnOnce(&mut World) -> SendOp) -> (Vec<Ended>,
 
 type Ended = (u64, Result<Completed, Status>);
 
-/// The peer refuses: the requester is told, and the receive that was not touched is flushed on the way down.
+/// The peer refuses: the requester gets an error, and the untouched receive is flushed in the error
+/// state.
 fn refused() -> (Vec<Ended>, Vec<Ended>) {
     (vec![(1, Err(Status::REM_ACCESS_ERR))], vec![(9, Err(Status::WR_FLUSH_ERR))])
 }
@@ -74,11 +76,11 @@ fn a_region_is_reached_through_its_own_domain_only() {
     let other = w.model.create_domain(w.b.id).unwrap();
     let memory = Arc::new(Memory::zeroed(64).unwrap());
     let region = w.model.register(other, memory, Access::REMOTE_WRITE).unwrap();
-    // At home that is noticed when posting.
+    // The own device notices when posting.
     let local = Part { region: region.id, offset: 0, len: 4 };
     let posted = w.model.post_receive(w.b.pair, &PostedReceive { id: 1, local: Parts::One(local) });
     assert!(matches!(posted, Err(Error::Argument(_))));
-    // From the other side when executing.
+    // The other side notices when executing.
     let target = RemoteAddress { address: region.address, rkey: region.rkey };
     w.a.post(&mut w.model, 1, SendOp::Write(target), 4).unwrap();
     assert_eq!(w.a.completions(&mut w.model), [(1, Err(Status::REM_ACCESS_ERR))]);
@@ -106,7 +108,7 @@ fn both_ends_of_a_refusal_are_in_the_error_state() {
     let flushed = [(7, Err(Status::WR_FLUSH_ERR)), (8, Err(Status::WR_FLUSH_ERR))];
     assert_eq!(w.a.completions(&mut w.model)[1..], flushed);
     assert_eq!(w.b.completions(&mut w.model), flushed);
-    // Nobody is disconnected by that.
+    // Neither side is disconnected by that.
     assert_eq!(notice(&mut w.model, w.a.channel), None);
     let told = NoticeKind::Async(AsyncEvent::QpAccessErr);
     assert_eq!([(); 2].map(|()| notice(&mut w.model, w.b.channel)), [Some(told), None]);
@@ -214,7 +216,7 @@ fn messages_of_any_length_and_alignment_arrive_whole() {
     w.a.fill(3, &pattern);
     for (from, to, len) in [(3, 0, 1), (3, 9, 4096), (4, 8, 4097), (8, 5, 12_289), (3, 17, 19_000)] {
         if len > pattern.len() {
-            // Under Miri; two chunks are enough.
+            // For Miri; two chunks are enough.
             continue;
         }
         w.b.fill(to, &vec![0xee; len + 1]);

@@ -3,7 +3,7 @@
 use super::*;
 use rdma_backend::AsyncEvent;
 
-/// Everything that was told to a side.
+/// All events of a side.
 fn told(model: &mut Model, side: &Side) -> Vec<NoticeKind> {
     core::iter::from_fn(|| notice(model, side.channel)).collect()
 }
@@ -12,7 +12,8 @@ fn only(event: AsyncEvent) -> Vec<NoticeKind> {
     vec![NoticeKind::Async(event)]
 }
 
-/// IBA 9.9.3.1.3: what cannot be told by a receive is told by an event, and to the responder alone.
+/// IBA 9.9.3.1.3: a refusal that no receive can report is reported by an event, to the responder
+/// alone.
 #[test]
 fn a_refused_write_is_told_to_the_responder_by_an_event() {
     let mut w = World::new(&Setup { access: Access::LOCAL_WRITE, ..Setup::default() });
@@ -33,7 +34,7 @@ fn a_refused_write_that_consumed_a_receive_is_told_by_that() {
     w.end();
 }
 
-/// `ibv_get_async_event(3)`: a lost completion queue is told to every queue pair on it.
+/// `ibv_get_async_event(3)`: a lost completion queue is reported to every queue pair on it.
 #[test]
 fn a_lost_queue_is_told_to_those_on_it() {
     let mut w = World::new(&Setup { completions: 1, ..Setup::default() });
@@ -45,7 +46,7 @@ fn a_lost_queue_is_told_to_those_on_it() {
     w.end();
 }
 
-/// `rdma_notify(3)`: with the peer's first message its word is not needed any more.
+/// `rdma_notify(3)`: with the peer's first message its RTU is not needed any more.
 #[test]
 fn a_first_message_before_the_word_establishes() {
     let setup =
@@ -54,7 +55,7 @@ fn a_first_message_before_the_word_establishes() {
     w.model.accept(w.b.id, &setup.accept, &[]).unwrap();
     w.pass(millis(1));
     assert!(matches!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Established(_))));
-    // The word is on its way when the link fails; data is repeated sooner than it is.
+    // The RTU is in flight when the link fails. Data is retransmitted earlier than it is.
     w.model.set_link(ip(2), Link::Down);
     w.pass(millis(1));
     w.model.set_link(ip(2), Link::Up);
@@ -66,13 +67,14 @@ fn a_first_message_before_the_word_establishes() {
     w.model.notify_established(w.b.id).unwrap();
     assert!(matches!(notice(&mut w.model, w.b.channel), Some(NoticeKind::Established(_))));
     assert!(w.model.notify_established(w.b.id).is_err());
-    // The word, when it comes, is news to nobody.
+    // The RTU, when it comes, causes no event.
     w.pass(setup.parameters.cm_timeout);
     assert_eq!(told(&mut w.model, &w.b), []);
     w.end();
 }
 
-/// A device that fails tells everybody who uses it, and the connection manager says nothing.
+/// A failing device is reported to everyone who uses it, and the connection manager reports
+/// nothing.
 #[test]
 fn a_failed_device_is_told_to_all() {
     use crate::faults::{Fault, Injection, When};

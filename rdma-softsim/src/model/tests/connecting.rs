@@ -1,4 +1,4 @@
-//! How connections come about, or do not.
+//! Making connections, or failing to.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn a_connection_is_made_in_three_messages() {
     let mut w = World::half_open(&setup);
     w.model.accept(w.b.id, &accept, &[]).unwrap();
     w.pass(millis(1));
-    // The passive side is connected when the active one has read that it is.
+    // The passive side is connected when the active one has read its event.
     w.pass(Duration::from_secs(5));
     assert_eq!(notice(&mut w.model, w.b.channel), None);
     assert_eq!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Established(as_received(accept))));
@@ -173,7 +173,7 @@ fn the_backlog_is_of_requests_that_nobody_read() {
     assert_eq!(notice(&mut model, channel), Some(NoticeKind::Rejected(28)));
     assert!(matches!(notice(&mut model, listening), Some(NoticeKind::ConnectRequest { .. })));
     connect(&mut model);
-    // The listener goes: whoever was not read is rejected, whoever was is not.
+    // The listener is dropped: unread requests are rejected, read ones are not.
     model.destroy_identifier(listener);
     pass(&mut model, Duration::ZERO);
     assert_eq!(notice(&mut model, channel), Some(NoticeKind::Rejected(28)));

@@ -38,7 +38,7 @@ fn an_identifier_goes_to_the_device_of_its_address() {
     assert_eq!(device(&model, named), first);
     let (foreign, _) = model.create_identifier(channel).unwrap();
     assert_eq!(model.bind(foreign, at(other(2))), Err(Error::NotLocal(other(2))));
-    // To another channel of its machine, and to none of another's.
+    // To another channel of its machine, but to none of another machine's.
     let (channel, foreign) = (model.create_channel(first).unwrap(), model.create_channel(peer).unwrap());
     model.migrate(bound, channel).unwrap();
     assert!(matches!(model.migrate(bound, foreign), Err(Error::Argument(_))));
@@ -63,7 +63,7 @@ fn what_listens_everywhere_listens_on_all_devices() {
             panic!("no request");
         };
         assert_eq!(model.identifiers.get(child).unwrap().host, device);
-        // Memory and queues of the device that was asked, and of no other.
+        // Memory and queues count on the requested device, and on no other.
         let side = equip(&mut model, device, listening, child, &Setup::default());
         assert_eq!(model.pairs.get(side.pair).unwrap().host, device);
     }

@@ -55,7 +55,7 @@ fn what_was_acknowledged_before_the_end_is_there() {
     w.a.post(&mut w.model, 1, SendOp::WriteImmediate(target, Immediate(10)), 10).unwrap();
     w.pass(millis(2));
     assert_eq!(w.a.completions(&mut w.model), [(1, Ok(Completed::Write))]);
-    // This one is on its way, and may or may not arrive; it is flushed here.
+    // This one is in flight, and may or may not arrive; it is flushed here.
     w.a.post(&mut w.model, 2, SendOp::Send, 4).unwrap();
     w.model.disconnect(w.a.id).unwrap();
     assert_eq!(w.a.completions(&mut w.model), [(2, Err(Status::WR_FLUSH_ERR))]);
@@ -137,7 +137,7 @@ fn a_new_connection_takes_nothing_over_from_an_old_one() {
     w.pass(Duration::ZERO);
     while notice(&mut w.model, w.a.channel).is_some() {}
     assert_ne!(a.number, w.a.number);
-    // A key of the old domain is worth nothing here.
+    // A key of the old domain is invalid here.
     a.post(&mut w.model, 1, SendOp::Write(old), 4).unwrap();
     assert_eq!(a.completions(&mut w.model), [(1, Err(Status::REM_ACCESS_ERR))]);
     assert_eq!(b.completions(&mut w.model), []);

@@ -20,7 +20,7 @@ fn by_time_then_by_the_order_of_scheduling() {
     assert_eq!(event_queue.next(at(0)), Some('a'));
     assert_eq!((event_queue.next(at(0)), event_queue.deadline()), (None, Some(at(1))));
     assert_eq!(event_queue.next(at(9)), Some('b'));
-    // Decided at 1 ms, for at once: behind what was decided before for the same moment.
+    // Decided at 1 ms, for at once: after earlier decisions for the same time.
     event_queue.schedule(millis(0), 'x');
     assert_eq!((event_queue.now(), event_queue.next(at(9))), (at(1), Some('c')));
     assert_eq!(event_queue.next(at(9)), Some('x'));
@@ -39,7 +39,7 @@ fn for_ever_does_not_wrap() {
 }
 
 proptest! {
-    /// Whatever is scheduled when, it comes out as a stable sort by time would have it.
+    /// Events come out as from a stable sort by time.
     #[test]
     fn is_a_stable_sort(steps in proptest::collection::vec((0u64..4, 0u64..4), 0..60)) {
         let mut event_queue = EventQueue::new();

@@ -1,4 +1,4 @@
-//! Links that go down, hosts that die, and what is left over.
+//! Links that go down, hosts that die, and leftovers.
 
 use super::*;
 use CompletionStatus as Status;
@@ -68,7 +68,7 @@ fn a_lost_acknowledgement_does_not_execute_the_message_twice() {
     w.a.fill(0, b"once");
     w.pass(millis(6));
     assert_eq!((w.b.bytes(0, 4), w.b.completions(&mut w.model)), (b"once".to_vec(), vec![(8, Ok(recv(4)))]));
-    // The answers are lost; meanwhile both sides write their memory.
+    // The answers are lost. Meanwhile both sides write their memory.
     w.model.set_link(ip(1), Link::Down);
     w.pass(millis(5));
     w.model.set_link(ip(1), Link::Up);
@@ -169,7 +169,7 @@ fn a_killed_host_leaves_nothing_and_its_peers_are_told() {
     w.pass(Duration::from_secs(1));
     assert_eq!(w.a.completions(&mut w.model), [(1, Err(Status::RETRY_EXC_ERR))]);
 
-    // Every call on what is gone is an error.
+    // Every call on destroyed objects fails.
     let gone = |result: Result<(), Error>| assert!(matches!(result, Err(Error::Gone(_))), "{result:?}");
     gone(w.model.take_notice(w.b.channel).map(|_| ()));
     gone(w.model.create_identifier(w.b.channel).map(|_| ()));
@@ -181,7 +181,8 @@ fn a_killed_host_leaves_nothing_and_its_peers_are_told() {
     gone(w.model.disconnect(w.b.id));
     gone(w.model.may_register(w.b.domain, 1).map(|_| ()));
 
-    // The machine is there: its address resolves, nobody listens. A new process may take it over.
+    // The machine exists: its address resolves, but there is no listener. A new process may take it
+    // over.
     let id = resolved(&mut w.model, w.a.channel, ip(2));
     let side = equip(&mut w.model, w.a.host, w.a.channel, id, &Setup::default());
     w.model.connect(id, &PARAMS, &[]).unwrap();
@@ -231,7 +232,7 @@ fn limits_are_errors_that_say_which() {
     assert!(matches!(model.create_queue(id, 8), Err(Error::Exhausted { .. })));
     let deep = QueuePairLimits { send_depth: limits.max_queue_depth + 1, recv_depth: 1, inline: 0 };
     assert!(matches!(model.create_pair(id, domain, queue, deep), Err(Error::Argument(_))));
-    // Inline is granted as far as it goes.
+    // Inline data is granted up to the limit.
     let sizes = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 1000 };
     assert_eq!(model.create_pair(id, domain, queue, sizes).unwrap().2, 16);
     assert!(matches!(model.create_pair(id, domain, queue, sizes), Err(Error::State(_))));

@@ -1,4 +1,4 @@
-//! Messages with an end in another process: what becomes of them while their bytes are on their way.
+//! Messages with an end in another process while their bytes are in flight.
 
 use std::sync::Mutex;
 
@@ -8,7 +8,6 @@ use super::*;
 const AT: u64 = 0x10_0000;
 const LEN: usize = 600_000;
 
-/// The memory of a program.
 struct Far(Mutex<Vec<u8>>);
 
 impl ForeignMemory for Far {
@@ -23,7 +22,7 @@ impl ForeignMemory for Far {
     }
 }
 
-/// Two programs whose bytes somebody moves, and their regions.
+/// Two programs whose bytes the test moves, and their regions.
 struct Programs {
     w: World,
     memory: [Arc<Far>; 2],
@@ -53,14 +52,14 @@ impl Programs {
             .unwrap();
     }
 
-    /// The first step of a message, and none further.
+    /// Takes the first step of a message, and no more.
     fn first_step(&mut self) -> Freight {
         let mut freight = self.w.model.next_freight().expect("a message is on its way");
         freight.step();
         freight
     }
 
-    /// All steps of a message, which then arrives.
+    /// Takes all steps of a message, which then arrives.
     fn arrive(&mut self, mut freight: Freight) {
         while !freight.is_at_its_end() {
             freight.step();
@@ -96,7 +95,8 @@ fn what_is_behind_a_message_waits_until_its_bytes_are_there() {
     assert_eq!(p.completions(), [(3, Ok(Completed::Read))]);
 }
 
-/// A page of the peer's that does not come is a peer that does not answer: the requester tries again, and gives up.
+/// A page of the peer's that never comes makes the peer unresponsive: the requester retries, and
+/// gives up.
 #[test]
 fn a_peer_whose_memory_is_not_reached_does_not_answer() {
     let mut p = Programs::new();
@@ -117,7 +117,7 @@ fn a_peer_whose_memory_is_not_reached_does_not_answer() {
     }
     p.w.pass(parameters.ack_timeout);
     assert_eq!(p.completions(), [(1, Err(CompletionStatus::RETRY_EXC_ERR))]);
-    // Nobody hears of those that come after all.
+    // Late arrivals cause no event.
     for freight in kept {
         p.arrive(freight);
     }
@@ -145,7 +145,8 @@ fn a_repetition_that_is_reached_is_acknowledged() {
     assert_eq!(p.completions(), [(2, Ok(Completed::Write))]);
 }
 
-/// A page of the requester's own is one that its device cannot reach, whichever way the bytes go.
+/// A page of the requester's own that never comes is one that its device cannot access, in either
+/// direction.
 #[test]
 fn own_memory_that_is_not_reached_is_a_local_error() {
     for reads in [false, true] {
@@ -162,10 +163,10 @@ fn own_memory_that_is_not_reached_is_a_local_error() {
     }
 }
 
-/// Whatever ends before its bytes are there is not executed, and waits for nobody.
+/// A message that ends before its bytes are there is not executed, and nothing waits for it.
 #[test]
 fn a_message_ends_with_its_queue_pairs_and_its_target() {
-    // The requester's fails: flushed at once.
+    // The requester's queue pair fails: flushed at once.
     let mut p = Programs::new();
     p.post(1, SendOp::Write, 10);
     let kept = p.first_step();
@@ -173,7 +174,7 @@ fn a_message_ends_with_its_queue_pairs_and_its_target() {
     assert_eq!(p.completions(), [(1, Err(CompletionStatus::WR_FLUSH_ERR))]);
     p.arrive(kept);
     assert_eq!(p.written(), 0);
-    // The responder's is gone: nobody answers.
+    // The responder's is gone: there is no answer.
     let mut p = Programs::new();
     p.post(1, SendOp::Write, 10);
     let kept = p.first_step();
@@ -193,7 +194,7 @@ fn a_message_ends_with_its_queue_pairs_and_its_target() {
     assert_eq!(p.written(), 0);
 }
 
-/// What messages hold on their way is bounded: beyond that each has a page.
+/// The bytes held for messages in flight are bounded: beyond that each has a page.
 #[test]
 fn what_is_held_on_the_way_is_given_back() {
     let mut p = Programs::new();

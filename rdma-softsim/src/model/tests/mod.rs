@@ -1,4 +1,4 @@
-//! The rules, each on its own, in virtual time.
+//! The rules, one by one, in virtual time.
 
 mod access;
 mod asynchronous;
@@ -28,7 +28,7 @@ use crate::Error;
 use crate::settings::{Limits, Link, Resources};
 
 pub(super) const PORT: u16 = 6379;
-/// Zeroing it is what costs most under Miri.
+/// Small, because zeroing it costs most under Miri.
 const REGION: usize = if cfg!(miri) { 12 * 1024 } else { 64 * 1024 };
 
 pub(super) fn ip(last: u8) -> IpAddr {
@@ -42,7 +42,7 @@ pub(super) fn millis(count: u64) -> Duration {
 pub(super) const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7 };
 
-/// How a world is made.
+/// Parameters of a test world.
 pub(super) struct Setup {
     pub(super) parameters: Parameters,
     /// The parameters that the active side passes to connect.
@@ -67,7 +67,6 @@ impl Default for Setup {
     }
 }
 
-/// One end of a connection.
 pub(super) struct Side {
     pub(super) host: HostId,
     pub(super) channel: ChannelId,
@@ -104,7 +103,6 @@ pub(super) fn equip(
     Side { host, channel, id, domain, queue, pair, number, memory, region }
 }
 
-/// A fabric with two hosts.
 pub(super) fn hosts(parameters: Parameters) -> (Model, HostId, HostId) {
     let mut model = Model::new(parameters);
     let a = model.add_host(&[ip(1)], Limits::default());
@@ -112,7 +110,6 @@ pub(super) fn hosts(parameters: Parameters) -> (Model, HostId, HostId) {
     (model, a, b)
 }
 
-/// Lets `by` pass.
 pub(super) fn pass(model: &mut Model, by: Duration) {
     let then = model.event_queue.now().after(by);
     model.advance(then);
@@ -148,7 +145,7 @@ impl World {
         world
     }
 
-    /// Up to a connect request that is read and not decided on.
+    /// Connects up to a connect request that is read and undecided.
     pub(super) fn half_open(setup: &Setup) -> Self {
         let (mut model, host_a, host_b) = hosts(setup.parameters);
         let channel_b = model.create_channel(host_b).unwrap();
@@ -170,7 +167,7 @@ impl World {
         pass(&mut self.model, by);
     }
 
-    /// Destroys everything as handles do; then nothing may be left.
+    /// Destroys everything like handles do. Nothing may be left.
     pub(super) fn end(mut self) {
         for side in [&self.a, &self.b] {
             self.model.destroy_pair(side.pair);
@@ -200,7 +197,7 @@ impl Side {
         RemoteAddress { address: self.region.address.wrapping_add(offset), rkey: self.region.rkey }
     }
 
-    /// Posts and rings; the work executes when time passes, or at once without latency.
+    /// Posts and rings. The work executes when time passes, or at once without latency.
     pub(super) fn post(&self, model: &mut Model, id: u64, op: SendOp, len: usize) -> Result<(), Error> {
         self.post_work(model, PostedSend { id, op, local: self.part(0, len), signaled: true, inline: false })
     }
@@ -227,7 +224,7 @@ impl Side {
         model.post_receive(self.pair, &PostedReceive { id, local: Parts::One(self.part(offset, len)) })
     }
 
-    /// Everything that waits in the completion queue, as id and result.
+    /// Everything in the completion queue, as id and result.
     pub(super) fn completions(&self, model: &mut Model) -> Vec<(u64, Result<Completed, CompletionStatus>)> {
         let mut into = [Completion::EMPTY; 128];
         let count = model.poll(self.queue, &mut into).unwrap();

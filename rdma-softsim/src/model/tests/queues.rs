@@ -95,14 +95,14 @@ fn send_slots_come_back_when_a_later_signaled_completion_is_polled() {
         w.a.post_unsignaled(&mut w.model, id, write, 4).unwrap();
     }
     w.a.post(&mut w.model, 7, write, 4).unwrap();
-    // All are executed; but nobody has polled.
+    // All are executed, but not polled.
     let full = Error::QueueFull { queue: "send", depth: 8 };
     assert_eq!(w.a.post(&mut w.model, 8, write, 4), Err(full));
     assert_eq!(w.a.completions(&mut w.model), [(7, Ok(Completed::Write))]);
     for id in 10..18 {
         w.a.post_unsignaled(&mut w.model, id, write, 4).unwrap();
     }
-    // Without a signaled one among them the queue stays full for ever, as on hardware.
+    // Without a signalled one among them the queue stays full for ever, as on hardware.
     assert_eq!(w.a.completions(&mut w.model), []);
     assert_eq!(w.a.post(&mut w.model, 18, write, 4), Err(full));
     w.end();
@@ -129,7 +129,8 @@ fn an_unsignaled_failure_is_reported_and_frees_its_slots() {
     w.a.post_unsignaled(&mut w.model, 1, good, 4).unwrap();
     w.a.post_unsignaled(&mut w.model, 2, bad, 4).unwrap();
     assert_eq!(w.a.completions(&mut w.model), [(2, Err(Status::REM_ACCESS_ERR))]);
-    // In the error state everything is flushed, unsignaled too; all eight slots are free.
+    // In the error state everything is flushed, including unsignalled requests. All eight slots are
+    // free.
     for id in 10..18 {
         w.a.post_unsignaled(&mut w.model, id, good, 4).unwrap();
     }
@@ -184,7 +185,7 @@ fn overrun_loses_the_queue_and_its_queue_pairs() {
     }
     assert_eq!(w.model.wakes().count(), 0);
     w.a.post(&mut w.model, 4, SendOp::Write(target), 4).unwrap();
-    // Whoever sleeps is woken to see it.
+    // Sleepers are woken to see it.
     assert_eq!(
         w.model.wakes().collect::<Vec<_>>(),
         [Wake::Completions(w.a.queue), Wake::Events(w.a.channel)]
@@ -193,7 +194,7 @@ fn overrun_loses_the_queue_and_its_queue_pairs() {
     assert_eq!(w.model.poll(w.a.queue, &mut [Completion::EMPTY]), Err(lost));
     assert_eq!(w.model.arm(w.a.queue), Err(lost));
     assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, queue_pair::State::Error);
-    // The peer learns it the hard way.
+    // The peer notices only by its own requests.
     w.b.post(&mut w.model, 9, SendOp::Write(w.a.remote(0)), 4).unwrap();
     w.pass(Duration::from_secs(1));
     assert_eq!(w.b.completions(&mut w.model), [(9, Err(Status::RETRY_EXC_ERR))]);
@@ -259,7 +260,7 @@ fn answers_to_what_was_sent_before_a_reset_end_nothing_after_it() {
     let mut w = World::new(&Setup { parameters, ..Setup::default() });
     let op = SendOp::Write(w.b.remote(0));
     w.a.post(&mut w.model, 1, op, 8).unwrap();
-    // It has arrived, and its answer is on its way.
+    // It has arrived, and its answer is in flight.
     w.pass(millis(3));
     renew(&mut w.model, w.a.pair, 1, 2, w.b.number);
     renew(&mut w.model, w.b.pair, 2, 1, w.a.number);

@@ -24,7 +24,7 @@ fn without_retries_the_first_nak_is_fatal() {
         w.a.completions(&mut w.model),
         [(1, Err(Status::RNR_RETRY_EXC_ERR)), (2, Err(Status::WR_FLUSH_ERR))]
     );
-    // The responder is none the wiser: its receives stay posted.
+    // The responder does not notice: its receives stay posted.
     w.b.receive(&mut w.model, 9, 0, 64).unwrap();
     assert_eq!(w.b.completions(&mut w.model), []);
     w.end();
@@ -91,11 +91,11 @@ fn each_side_lives_by_the_count_that_the_other_gave() {
         ..Setup::default()
     };
     let mut w = World::new(&setup);
-    // The passive side retries for ever, because the active one said seven.
+    // The passive side retries for ever, because the active one passed seven.
     w.b.post(&mut w.model, 1, SendOp::Send, 4).unwrap();
     w.pass(Duration::from_secs(60));
     assert_eq!(w.b.completions(&mut w.model), []);
-    // The active side not once, because the passive one said nothing.
+    // The active side never retries, because the passive one passed zero.
     w.a.post(&mut w.model, 2, SendOp::Send, 4).unwrap();
     assert_eq!(w.a.completions(&mut w.model), [(2, Err(Status::RNR_RETRY_EXC_ERR))]);
     w.end();
@@ -142,7 +142,7 @@ fn messages_in_flight_behind_a_nak_are_sent_again_in_order() {
     for id in 1..=4 {
         w.a.post(&mut w.model, id, SendOp::Send, 4).unwrap();
     }
-    // The first is executed, the others are not; the NAK is back after 10 ms.
+    // The first is executed, the others are not. The NAK is back after 10 ms.
     w.pass(millis(10));
     assert_eq!(w.a.completions(&mut w.model), [(1, Ok(Completed::Send))]);
     for id in 11..=13 {
@@ -151,7 +151,7 @@ fn messages_in_flight_behind_a_nak_are_sent_again_in_order() {
     w.pass(delay + millis(5) - Duration::from_nanos(1));
     assert_eq!(w.b.completions(&mut w.model), [(10, Ok(recv(4)))]);
     w.pass(Duration::from_nanos(1));
-    // The one that met no receive comes alone; those behind it when it is acknowledged.
+    // The message without a receive is retried alone; those behind it follow its acknowledgement.
     assert_eq!(w.b.completions(&mut w.model), [(11, Ok(recv(4)))]);
     w.pass(millis(10));
     assert_eq!(w.b.completions(&mut w.model), [(12, Ok(recv(4))), (13, Ok(recv(4)))]);

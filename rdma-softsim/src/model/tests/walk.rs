@@ -1,4 +1,5 @@
-//! Random walks: whatever two owners and the network do, every request ends once and in order, and nothing is left.
+//! Random walks: whatever two owners and the network do, every request ends once and in order, and
+//! nothing is left.
 
 use super::*;
 use proptest::prelude::*;
@@ -57,7 +58,8 @@ impl Posted {
         self.next | kind
     }
 
-    /// A completion arrives: it is the oldest of its kind, or the ones before it were silent.
+    /// Checks an arriving completion: it is the oldest of its kind, or earlier ones were
+    /// unsignalled.
     fn ended(&mut self, completion: &Completion) {
         if completion.id & RECEIVE == RECEIVE {
             assert_eq!(self.receives.remove(0), completion.id);
@@ -131,7 +133,7 @@ fn walk(latency: u64, steps: &[(bool, Step)]) {
         }
         w.model.settle();
     }
-    // In the end both disconnect; then everything that was posted has ended.
+    // In the end both disconnect. Everything that was posted has then ended.
     w.model.set_link(ip(1), Link::Up);
     for (side, side_posted) in [&w.a, &w.b].into_iter().zip(&mut posted) {
         let connected = w.model.disconnect(side.id).is_ok() && w.model.pairs.get(side.pair).is_some();

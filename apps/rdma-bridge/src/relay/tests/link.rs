@@ -1,5 +1,5 @@
-//! A connection between the bridge and one side, in memory: as TCP, whose directions end one by
-//! one, or as RDMA, which ends as a whole.
+//! An in-memory connection between the bridge and one side: TCP, whose directions end one by one,
+//! or RDMA, which ends as a whole.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,30 +12,27 @@ use tokio::time::Sleep;
 
 use super::*;
 
-/// One direction.
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
-    /// Its writer has ended it in order.
+    /// Whether its writer has ended it in order.
     ended: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
 pub(super) struct Link {
-    /// What each end has written and the other one has not read.
+    /// Bytes that each end has written and the other has not read.
     pipes: [Pipe; 2],
-    /// Whether this is RDMA.
     whole: bool,
     room: usize,
-    /// The connection was reset.
+    /// Whether the connection was reset.
     reset: bool,
-    /// The ends that are gone.
+    /// Which ends were dropped.
     gone: [bool; 2],
     random: fastrand::Rng,
 }
 
-/// One end of a link.
 struct LinkEnd {
     link: Rc<RefCell<Link>>,
     me: usize,
@@ -44,10 +41,9 @@ struct LinkEnd {
     confirming: Option<Pin<Box<Sleep>>>,
 }
 
-/// The end of the side itself.
+/// The side's own end.
 pub(super) struct Outer(LinkEnd);
 
-/// The bridge's end.
 pub(super) struct Inner(LinkEnd);
 
 impl Link {
@@ -64,14 +60,14 @@ impl Link {
         }
     }
 
-    /// Resets the connection: what was not read is lost.
+    /// Resets the connection, which discards unread bytes.
     fn break_off(&mut self) {
         self.reset = true;
         self.pipes.iter_mut().for_each(|pipe| pipe.bytes.clear());
         self.wake();
     }
 
-    /// A part of at least one byte.
+    /// Returns a random part of at least one byte.
     fn part(&mut self, most: usize) -> usize {
         if self.random.bool() { most } else { self.random.usize(1..=most) }
     }
@@ -82,7 +78,7 @@ impl LinkEnd {
         let link = &mut *self.link.borrow_mut();
         let (len, most) = (link.pipes[1 - self.me].bytes.len(), into.remaining());
         if len == 0 {
-            // Who has read the end of a direction before a reset has read it.
+            // Data and an end that arrived before a reset can still be read.
             return match (link.reset, link.pipes[1 - self.me].ended) {
                 (true, _) => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
                 (false, true) => Poll::Ready(Ok(())),
@@ -109,7 +105,7 @@ impl LinkEnd {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
         if link.gone[1 - self.me] {
-            // A segment to a socket that is closed is answered by a reset.
+            // A segment to a closed socket is answered by a reset.
             link.break_off();
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
@@ -133,7 +129,7 @@ impl LinkEnd {
         if link.whole && !link.pipes[self.me].ended {
             let takes = milliseconds(&mut link.random, 0..50);
             ready!(self.confirming.get_or_insert_with(|| Box::pin(sleep(takes))).as_mut().poll(cx));
-            // What is beyond the peer's window has not arrived.
+            // Bytes beyond the peer's window have not arrived.
             if link.pipes[self.me].bytes.len() > link.room / 2 {
                 link.pipes[self.me].writer = Some(cx.waker().clone());
                 return Poll::Pending;
@@ -153,7 +149,7 @@ impl Drop for LinkEnd {
         link.gone[self.me] = true;
         let ended_by_peer = link.whole && link.pipes[self.me].ended;
         let unread = !link.whole && !link.pipes[1 - self.me].bytes.is_empty();
-        // A socket that is closed with bytes unread resets the connection.
+        // Closing a socket with unread bytes resets the connection.
         if !(self.finished || ended_by_peer) || unread {
             link.break_off();
         }
