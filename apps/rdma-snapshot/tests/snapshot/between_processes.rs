@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::compression::{NEVER, Scene, moment, stops};
 use crate::history;
@@ -171,11 +172,18 @@ impl Program {
         }
     }
 
-    /// Waits for its end. Returns whether it was a right one, and what it said.
+    /// Waits for its end, for at most ten minutes. Returns whether it was a right one, and what it said, which is less than a pipe holds.
     fn ended(&mut self) -> (bool, String) {
+        let by = Instant::now() + Duration::from_secs(600);
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                break status;
+            }
+            assert!(Instant::now() < by, "{} does not end", self.name);
+            std::thread::sleep(Duration::from_millis(10));
+        };
         let mut said = String::new();
         self.said.read_to_string(&mut said).expect("text");
-        let status = self.child.wait().expect("a child");
         let told = std::fs::read_to_string(&self.told).expect("text");
         println!("{}: {}", self.name, told.lines().last().unwrap_or_default());
         (status.success(), format!("{}: {status}: {told}{said}", self.name))
@@ -278,7 +286,7 @@ fn a_publisher_that_was_restarted_has_another_snapshot() {
     assert_eq!(role.first(), Some(&redis::Value::BulkString(b"master".to_vec())));
 }
 
-/// SIGINT at any moment, and the next publication after SIGKILL, leave the source's `rdbcompression` as it was.
+/// A signal at any moment, and the next publication after SIGKILL, leave the source's `rdbcompression` as it was.
 #[test]
 fn a_publisher_that_ends_leaves_the_source_as_it_was() {
     let Some(device) = Device::find() else { return };
@@ -314,7 +322,8 @@ fn a_publisher_that_ends_leaves_the_source_as_it_was() {
     for _ in 0..stops() {
         let mut publisher = publish(&[]);
         std::thread::sleep(moment() * 4);
-        kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it runs");
+        // Not SIGINT, which a job in the background ignores until the program asks for it.
+        kill_process(Pid::from_child(&publisher.child), Signal::TERM).expect("it runs");
         // It may not have begun, or be at its end.
         let _ended = publisher.ended();
         scene.is_as_it_was();
