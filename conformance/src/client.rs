@@ -8,7 +8,7 @@ use resp_rs::resp2::Frame;
 use kv_store::FrameReader;
 use suite::Stop;
 
-/// A fault that a check found, or the reason why the check could not be made.
+/// A fault found by a check, or the reason why it could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The stream failed.
@@ -17,27 +17,28 @@ pub enum Failure {
     /// The connection failed.
     #[error("{0}")]
     Connection(#[from] rdma_conn::Error),
-    /// The stream ended where a reply was due.
+    /// The stream ended in place of a reply.
     #[error("the server closed the connection instead of answering")]
     Closed,
-    /// Something arrived that is not what must.
+    /// Something wrong arrived.
     #[error("{0}")]
     Wrong(String),
     /// The peer could not be reached.
     #[error("{0}")]
     Unreached(String),
-    /// It could not be tried: this side's own device or system failed.
+    /// This side's own device or system failed.
     #[error("{0}")]
     Environment(String),
 }
 
 impl Failure {
-    /// [`Failure::Wrong`], from any text.
+    /// Builds [`Failure::Wrong`] from any text.
     pub fn wrong(what: impl Into<String>) -> Self {
         Self::Wrong(what.into())
     }
 
-    /// An attempt to connect that failed: the target took no connection, or this side could not even ask for one.
+    /// Converts a failed connection attempt: the target took no connection, or this side could not
+    /// request one.
     pub fn connecting(error: rdma_conn::Error) -> Self {
         use rdma_conn::Error;
         match error {
@@ -50,7 +51,7 @@ impl Failure {
             | Error::TooManyConnections { .. }
             | Error::Wait(_)
             | Error::DeviceRemoved => Self::Environment(error.to_string()),
-            // It did connect: the rest is between the two.
+            // It did connect. The rest happened between the two.
             _ => Self::Connection(error),
         }
     }
@@ -73,12 +74,12 @@ pub struct RespClient<S> {
 }
 
 impl<S: Read + Write> RespClient<S> {
-    /// A client on a connected stream.
+    /// Returns a client on a connected stream.
     pub fn new(stream: S) -> Self {
         Self { reader: FrameReader::new(stream) }
     }
 
-    /// The stream below.
+    /// Returns the underlying stream.
     pub fn stream(&mut self) -> &mut S {
         self.reader.stream()
     }
@@ -101,7 +102,7 @@ impl<S: Read + Write> RespClient<S> {
         Ok(())
     }
 
-    /// The next reply.
+    /// Waits for the next reply.
     pub fn reply(&mut self) -> Result<Frame, Failure> {
         self.reader.frame()?.ok_or(Failure::Closed)
     }
@@ -112,7 +113,7 @@ impl<S: Read + Write> RespClient<S> {
         self.reply()
     }
 
-    /// The next reply must be this status.
+    /// Checks that the next reply is this status.
     pub fn expect(&mut self, status: &str) -> Result<(), Failure> {
         let reply = self.reply()?;
         match &reply {
@@ -121,7 +122,7 @@ impl<S: Read + Write> RespClient<S> {
         }
     }
 
-    /// The next reply must be a bulk string.
+    /// Checks that the next reply is a bulk string.
     pub fn expect_bulk(&mut self) -> Result<Bytes, Failure> {
         match self.reply()? {
             Frame::BulkString(Some(bytes)) => Ok(bytes),
@@ -129,7 +130,7 @@ impl<S: Read + Write> RespClient<S> {
         }
     }
 
-    /// The stream must end here.
+    /// Checks that the stream ends here.
     pub fn expect_end(&mut self) -> Result<(), Failure> {
         match self.reader.frame()? {
             None => Ok(()),
@@ -138,7 +139,7 @@ impl<S: Read + Write> RespClient<S> {
     }
 }
 
-/// A reply in a few words.
+/// Describes a reply in a few words.
 pub fn describe(frame: &Frame) -> String {
     match frame {
         Frame::SimpleString(text) => format!("+{}", String::from_utf8_lossy(text)),

@@ -1,4 +1,4 @@
-//! The help of the program: its commands in groups, by what one wants to do.
+//! The program's help: its commands in groups, by purpose.
 
 use clap::Command;
 
@@ -11,7 +11,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Install this program", &["completions", "man"]),
 ];
 
-/// What help and manual page end with, in lines that neither folds at 80 columns.
+/// The end of help and manual page, in lines that neither wraps at 80 columns.
 const AFTER: &str = "\
 Without a command: the whole suite against this library's own server and client,
 over an RDMA fabric inside the process.
@@ -31,7 +31,7 @@ Exit status:
     3 the suite failed           70 a mistake of ours
     4 the target was lost       141 the reader of the output is gone";
 
-/// `command` with that help.
+/// Returns `command` with that help.
 pub(crate) fn grouped(command: Command) -> Command {
     let mut template = String::from("{about}\n\n{usage-heading} {usage}\n");
     for (group, names) in GROUPS {

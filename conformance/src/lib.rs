@@ -1,7 +1,8 @@
-//! Is an implementation of Valkey over RDMA right?
+//! Tests implementations of Valkey over RDMA.
 //!
-//! Suites of cases, each a function generic over the RDMA backend, so that the same body runs on the embedded fabric and on
-//! a real device. The program `valkey-rdma-conformance` runs them; so does `cargo test`, on the embedded fabric.
+//! Suites of cases, each a function generic over the RDMA backend, so that the same body runs on
+//! the embedded fabric and on a real device. The program `valkey-rdma-conformance` runs them; so
+//! does `cargo test`, on the embedded fabric.
 
 pub mod blackbox;
 pub mod client;
@@ -17,16 +18,16 @@ use rdma_verbs::Verbs;
 
 pub use suite::{exit, resources};
 
-/// The result of a case: a remark if it passed, the fault that was found if not.
+/// The result of a case: a remark if it passed, otherwise the fault.
 pub type Outcome = Result<String, client::Failure>;
 
-/// RDMA of this machine.
+/// Returns this machine's RDMA.
 ///
 /// # Errors
-/// There is none; the text says what is missing.
+/// There is none. The text says what is missing.
 pub fn device() -> Result<Verbs, String> {
     let verbs = Verbs::load().map_err(|error| error.to_string())?;
-    // The libraries may be there without a device.
+    // The libraries may exist without a device.
     verbs.event_channel().map_err(|error| error.to_string())?;
     Ok(verbs)
 }

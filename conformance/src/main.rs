@@ -1,6 +1,7 @@
-//! `valkey-rdma-conformance`: is an implementation of Valkey over RDMA right?
+//! `valkey-rdma-conformance`: tests implementations of Valkey over RDMA.
 //!
-//! Without arguments: the smoke suite, client and server in this process, over the embedded RDMA fabric.
+//! Without arguments: the smoke suite, client and server in this process, over the embedded RDMA
+//! fabric.
 
 mod help;
 
@@ -79,7 +80,8 @@ struct Smoke {
     /// Run against this server over a real RDMA device (HOST:PORT), instead of an own one.
     #[arg(long, conflicts_with = "listen")]
     target: Option<String>,
-    /// Start an own server on this address of a real RDMA device and run against it (ADDRESS:PORT; port 0 takes any).
+    /// Start an own server on this address of a real RDMA device and run against it (ADDRESS:PORT;
+    /// port 0 takes any).
     #[arg(long)]
     listen: Option<SocketAddr>,
     /// Only cases whose id contains this.
@@ -137,7 +139,8 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     }
 }
 
-/// Runs the main use of the README: the whole suite on the embedded fabric, and a share of the smoke suite.
+/// Runs the README's main example: the whole suite on the embedded fabric, and a part of the smoke
+/// suite.
 fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
     let (smoke, whole) = (run_smoke(&smoke), command::whole(out));
@@ -149,10 +152,10 @@ fn run_client(target: SocketAddr) -> ExitCode {
         Ok(verbs) => verbs,
         Err(reason) => return cannot_run(&reason),
     };
-    // Empty if nobody tests it: then it does what every case takes.
+    // Empty if no suite tests it. Then it does what every case needs.
     let case = std::env::var("CONFORMANCE_CASE").unwrap_or_default();
     let work = builtin::Work::of(&case, || {
-        // However it ends, the client goes on.
+        // However stdin ends, the client continues.
         let _end = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     });
     match builtin::run_client(&verbs, target, Duration::from_secs(5), Options::default(), work) {

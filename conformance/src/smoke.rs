@@ -1,4 +1,4 @@
-//! The smoke suite: a client and a server doing what clients and servers do.
+//! The smoke suite: ordinary work of a client and a server.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -14,38 +14,38 @@ use crate::resources::{self, ProcessResources};
 use crate::workload::{Entry, entries};
 use suite::{Case, Stop};
 
-/// How much of everything.
+/// The amounts of everything.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Keys to store and read back, ...
+    /// Keys to store and read back.
     pub keys: u64,
-    /// ... shared out among this many connections.
+    /// The connections that share them.
     pub connections: usize,
     /// Commands in the pipeline.
     pub pipeline: usize,
-    /// Commands sent to a server that is held.
+    /// Commands sent to a blocked server.
     pub busy_commands: usize,
-    /// How long to be idle.
+    /// The idle time.
     pub idle: Duration,
     /// Connections to open and close.
     pub cycles: usize,
-    /// Length of the windows on both sides: the boundaries of the values follow from it.
+    /// Length of the windows on both sides. The boundary lengths of the values depend on it.
     pub window: usize,
 }
 
 /// The backend that the cases run against.
 pub struct Setting<B> {
-    /// RDMA as the client has it.
+    /// The client's backend.
     pub backend: B,
     /// HOST:PORT of the server.
     pub address: String,
     /// How to connect.
     pub connect: Connect,
-    /// How much of everything.
+    /// The amounts of everything.
     pub scale: Scale,
 }
 
-/// The cases in their order: the first shows that there is a server at all.
+/// Returns the cases in order. The first shows that there is a server at all.
 pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     vec![
         Case::new("smoke.ping", "connect, PING, close", &["VR-CONN-001"], ping),
@@ -142,8 +142,8 @@ fn store_and_check<'a, B: Descriptors>(
     Ok(())
 }
 
-/// The same values, stored from registered memory and by ordinary writes; what each costs tells from which length on
-/// lending pays. The server's part is the same both times.
+/// Stores the same values from registered memory and by ordinary writes. The costs show from which
+/// length on lending pays. The server's part is the same both times.
 fn lent<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
     const TIMES: u32 = 20;
     let lengths = [4 << 10, 64 << 10, 1 << 20, setting.scale.window * 5 / 2];
@@ -224,7 +224,8 @@ fn pipeline<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Out
     Ok(format!("{count} commands in {sent} notifications"))
 }
 
-/// The reply, or that the case is not tried: servers do not allow every command to everybody, and a stock one allows no `DEBUG`.
+/// Returns the reply, or skips the case: servers do not allow every command to every user, and a
+/// default one allows no `DEBUG`.
 fn allowed(command: &str, reply: Frame) -> Result<Frame, Stop> {
     match &reply {
         Frame::Error(text)
@@ -248,7 +249,8 @@ fn busy<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Result<
         }
     }
     holder.send(&[b"DEBUG", b"SLEEP", b"2"])?;
-    // Time for the command to arrive and take effect; commands that come before it only make the case easier.
+    // Time for the command to arrive and take effect. Commands that come before it only make the
+    // case easier.
     std::thread::sleep(Duration::from_millis(100));
     for _ in 0..count {
         client.send(&[b"PING"])?;
@@ -330,7 +332,7 @@ fn connect_close<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -
         client.expect("PONG")?;
         Ok(client.stream().close(Duration::from_secs(5))?)
     };
-    // Once before counting, for what a process opens only once.
+    // Once before counting, for resources that a process opens only once.
     cycle()?;
     resources::settle();
     let before = ProcessResources::now();

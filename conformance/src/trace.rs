@@ -13,7 +13,8 @@ use suite::terminal;
 /// Commands on a recording.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Shows it as a timeline: a page for each connection, the client to the left, the server to the right; below each other where the output is too narrow.
+    /// Shows it as a timeline: a page for each connection, the client to the left, the server to
+    /// the right; below each other where the output is too narrow.
     Show {
         /// The recording.
         file: PathBuf,
@@ -28,7 +29,7 @@ pub enum Command {
     },
 }
 
-/// Does it.
+/// Runs a command.
 pub fn run(command: Command) -> ExitCode {
     match perform(command) {
         Ok(()) => ExitCode::SUCCESS,

@@ -20,7 +20,8 @@ use vector_check::{Files, check, lint};
 pub enum Command {
     /// Runs them against an implementation.
     Check {
-        /// Shell command that starts it; it speaks the protocol of spec/vectors/README.md. Ours, if absent.
+        /// Shell command that starts it; it speaks the protocol of spec/vectors/README.md. Ours, if
+        /// absent.
         #[arg(long)]
         shim: Option<String>,
         /// Only vectors whose id contains this.
@@ -49,7 +50,7 @@ pub enum Command {
     Shim,
 }
 
-/// Does it.
+/// Runs a command.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Check { shim, select, timeout, strict, verbose, vectors } => {
@@ -94,7 +95,8 @@ fn run_check(
     for (id, reason) in &report.lenient {
         terminal::tell(&format!("should {id}: {reason}"), 4);
     }
-    // Failures of one cause are one: most implementations have one mistake, and a hundred vectors that meet it.
+    // Failures of one cause are grouped: most implementations have one mistake, which a hundred
+    // vectors find.
     let mut causes: Vec<(String, Vec<&(String, String)>)> = Vec::new();
     for failed in &report.failed {
         let cause = hints::cause(without_step(&failed.1));
@@ -125,10 +127,10 @@ fn run_check(
     })
 }
 
-/// Failures of one cause that are named.
+/// How many failures of one cause are named.
 const ALIKE: usize = 5;
 
-/// Returns a reason without the step in which it was met.
+/// Returns a reason without its step.
 fn without_step(reason: &str) -> &str {
     reason.rsplit_once("}: ").map_or(reason, |(_, what)| what)
 }

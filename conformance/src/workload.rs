@@ -1,22 +1,23 @@
-//! The entries that are stored and read back: made from numbers, so that every byte can be checked without keeping it.
+//! The stored entries, generated from numbers, so that every byte can be checked without keeping
+//! it.
 
 /// A key and the length of its value.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Its number, from which everything else follows.
+    /// Its number, which determines everything else.
     pub number: u64,
     /// Length of the value in bytes.
     pub value_len: usize,
 }
 
 impl Entry {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> String {
         format!("conformance:{:06}", self.number)
     }
 
-    /// The value: a pseudo-random stream of the entry's own, so that bytes of another key, or the same bytes at another
-    /// offset, are noticed.
+    /// Returns the value: a pseudo-random stream of the entry's own, so that bytes of another key,
+    /// or the same bytes at another offset, are noticed.
     pub fn value(&self) -> Vec<u8> {
         let mut state = self.number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut value = Vec::with_capacity(self.value_len + 8);
@@ -30,7 +31,7 @@ impl Entry {
         value
     }
 
-    /// The first place where `found` differs from the value, if it does.
+    /// Describes the first difference of `found` from the value, if there is one.
     pub fn difference(&self, found: &[u8]) -> Option<String> {
         let expected = self.value();
         if found.len() != expected.len() {
@@ -41,7 +42,7 @@ impl Entry {
     }
 }
 
-/// `keys` entries: the boundary lengths of a window first, then lengths as they occur in practice.
+/// Returns `keys` entries: the boundary lengths of a window first, then practical lengths.
 pub fn entries(keys: u64, window: usize) -> Vec<Entry> {
     let boundaries = boundaries(window);
     (0..keys)
@@ -59,14 +60,16 @@ pub fn entries(keys: u64, window: usize) -> Vec<Entry> {
         .collect()
 }
 
-/// Lengths at which something could go wrong: of the value itself, and of the whole request and reply around it.
+/// Returns lengths at which something could go wrong: of the value itself, and of the whole request
+/// and reply around it.
 fn boundaries(window: usize) -> Vec<usize> {
     let around = |length: usize| [length - 1, length, length + 1];
     let mut lengths = vec![0, 1, 2];
     for windows in [1, 2, 3, 16] {
         let full = windows * window;
         lengths.extend(around(full));
-        // `$LEN\r\n` before a reply's value and `\r\n` behind it; a request has the command and its key as well.
+        // `$LEN\r\n` before a reply's value and `\r\n` after it; a request has the command and its
+        // key as well.
         let reply = full - full.to_string().len() - 5;
         let request = reply - "*3\r\n$3\r\nSET\r\n$18\r\nconformance:000000\r\n".len();
         lengths.extend(around(reply));

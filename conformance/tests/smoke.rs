@@ -1,4 +1,4 @@
-//! The smoke suite on the embedded fabric, so that `cargo test` shows what the program shows.
+//! The smoke suite on the embedded fabric, so that `cargo test` shows the same as the program.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ fn smoke() {
     let fabric = Fabric::new();
     let server = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut options = Options::default();
-    // So that the suite's idle seconds can be few.
+    // So that few idle seconds suffice.
     options.protocol.keepalive = Some(Keepalive::NONE.every(Some(Duration::from_millis(250))));
     let listener =
         Listener::bind_with(&fabric.host(&[server.ip()]), server, options, rdma_conn::Limits::default())
@@ -45,7 +45,8 @@ fn smoke() {
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
 }
 
-/// A server as it is installed allows no `DEBUG`, and one with rules perhaps no `BGSAVE`: cases that take these are not tried, and say so.
+/// A default server allows no `DEBUG`, and one with access rules possibly no `BGSAVE`. Cases that
+/// need these are skipped, with a message.
 #[test]
 fn what_a_server_does_not_allow_is_not_tried() {
     let fabric = Fabric::new();
@@ -97,12 +98,12 @@ fn serve(listener: &Listener<SoftSim>) {
     let store = Arc::new(Store::default());
     while let Ok((stream, _)) = listener.accept() {
         let store = Arc::clone(&store);
-        // Clients of the suite leave in order; if not, their case tells.
+        // Clients of the suite disconnect in order; if not, their case reports it.
         std::thread::spawn(move || store.serve(stream));
     }
 }
 
-/// Runs the smoke suite where it cannot begin. Returns why.
+/// Runs the smoke suite where it cannot begin. Returns the reason.
 fn stopped(backend: SoftSim, server: SocketAddr) -> Stop {
     let scale = Scale {
         keys: 1,
@@ -119,7 +120,7 @@ fn stopped(backend: SoftSim, server: SocketAddr) -> Stop {
     reports.remove(0).judged.expect_err("there is nothing to test")
 }
 
-/// Where nobody listens no requirement is broken: there is no target.
+/// Without a listener no requirement is violated: there is no target.
 #[test]
 fn nobody_listens() {
     let fabric = Fabric::new();
@@ -129,7 +130,7 @@ fn nobody_listens() {
     assert_eq!((stop.cause, stop.code()), (Cause::Refused, exit::LOST), "{}", stop.reason);
 }
 
-/// A connection that this side cannot even ask for says nothing about the target.
+/// A connection that this side cannot even request shows nothing about the target.
 #[test]
 fn this_side_has_no_memory() {
     let fabric = Fabric::new();

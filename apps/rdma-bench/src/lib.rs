@@ -23,14 +23,15 @@ pub use report::{Latency, Outcome, csv, table};
 pub use target::{Carrier, Login, Target};
 pub use workload::{Load, Test};
 
-/// How often `progress` is told.
+/// The interval between calls of `progress`.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Runs one test against the server at `target`, over connections of the type that `with` makes for each thread. Calls `progress` with the
-/// requests done so far, a few times a second.
+/// Runs one test against the server at `target`, over connections of the type that `with` creates
+/// for each thread. Calls `progress` with the number of requests done so far, a few times a second.
 ///
 /// # Errors
-/// A client has no connection or loses it, the server replies with an error, or nothing comes for [`Load::timeout`].
+/// A client cannot connect or loses its connection, the server replies with an error, or nothing
+/// arrives for [`Load::timeout`].
 pub fn run<T: ConnectionType + Send>(
     test: Test,
     load: &Load,
@@ -45,7 +46,7 @@ pub fn run<T: ConnectionType + Send>(
     let measured = thread::scope(|scope| {
         let threads: Vec<_> = (0..load.threads)
             .map(|number| {
-                // The first threads take what does not divide.
+                // The first threads take the remainder.
                 let clients = load.clients / load.threads + usize::from(number < load.clients % load.threads);
                 let (with, shared) = (with(), &shared);
                 scope.spawn(move || worker::run(test, load, clients, number as u64, (&with, target), shared))
@@ -60,7 +61,7 @@ pub fn run<T: ConnectionType + Send>(
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    // If one fails, the others stop: its error is the one to tell.
+    // If one fails, the others stop. Its error is the one to report.
     let (measured, mut failures): (Vec<_>, Vec<_>) = measured.into_iter().partition(Result::is_ok);
     failures
         .sort_by_key(|failure| matches!(failure, Err(error) if error.kind() == io::ErrorKind::Interrupted));

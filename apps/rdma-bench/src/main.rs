@@ -24,9 +24,11 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 
-/// Measures a server of the Valkey protocol over RDMA, TCP or Unix sockets: requests a second, and how long each took.
+/// Measures a server of the Valkey protocol over RDMA, TCP or Unix sockets: requests a second, and
+/// how long each took.
 ///
-/// Without a target: the store of this project's examples, over RDMA on a fabric inside this process, where no device is needed.
+/// Without a target: the store of this project's examples, over RDMA on a fabric inside this
+/// process, where no device is needed.
 #[derive(Parser)]
 #[command(
     name = "valkey-rdma-bench",
@@ -40,8 +42,8 @@ use rustls::{ClientConfig, RootCertStore};
   valkey-rdma-bench predict --link 100 --rtt 3 --tcp-rate 160000"
 )]
 struct Arguments {
-    /// The server: `SCHEME://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`, where SCHEME is rdma, tcp or tls, or unix:///PATH. In a user and
-    /// a password, %40 is an @.
+    /// The server: `SCHEME://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`, where SCHEME is rdma, tcp or
+    /// tls, or unix:///PATH. In a user and a password, %40 is an @.
     #[arg(long)]
     target: Option<String>,
     /// The tests to run, in this order.
@@ -65,14 +67,15 @@ struct Arguments {
     /// Threads that the clients are spread over.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// Requests a second, sent at their time whether earlier replies have come or not (open loop). Latencies count from that time.
+    /// Requests a second, sent at their time whether earlier replies have come or not (open loop).
+    /// Latencies count from that time.
     #[arg(long, value_parser = rate)]
     rate: Option<f64>,
     /// Seconds without a reply after which a test has failed.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
-    /// Microseconds for which a thread that waits looks again and again before it asks to be woken, over RDMA. It costs a processor for
-    /// as long.
+    /// Microseconds for which a thread that waits looks again and again before it asks to be woken,
+    /// over RDMA. It costs a processor for as long.
     #[arg(long, default_value_t = 0)]
     spin: u64,
     /// The authorities that a server behind tls:// is certified by (PEM).
@@ -101,7 +104,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Says what a server would do on a card, by a formula that was compared with what others published. No device is used.
+    /// Says what a server would do on a card, by a formula that was compared with what others
+    /// published. No device is used.
     Predict(Predict),
 }
 
@@ -114,7 +118,8 @@ struct Predict {
     /// Microseconds of both ways over cables and switches, without the cards.
     #[arg(long, default_value_t = Machine::default().rtt, value_parser = above_zero)]
     rtt: f64,
-    /// PINGs a second that Valkey answers over TCP on this processor with one thread, as `-t ping` measures them: how fast it is.
+    /// PINGs a second that Valkey answers over TCP on this processor with one thread, as `-t ping`
+    /// measures them: how fast it is.
     #[arg(long, value_parser = above_zero)]
     tcp_rate: Option<f64>,
     /// Clients at the same time.
@@ -175,9 +180,9 @@ impl Predict {
     }
 }
 
-/// Bytes of a value at most, as in Valkey.
+/// The longest value, as in Valkey.
 const LONGEST_VALUE: u64 = 512 << 20;
-/// Bytes that a client sends together at most.
+/// The most bytes that a client sends together.
 const MOST_TOGETHER: u64 = 4 << 30;
 
 fn rate(text: &str) -> Result<f64, &'static str> {
@@ -203,7 +208,7 @@ fn main() -> ExitCode {
         };
         let mut outcomes = Vec::new();
         let measured = measure(&arguments, target.as_ref(), &mut outcomes);
-        // What was measured before a failure stands.
+        // Results from before a failure are printed.
         let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
         ExitCode::from(match (measured, told) {
             (Ok(()), Ok(())) => DONE,
@@ -241,10 +246,10 @@ fn say(text: &str) -> io::Result<()> {
     }
 }
 
-/// The columns of output that goes to no terminal.
+/// The columns of output that is not to a terminal.
 const PIPED: u16 = 120;
 
-/// The columns of the terminal that this goes to.
+/// The columns of the terminal behind `output`.
 fn columns(output: impl AsFd) -> u16 {
     tcgetwinsize(output).ok().map(|size| size.ws_col).filter(|columns| *columns > 0).unwrap_or(PIPED)
 }
@@ -252,7 +257,7 @@ fn columns(output: impl AsFd) -> u16 {
 fn complain(text: &str) {
     let options =
         textwrap::Options::new(columns(io::stderr()).into()).subsequent_indent("    ").break_words(false);
-    // Nobody is left to be told that nobody is told.
+    // If stderr is closed, there is no place to report it.
     let _ = writeln!(io::stderr(), "{}", textwrap::fill(text, options));
 }
 
@@ -285,7 +290,7 @@ fn resolve(place: &str) -> io::Result<Vec<Address>> {
 fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
     let fabric = Fabric::new();
     let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
-    // As many as it was told of will come, and nobody else.
+    // The number of clients is known, and no other clients connect.
     let mut endpoint = Endpoint::new(&server, Limits::NONE)?;
     let address: SocketAddr = ([192, 0, 2, 1], 6379).into();
     endpoint.listen(address, Options::default())?;
@@ -300,7 +305,7 @@ fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()
     all(arguments, || with_settings(&client, arguments.settings()), &[address.into()], outcomes)
 }
 
-/// Runs the tests in their order, as far as they can be measured.
+/// Runs the tests in order, until one fails.
 fn all<T: ConnectionType + Send>(
     arguments: &Arguments,
     with: impl Fn() -> T,
@@ -317,7 +322,7 @@ fn all<T: ConnectionType + Send>(
     Ok(())
 }
 
-/// Returns RDMA on a backend with settings that were checked.
+/// Returns RDMA on a backend, with checked settings.
 fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B> {
     let with = Rdma::new(backend.clone());
     if let Err(error) = with.configure(settings) {
@@ -327,7 +332,7 @@ fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B>
 }
 
 impl Arguments {
-    /// Checks what no argument shows alone.
+    /// Checks combinations of arguments.
     fn checked(self) -> Result<(Self, Option<Target>), clap::Error> {
         let wrong = |text: String| Self::command().error(clap::error::ErrorKind::ValueValidation, text);
         if (self.load().batch() as u64).saturating_mul(self.size) > MOST_TOGETHER {
@@ -347,7 +352,7 @@ impl Arguments {
 
     fn settings(&self) -> RdmaSettings {
         let client = self.network.on(Options::default()).spin(Duration::from_micros(self.spin));
-        // How many connections there are, and so how much memory, is said by the arguments.
+        // The arguments say how many connections there are, and so how much memory they need.
         RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(CONNECTING)
     }
 
@@ -365,7 +370,8 @@ impl Arguments {
         }
     }
 
-    /// TLS as a client of `place`, whose certificate must bear the host's name or address.
+    /// Returns TLS settings for a client of `place`, whose certificate must name the host or
+    /// address.
     fn tls(&self, place: &str) -> io::Result<TlsSettings> {
         let mut roots = RootCertStore::empty();
         for (file, certificate) in certificates(self.tls_ca.as_deref())? {
@@ -391,7 +397,7 @@ impl Arguments {
     }
 }
 
-/// The certificates of a file, each beside its name; none without a file.
+/// Returns the certificates of a file, each with the file's name. Empty without a file.
 fn certificates(file: Option<&Path>) -> io::Result<Vec<(&Path, CertificateDer<'static>)>> {
     let Some(file) = file else { return Ok(Vec::new()) };
     let read = CertificateDer::pem_file_iter(file).map_err(|error| unusable(file, &error))?;
@@ -402,7 +408,7 @@ fn unusable(file: &Path, error: &dyn std::error::Error) -> io::Error {
     io::Error::other(format!("cannot use {} for TLS: {error}", file.display()))
 }
 
-/// A bar on a terminal, and a line every ten seconds elsewhere.
+/// Shows a bar on a terminal, and prints a line every ten seconds elsewhere.
 struct Progress {
     bar: ProgressBar,
     test: Test,

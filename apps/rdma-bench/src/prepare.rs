@@ -1,4 +1,4 @@
-//! What happens before the clock runs: a way to the server, connections as they are when they are busy, and keys.
+//! Preparation before the clock runs: a reachable address, warmed-up connections, and keys.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::workload::{Load, Test, set};
 /// How long connecting may take.
 pub const CONNECTING: Duration = Duration::from_secs(10);
 
-/// Returns the first of `addresses` to which there is a connection: a name may have several, and a server may listen on one of them. A single one
-/// is not tried.
+/// Returns the first of `addresses` that accepts a connection: a name may have several, and a
+/// server may listen on one of them. A single address is returned untried.
 ///
 /// # Errors
-/// There are none, or no connection to any: the error of the last one.
+/// There are no addresses, or none accepts a connection: the error of the last one.
 pub fn reachable(with: &impl ConnectionType, addresses: &[Address]) -> io::Result<Address> {
     if let [only] = addresses {
         return Ok(only.clone());
@@ -32,19 +32,19 @@ pub fn reachable(with: &impl ConnectionType, addresses: &[Address]) -> io::Resul
     Err(failure)
 }
 
-/// The error that there is no connection.
+/// Returns the error for a failed connection attempt.
 pub(crate) fn no_connection(target: &Address, error: &io::Error) -> io::Error {
     let (target, why) = (target.to_string(), error.to_string());
-    // Errors of RDMA name the peer themselves.
+    // RDMA errors already name the peer.
     let text = if why.contains(&target) { why } else { format!("no connection to {target}: {why}") };
     io::Error::new(error.kind(), text)
 }
 
-/// The error of a connection, in words that say what it means here.
+/// Rewords the error of a connection for this program.
 pub(crate) fn told(error: io::Error, load: &Load) -> io::Error {
     let bare = error.get_ref().is_none() && error.raw_os_error().is_none();
     match error.kind() {
-        // What timed out otherwise says so itself.
+        // Other time-outs explain themselves.
         kind @ ErrorKind::TimedOut if bare => {
             io::Error::new(kind, format!("no reply for {:?}", load.timeout))
         }
@@ -58,10 +58,10 @@ pub(crate) fn told(error: io::Error, load: &Load) -> io::Error {
     }
 }
 
-/// Writes `request` and returns the line that comes back.
+/// Writes `request` and returns the line of the reply.
 fn ask<S>(connection: &mut Session<S>, request: &[u8], load: &Load) -> io::Result<Vec<u8>> {
     let sent = connection.sync_write(request, load.timeout);
-    // A server that lets nobody in says why and leaves, which may be before it was asked.
+    // A server that rejects a client sends the reason and disconnects, possibly before the request.
     let late = matches!(&sent, Err(error) if error.kind() == ErrorKind::TimedOut);
     let patience = if late { Duration::ZERO } else { load.timeout };
     match read_line(connection, patience) {
@@ -70,20 +70,22 @@ fn ask<S>(connection: &mut Session<S>, request: &[u8], load: &Load) -> io::Resul
     }
 }
 
-/// Says who the client is, and which database it means.
+/// Sends `AUTH` and `SELECT`.
 fn log_in<S>(connection: &mut Session<S>, load: &Load) -> io::Result<()> {
     load.login.say(|request| ask(connection, request, load))
 }
 
-/// Reads a line, which is an error if the server says that it is one.
+/// Reads a line. An error reply is an error.
 fn read_line<S>(connection: &mut Session<S>, patience: Duration) -> io::Result<Vec<u8>> {
     let line = connection.sync_read_line(LONGEST_LINE, patience)?;
     line.strip_prefix(b"-").map_or(Ok(()), |text| Err(refused(text)))?;
     Ok(line)
 }
 
-/// Has each client ask once before the clock runs, and once more for a long reply if the test has many: memory that a connection registers by its
-/// first write, and when a window is full for the first time, is no part of a request's time, as it is none where all is registered when connecting.
+/// Sends one request for each client before the clock runs, and one more with a long reply if the
+/// test has long replies. A connection registers memory at its first write, and when a window is
+/// full for the first time. That is no part of a request's time, just as it is none where all is
+/// registered when connecting.
 pub(crate) fn warm_up<S>(
     events: &mut EventLoop<S>,
     ids: &[SessionId],
@@ -91,7 +93,7 @@ pub(crate) fn warm_up<S>(
     load: &Load,
 ) -> io::Result<()> {
     let ask_all = |events: &mut EventLoop<S>, message: &[u8]| {
-        // Whatever else a server says to it, the test will say why if it matters.
+        // The test reports any other reply if it matters.
         let expected = format!("${}", message.len()).into_bytes();
         let mut request = Vec::new();
         kv_store::command(&mut request, 2, &[b"PING", message]);
@@ -110,17 +112,17 @@ pub(crate) fn warm_up<S>(
     for id in ids {
         log_in(events.get_mut(*id).ok_or(ErrorKind::NotConnected)?, load)?;
     }
-    // All have what they need before any has more.
+    // All clients get the basic memory before any gets more.
     ask_all(events, b"")?;
     if fills { ask_all(events, &vec![b'x'; window as usize]) } else { Ok(()) }
 }
 
-/// Stores every key that a test will ask for, on one connection.
+/// Stores every key of the test, on one connection.
 ///
 /// # Errors
-/// As [`run`](crate::run).
+/// Those of [`run`](crate::run).
 pub(crate) fn store(load: &Load, (with, target): (&impl ConnectionType, &Address)) -> io::Result<()> {
-    /// Bytes sent before their replies are awaited.
+    /// Bytes sent before waiting for their replies.
     const TOGETHER: usize = 1 << 20;
     let mut events = EventLoop::new(())?;
     let id = events
@@ -163,7 +165,8 @@ mod tests {
 
     use super::*;
 
-    /// A server that lets nobody in may have left before it is asked anything. A pipe that is broken is no reason, and what it said is.
+    /// A server that rejects a client may disconnect before the request. The error is then the
+    /// server's words, not the broken pipe.
     #[test]
     fn who_leaves_at_once_is_heard() {
         let path = std::env::temp_dir().join(format!("rdma-bench-leaves-{}", std::process::id()));

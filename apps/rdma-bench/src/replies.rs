@@ -1,25 +1,26 @@
-//! Replies, counted as their bytes come.
+//! Counts replies in a byte stream.
 
 use std::io::{self, ErrorKind};
 
-/// Bytes of a line at most, as in Valkey.
+/// The most bytes of a line, as in Valkey.
 pub(crate) const LONGEST_LINE: usize = 64 << 10;
 
-/// Finds where the replies of a byte stream end. Values are looked past and not kept: that would be work of the client, and is no part of what is
-/// measured.
+/// Finds the ends of replies in a byte stream. Values are skipped and not kept: keeping them would
+/// be work of the client, which is not measured.
 #[derive(Default)]
 pub(crate) struct Replies {
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an incomplete line.
     line: Vec<u8>,
-    /// Bytes that are still to come of a value, without the end of the line behind it. `None` when a reply is to begin.
+    /// Remaining bytes of a value, without the end of its line. `None` between replies.
     value: Option<usize>,
 }
 
 impl Replies {
-    /// Takes one reply off the front of `received`, or all of `received` if the end of the reply is not there. Returns whether it was.
+    /// Takes one reply off the front of `received`, or all of `received` if the reply is
+    /// incomplete. Returns whether it was complete.
     ///
     /// # Errors
-    /// The reply says that the request was not fulfilled, or it is no reply to PING, SET or GET.
+    /// The reply is an error, or it is no reply to PING, SET or GET.
     pub(crate) fn take(&mut self, received: &mut &[u8]) -> io::Result<bool> {
         loop {
             if let Some(left) = &mut self.value {
@@ -43,7 +44,7 @@ impl Replies {
         }
     }
 
-    /// Handles a whole line. Returns whether the reply ends with it.
+    /// Handles a complete line. Returns whether it ends the reply.
     fn handle_line(&mut self) -> io::Result<bool> {
         let Some(line) = self.line.strip_suffix(b"\r\n") else { return Err(none(&self.line)) };
         match (self.value.take(), line) {
@@ -60,12 +61,12 @@ impl Replies {
     }
 }
 
-/// The error that the server replies with.
+/// Returns the error for an error reply.
 pub(crate) fn refused(text: &[u8]) -> io::Error {
     io::Error::other(format!("the server replied {:?}", String::from_utf8_lossy(text)))
 }
 
-/// The error that a line is no reply.
+/// Returns the error for a line that is no reply.
 fn none(line: &[u8]) -> io::Error {
     let begin = String::from_utf8_lossy(line.get(..40).unwrap_or(line));
     io::Error::new(ErrorKind::InvalidData, format!("{begin:?} is no reply to PING, SET or GET"))
@@ -75,7 +76,7 @@ fn none(line: &[u8]) -> io::Error {
 mod tests {
     use super::*;
 
-    /// The number of replies in what comes in parts of `len` bytes, and whether the last of them was whole.
+    /// Returns the number of replies in parts of `len` bytes, and whether the last was complete.
     fn count(all: &[u8], len: usize) -> io::Result<usize> {
         let mut replies = Replies::default();
         let mut found = 0;
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn replies_are_counted_however_they_come() {
-        // Values are not looked into.
+        // Values are not parsed.
         let all = b"$5\r\nhello\r\n+OK\r\n$0\r\n\r\n$7\r\n\r\n+OK\r\n\r\n+PONG\r\n";
         for len in 1..=all.len() {
             assert_eq!(count(all, len).unwrap(), 5, "in parts of {len}");

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The result of a test.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// The test.
+    /// The test's name.
     pub test: String,
     /// Requests that were replied to.
     pub requests: u64,
@@ -19,8 +19,8 @@ pub struct Outcome {
     pub latency: Latency,
 }
 
-/// How long requests took, in microseconds, to three digits. Of an open loop, from the moment that a request was due, so that waiting behind a
-/// slow one counts (coordinated omission).
+/// How long requests took, in microseconds, to three digits. In an open loop the time runs from the
+/// moment that a request was due, so that waiting behind a slow one counts (coordinated omission).
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Latency {
     /// The shortest.
@@ -58,7 +58,7 @@ impl Latency {
     }
 }
 
-/// A table for people.
+/// Returns a table for people.
 pub fn table(outcomes: &[Outcome]) -> Table {
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);

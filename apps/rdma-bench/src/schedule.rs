@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// The requests of an open loop: each thread sends its share at regular moments, from one client after another.
+/// The requests of an open loop: each thread sends its share at regular moments, from one client
+/// after another.
 pub(crate) struct Schedule {
     begun: Instant,
     interval: f64,
-    /// Requests that were sent.
+    /// Requests sent so far.
     pub(crate) sent: u64,
-    /// The place of the client whose turn it is.
+    /// The index of the next client.
     pub(crate) next: usize,
-    /// There are no requests left.
+    /// No requests are left.
     pub(crate) over: bool,
 }
 
@@ -26,8 +27,9 @@ impl Schedule {
     }
 }
 
-/// Returns how long to sleep when nothing is due for `wait`. Sleeps are rounded up to whole milliseconds and end a little late, so a thread is
-/// awake for the last millisecond: what is due in it would leave as one burst otherwise, and its latency would be that of the timer.
+/// Returns how long to sleep when nothing is due for `wait`. Sleeps are rounded up to whole
+/// milliseconds and end a little late. So a thread stays awake for the last millisecond. Otherwise
+/// the requests due in it would leave as one burst, with the timer's latency.
 pub(crate) fn sleep(wait: Duration) -> Duration {
     const AWAKE: u64 = 1;
     let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
@@ -38,7 +40,7 @@ pub(crate) fn sleep(wait: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    /// A sleep is whole milliseconds, so that none is added to it, and leaves at least one.
+    /// A sleep is whole milliseconds, so that rounding adds none, and leaves at least one.
     #[test]
     fn the_last_millisecond_is_not_slept_through() {
         for (wait, slept) in

@@ -1,4 +1,4 @@
-//! Where a server is, and who its clients are.
+//! The address of a server, and the login of its clients.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -9,14 +9,15 @@ use std::sync::Arc;
 use kv_store::command;
 use percent_encoding::percent_decode_str;
 
-/// A server: `rdma://`, `tcp://` or `tls://` with `[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`, or `unix:///PATH`.
+/// A server: `rdma://`, `tcp://` or `tls://` with `[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`, or
+/// `unix:///PATH`.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The transport.
     pub carrier: Carrier,
     /// `HOST:PORT`, or the path.
     pub place: String,
-    /// The words with which each connection begins.
+    /// The commands that begin each connection.
     pub login: Login,
 }
 
@@ -34,7 +35,7 @@ pub enum Carrier {
 }
 
 impl FromStr for Target {
-    // Never the text itself: it may hold a password.
+    // Never repeats the text, which may hold a password.
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -60,7 +61,7 @@ impl FromStr for Target {
     }
 }
 
-/// `AUTH` and `SELECT`, as far as they are needed. `Debug` prints no password.
+/// `AUTH` and `SELECT`, if needed. `Debug` prints no password.
 #[derive(Clone, Default)]
 pub struct Login {
     /// Each command's name and bytes.
@@ -69,7 +70,8 @@ pub struct Login {
 }
 
 impl Login {
-    /// With the user and the password as a URL has them: percent-encoded, an empty user for the default one.
+    /// Takes the user and the password as in a URL: percent-encoded, an empty user for the default
+    /// one.
     fn new(user: Option<(&str, &str)>, database: u32) -> Self {
         let (mut commands, mut shown) = (Vec::new(), "".into());
         let mut add = |name: &'static str, arguments: &[&[u8]]| {
@@ -91,7 +93,7 @@ impl Login {
         Self { commands: commands.into(), password: shown }
     }
 
-    /// Has `ask` send each command and return the line that comes back.
+    /// Sends each command by `ask`, which returns the line of the reply.
     pub(crate) fn say(&self, mut ask: impl FnMut(&[u8]) -> io::Result<Vec<u8>>) -> io::Result<()> {
         self.commands.iter().try_for_each(|(name, bytes)| match ask(bytes) {
             Ok(line) if line == b"+OK" => Ok(()),

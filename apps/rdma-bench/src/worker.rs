@@ -1,4 +1,4 @@
-//! One thread and its clients: sends requests, counts replies, and measures how long each took.
+//! One thread and its clients: sends requests, counts replies, and measures latencies.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,24 +18,26 @@ use crate::workload::{Load, Output, Requests, Test};
 /// Bytes read together.
 const CHUNK: usize = 256 << 10;
 
-/// Requests of an open loop that one client may have on their way. Later ones wait, and the wait counts as theirs.
+/// The most requests in flight of one client in an open loop. Later ones wait, and their wait
+/// counts.
 const OUTSTANDING: usize = 1024;
 
-/// How often a thread looks whether another one has failed.
+/// How often a thread checks whether another one has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Connections that are being made at a time: a listener has a queue for so many, and rejects those who find it full. Valkey's has 511 places.
+/// The most connection attempts at a time. A listener queues attempts, and rejects those that find
+/// the queue full. Valkey's has 511 places.
 const AT_ONCE: usize = 256;
 
 /// State that the threads of a test share.
 pub(crate) struct Shared {
-    /// Requests that nobody has taken yet.
+    /// Requests that are not taken yet.
     left: AtomicU64,
     /// Requests that were replied to.
     pub(crate) done: AtomicU64,
-    /// Somebody failed, and the rest need not go on.
+    /// A thread has failed, so the others can stop.
     failed: AtomicBool,
-    /// All clients are connected before the first request.
+    /// Opens when all clients are connected, before the first request.
     gate: Gate,
 }
 
@@ -72,7 +74,7 @@ pub(crate) struct Measured {
 /// One client.
 #[derive(Default)]
 struct Client {
-    /// When requests that are on their way were sent, or were to be sent, and how many at that time.
+    /// When requests in flight were sent, or were due, and how many at that time.
     sent: VecDeque<(Instant, u64)>,
     output: Output,
     replies: Replies,
@@ -86,9 +88,9 @@ struct State {
     shared: Arc<Shared>,
     latencies: Histogram<u64>,
     chunk: Box<[u8]>,
-    /// Bytes have come since this was looked at last.
+    /// Bytes have arrived since the last check.
     heard: bool,
-    /// The last reply.
+    /// The time of the last reply.
     ended: Instant,
     failure: Option<io::Error>,
 }
@@ -96,7 +98,8 @@ struct State {
 /// Runs `clients` clients through a test.
 ///
 /// # Errors
-/// No connection, a connection that ended, an error reply, or silence for [`Load::timeout`].
+/// A connection attempt failed, a connection ended, the server replied with an error, or nothing
+/// arrived for [`Load::timeout`].
 pub(crate) fn run(
     test: Test,
     load: &Load,
@@ -123,7 +126,7 @@ pub(crate) fn run(
     if connected.is_err() {
         shared.failed.store(true, Ordering::Relaxed);
     }
-    // Failed or not, the others wait here.
+    // Even after a failure, because the others wait here.
     shared.gate.wait();
     let (mut events, ids) = connected?;
     if shared.failed.load(Ordering::Relaxed) {
@@ -164,7 +167,7 @@ fn connect_some(
     let mut ids = Vec::with_capacity(clients);
     for _ in 0..clients {
         let id = events.connect(with, target, None, |events, id| {
-            // Until then there is nothing to say or to hear.
+            // Before that there is nothing to send or to receive.
             let failed = events.get(id).is_none_or(|client| client.state() != SessionState::Connected);
             if failed {
                 let error = events.get(id).and_then(|client| client.last_error()).map(copy);
@@ -194,7 +197,7 @@ fn connect_some(
     Ok(ids)
 }
 
-/// Sends requests until there are none left, and waits for their replies. Returns when it began.
+/// Sends requests until none are left, and waits for their replies. Returns when it began.
 fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Result<Instant> {
     let begun = Instant::now();
     for id in ids {
@@ -226,7 +229,8 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
         if events.state.shared.failed.load(Ordering::Relaxed) {
             return Err(stopped());
         }
-        // Whoever hears something, or has not slept, has no need to look at all clients and at a clock, but for now and then.
+        // A thread that receives bytes, or has not slept, need not check all clients and the clock
+        // each time.
         turns = turns.wrapping_add(1);
         if (std::mem::take(&mut events.state.heard) || wait.is_zero()) && !turns.is_multiple_of(1024) {
             continue;
@@ -244,7 +248,7 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
 }
 
 impl Schedule {
-    /// Sends what is due. Returns how long nothing is.
+    /// Sends the requests that are due. Returns the time until the next one is due.
     fn send_due(&mut self, events: &mut EventLoop<State>, ids: &[SessionId]) -> Duration {
         while !self.over {
             let Some(due) = self.due() else { break };
@@ -252,7 +256,8 @@ impl Schedule {
             if due > now {
                 return due - now;
             }
-            // The next client that has room. If none has, what is due waits, and will have waited.
+            // Finds the next client with room. If there is none, due requests wait, and their wait
+            // counts.
             let has_room = |id: &&SessionId| {
                 events.state.clients.get(**id).is_some_and(|client| client.sent.len() < OUTSTANDING)
             };
@@ -292,7 +297,7 @@ fn write_requests(events: &mut EventLoop<State>, id: SessionId) {
             Ok(written) => client.output.advance(written),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break true,
             Err(error) => {
-                // What the server has said before says more.
+                // Earlier words of the server explain more.
                 let said = state.read(id, connection).err();
                 state.fail(said.unwrap_or(error));
                 break false;
@@ -316,18 +321,18 @@ impl State {
         self.failure.get_or_insert_with(|| told(error, &self.load));
     }
 
-    /// Adds requests of a client that count from `at`.
+    /// Adds requests of a client, timed from `at`.
     fn prepare(&mut self, id: SessionId, requests: usize, at: Instant) {
         let Some(client) = self.clients.get_mut(id) else { return };
         self.requests.add(requests, &mut client.output);
         client.sent.push_back((at, requests as u64));
     }
 
-    /// Takes replies; true if none is due any more.
+    /// Reads replies. Returns true if no more are due.
     fn read(&mut self, id: SessionId, from: &mut impl Read) -> io::Result<bool> {
         let Some(client) = self.clients.get_mut(id) else { return Ok(false) };
         let mut replies = 0;
-        // A read that does not fill the chunk has taken all there is.
+        // A read that does not fill the chunk has emptied the stream.
         loop {
             let read = match from.read(&mut self.chunk) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -367,7 +372,7 @@ impl State {
     }
 }
 
-/// A thread that stops because another one has failed, and is not the one to tell about it.
+/// Returns the error of a thread that stops because another one has failed. It is not reported.
 fn stopped() -> io::Error {
     io::Error::new(ErrorKind::Interrupted, "another thread has failed")
 }

@@ -33,7 +33,7 @@ impl fmt::Display for Test {
     }
 }
 
-/// How a test is done.
+/// The parameters of a test.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// Requests of all clients together.
@@ -48,17 +48,17 @@ pub struct Load {
     pub size: usize,
     /// Keys to choose from; all requests use one key if it is 1.
     pub keys: u64,
-    /// Requests a second of all clients together, sent at their time whether the replies to earlier ones have come or not.
-    /// `None` sends as soon as the replies are there.
+    /// Requests a second of all clients together, sent at their time whether earlier replies have
+    /// come or not. `None` sends when the replies have come.
     pub rate: Option<f64>,
-    /// How long nothing may come, while replies are due.
+    /// The longest silence while replies are due.
     pub timeout: Duration,
-    /// The words with which each connection begins.
+    /// The commands that begin each connection.
     pub login: Login,
 }
 
 impl Load {
-    /// Requests of one client, which it may send together: of an open loop, one.
+    /// Requests that one client sends together: one in an open loop.
     pub fn batch(&self) -> usize {
         let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
         if self.rate.is_some() { 1 } else { self.pipeline.min(most) }
@@ -72,14 +72,14 @@ pub(crate) struct Requests {
     keys: u64,
     random: Rng,
     batch: usize,
-    /// Requests that are sent together, if all requests are alike: they are made once.
+    /// Requests that are sent together, if all are identical. They are encoded once.
     alike: Option<Box<[u8]>>,
 }
 
-/// The requests of a client that are to be written.
+/// The unwritten requests of a client.
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Those that are made one by one.
+    /// Requests that are encoded one by one.
     bytes: Vec<u8>,
     written: usize,
     left: usize,
@@ -109,7 +109,7 @@ impl Requests {
         requests
     }
 
-    /// Adds `count` requests to those that are to be written.
+    /// Adds `count` requests to write.
     pub(crate) fn add(&mut self, count: usize, to: &mut Output) {
         if let Some(alike) = &self.alike {
             to.left += alike.len() / self.batch * count;
@@ -121,10 +121,10 @@ impl Requests {
         }
     }
 
-    /// Returns bytes that are to be written next: none if all are written.
+    /// Returns the next bytes to write; empty if all are written.
     pub(crate) fn unwritten<'a>(&'a self, of: &'a Output) -> &'a [u8] {
         let source = self.alike.as_deref().unwrap_or(&of.bytes);
-        // What is alike begins anew at its end.
+        // Identical requests repeat from the beginning.
         let begin = of.written.checked_rem(source.len()).unwrap_or_default();
         let rest = source.get(begin..).unwrap_or_default();
         rest.get(..of.left).unwrap_or(rest)
@@ -150,7 +150,7 @@ impl Requests {
 }
 
 impl Output {
-    /// Notes that the first `bytes` of those that are to be written are.
+    /// Records that `bytes` more bytes are written.
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.written += bytes;
         self.left = self.left.saturating_sub(bytes);
@@ -160,7 +160,8 @@ impl Output {
         }
     }
 
-    /// Lets go of requests that are written, once they are the greater part: there may always be some that are not, in an open loop.
+    /// Drops written requests once they are the greater part. In an open loop there may always be
+    /// unwritten ones.
     fn forget_written(&mut self) {
         if self.written > self.bytes.len() / 2 {
             self.bytes.drain(..self.written);
@@ -209,7 +210,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Requests that are added as `counts` says, each time before `most` bytes at once are written.
+    /// Writes requests in the given counts, at most `most` bytes at once.
     fn written(requests: &mut Requests, counts: &[usize], most: usize) -> Vec<u8> {
         let (mut output, mut bytes) = (Output::default(), Vec::new());
         let mut write = |requests: &Requests, output: &mut Output| {
@@ -239,7 +240,7 @@ pub(crate) mod tests {
         assert_eq!(key, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000001234567\r\n");
     }
 
-    /// Those that are made once are written as often as they are added, however many bytes a write takes.
+    /// Identical requests are written as often as they are added, however many bytes a write takes.
     #[test]
     fn requests_that_are_alike_are_written_whole() {
         for most in 1..3 * SET.len() {
@@ -252,7 +253,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What is written is let go of, though there is always more to write.
+    /// Written requests are dropped, even if there is always more to write.
     #[test]
     fn output_that_is_never_empty_does_not_grow() {
         let mut requests = Requests::new(Test::Set, &load(), 7);
@@ -277,7 +278,7 @@ pub(crate) mod tests {
         assert_eq!(batch(10, 3, Some(1.0)), 1);
     }
 
-    /// One seed gives one sequence, whose keys stay below the bound and are not all alike.
+    /// A seed determines the sequence of keys, which stay below the bound and are not all equal.
     #[test]
     fn requests_are_repeatable() {
         let take = |seed| written(&mut Requests::new(Test::Mixed, &load(), seed), &[200], usize::MAX);

@@ -1,5 +1,5 @@
-//! Sets and gets large values, compares every byte, and prints how they went. Fails if fewer bytes than expected were received and sent
-//! without a copy.
+//! Sets and gets large values, compares every byte, and prints the results. Fails if fewer bytes
+//! than expected were received and sent without a copy.
 //!
 //! ```text
 //! cargo run --release -p rdma-kv --example large
@@ -55,7 +55,8 @@ struct Arguments {
     /// The database that the keys are in.
     #[arg(long, default_value_t = 0)]
     database: u32,
-    /// Instead of all that: gets a value again and again, runs this command meanwhile, which kills the server, and expects an error in time.
+    /// Instead of all that: gets a value again and again, runs this command meanwhile, which kills
+    /// the server, and expects an error in time.
     #[arg(long)]
     killed: Option<String>,
 }
@@ -96,7 +97,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     all(arguments, |first| in_domain(&host, address, &how, first))
 }
 
-/// Connects, in the domain of the first connection if there is one.
+/// Connects, in the domain of the first connection if one exists.
 fn in_domain<B: Descriptors>(
     backend: &B,
     address: SocketAddr,
@@ -147,7 +148,7 @@ fn values<T: Transport>(mut client: Client<T>, arguments: &Arguments) -> Result<
     for &len in &arguments.sizes {
         let ([set, get], counts) = value(&mut client, &mut buffer, len)?;
         let share = |bytes: u64| 100.0 * bytes as f64 / len.max(1) as f64;
-        // A SET copies nothing, so what was copied was received.
+        // A SET copies nothing, so all copied bytes were received.
         let (landed, copied) = (share(counts.bytes_landed), share(counts.bytes_copied));
         println!("{len:>12}  {set:>10.2}  {get:>10.2}  {landed:>7.2}%  {copied:>7.2}%");
         check(&counts, len, arguments)?;
@@ -164,7 +165,8 @@ fn values<T: Transport>(mut client: Client<T>, arguments: &Arguments) -> Result<
     Ok(client)
 }
 
-/// Checks how the bytes of one value went there and back: all were lent, and all landed but two windows at most.
+/// Checks how one value moved there and back: all bytes were lent, and all landed but two windows
+/// at most.
 fn check(counts: &Counts, len: usize, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.tcp.is_some() {
         return Ok(());
@@ -173,15 +175,15 @@ fn check(counts: &Counts, len: usize, arguments: &Arguments) -> Result<(), Failu
     if counts.bytes_lent != len as u64 || counts.bytes_landed < least {
         return Err(format!("of {len} bytes: {counts:?}").into());
     }
-    // 93 of 100 bytes of a value that has at least so many windows.
+    // At least 93 of 100 bytes, for a value of at least that many windows.
     if len as u64 >= 32 * u64::from(arguments.window) && counts.bytes_landed * 100 < len as u64 * 93 {
         return Err(format!("fewer than 93 % of {len} bytes landed: {counts:?}").into());
     }
     Ok(())
 }
 
-/// Sets a value and gets it back, with other commands in between, comparing every byte; how many milliseconds each took, and what it
-/// counted.
+/// Sets a value and gets it back, with other commands in between, comparing every byte. Returns the
+/// milliseconds of each, and the counts.
 fn value<T: Transport>(
     client: &mut Client<T>,
     buffer: &mut T::Buffer,
@@ -208,7 +210,8 @@ fn value<T: Transport>(
     Ok(([set, get], client.counts() - before))
 }
 
-/// As many values as there are connections, and one more of each length around those of windows, set and got with one call each.
+/// Sets and gets as many values as connections, and one more of each length around multiples of
+/// windows, with one call each.
 fn striped<T: Transport + Send>(mut client: Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
     let (connections, window) = (client.connections(), arguments.window as usize);
     let lengths: Vec<usize> = (0..connections)
@@ -251,7 +254,7 @@ fn striped<T: Transport + Send>(mut client: Striped<T>, arguments: &Arguments) -
     Ok(())
 }
 
-/// Gets a value until the server is gone, which `command` sees to in the middle of it.
+/// Gets a value until the server is gone. `command` kills it in the middle of a value.
 fn killed<T: Transport>(mut client: Client<T>, command: &str) -> Result<(), Failure> {
     let len = 64 << 20;
     let mut buffer = client.buffer(len)?;
@@ -259,7 +262,7 @@ fn killed<T: Transport>(mut client: Client<T>, command: &str) -> Result<(), Fail
     client.set_from(b"large", &buffer, 0..len)?;
     let command = command.to_owned();
     let killer = thread::spawn(move || {
-        // While values come.
+        // While values arrive.
         thread::sleep(Duration::from_millis(300));
         Command::new("sh").args(["-c", &command]).status()
     });
@@ -289,7 +292,7 @@ fn write(buffer: &mut impl Buffer, bytes: &[u8]) -> Result<(), Failure> {
     if buffer.write(0, bytes) { Ok(()) } else { Err("the buffer is in use".into()) }
 }
 
-/// Bytes of which no two neighbouring kilobytes are alike.
+/// Returns bytes in which no two neighbouring kilobytes are equal.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
 }

@@ -1,4 +1,4 @@
-//! The client: commands out, replies in, values where they belong.
+//! The client: sends commands, and receives values in their final place.
 
 use std::ops::{Add, Range, Sub};
 use std::time::Duration;
@@ -10,25 +10,25 @@ use crate::pipeline::{Pipeline, Verb};
 use crate::reply::{Line, Replies};
 use crate::transport::{Buffer, Deadline, Transport, Until, Wait};
 
-/// The part of a buffer that a value belongs into.
+/// A value's part of a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// Where its value belongs. A shorter one leaves the end of the part as it was.
+    /// The place of its value. A shorter value leaves the end of the part unchanged.
     pub range: Range<usize>,
 }
 
-/// Bytes of what `INFO` says of memory at most.
+/// The most bytes of the reply to `INFO memory`.
 const LONGEST_INFO: usize = 64 << 10;
 
 /// How much memory a server uses, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct MemoryUse {
-    /// What it has taken (`used_memory`).
+    /// Memory in use (`used_memory`).
     pub used: u64,
-    /// What it takes at most (`maxmemory`); 0 where nothing limits it.
+    /// The limit (`maxmemory`); 0 if there is none.
     pub most: u64,
 }
 
@@ -39,20 +39,20 @@ impl MemoryUse {
     }
 }
 
-/// Counts of how the bytes of values went.
+/// Counts of bytes of values, by how they moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Bytes of values that the server wrote where they belong.
+    /// Bytes of values that the server wrote to their final place.
     pub bytes_landed: u64,
-    /// Bytes of values that were copied once by this side, in either direction.
+    /// Bytes of values that this side copied once, in either direction.
     pub bytes_copied: u64,
-    /// Bytes of values that the device sent from where they were.
+    /// Bytes of values that the device sent from the caller's buffer.
     pub bytes_lent: u64,
 }
 
 impl Counts {
-    /// Nothing yet.
+    /// All zero.
     pub const NONE: Self = Self { bytes_landed: 0, bytes_copied: 0, bytes_lent: 0 };
 }
 
@@ -71,7 +71,7 @@ impl Add for Counts {
 impl Sub for Counts {
     type Output = Self;
 
-    /// Returns what was counted since `before`.
+    /// Returns the counts since `before`.
     fn sub(self, before: Self) -> Self {
         Self {
             bytes_landed: self.bytes_landed - before.bytes_landed,
@@ -81,28 +81,30 @@ impl Sub for Counts {
     }
 }
 
-/// A client for large values on one connection: one command at a time, or many in a row by [`Client::mget_into`].
+/// A client for large values on one connection: one command at a time, or many in a row by
+/// [`Client::mget_into`].
 ///
-/// After [`Error::Refused`] and [`Error::TooLong`] it goes on; any other error loses its connection, which is ended at
-/// once, and each later call returns [`Error::Lost`].
+/// [`Error::Refused`] and [`Error::TooLong`] leave the client usable. Any other error ends its
+/// connection at once, and each later call returns [`Error::Lost`].
 #[derive(Debug)]
 pub struct Client<T: Transport> {
     stream: T,
     replies: Replies,
     counts: Counts,
     timeout: Option<Duration>,
-    /// Milliseconds that keys live.
+    /// The TTL of keys in milliseconds.
     lives: Option<u64>,
-    /// Of the call that runs.
+    /// The deadline of the current call.
     deadline: Deadline,
     lost: bool,
 }
 
 impl<T: Transport> Client<T> {
-    /// How long a call may take, unless [`Client::set_timeout`] says otherwise. A pipeline of many values is one call.
+    /// The default limit of a call, which [`Client::set_timeout`] changes. A pipeline of many
+    /// values is one call.
     pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// Returns a client that speaks over `stream`, which nobody else has used for commands.
+    /// Returns a client on `stream`, on which no command has been sent.
     pub fn new(stream: T) -> Self {
         Self {
             stream,
@@ -115,8 +117,8 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Makes memory for values, `len` bytes. On RDMA it is registered for this client's connection: make it once, and use it for many
-    /// values.
+    /// Allocates `len` bytes of memory for values. On RDMA it is registered for this client's
+    /// connection: allocate it once, and use it for many values.
     ///
     /// # Errors
     /// `len` is zero, or no more memory can be registered.
@@ -124,12 +126,13 @@ impl<T: Transport> Client<T> {
         Ok(self.stream.buffer(len)?)
     }
 
-    /// Registers memory that exists, so that values can be received into it and sent from it: a `Vec<u8>`, a `Box<[u8]>`, or a
-    /// [`Memory`] of any other kind. Registering takes about as long as copying: do it once for memory that is used often, and once for
-    /// an arena ([`Registrations`](crate::Registrations) finds the parts of one).
+    /// Registers existing memory, so that values can be received into it and sent from it: a
+    /// `Vec<u8>`, a `Box<[u8]>`, or a [`Memory`] of any other kind. Registering takes about as long
+    /// as copying. Do it once for memory that is used often, and once for an arena
+    /// ([`Registrations`](crate::Registrations) finds the parts of one).
     ///
-    /// The memory is deregistered, and the client's handle on it dropped, when the buffer has been dropped and nothing uses it any more:
-    /// [`Memory::try_into_vec`] gives it back then.
+    /// The memory is deregistered, and the client's handle on it dropped, when the buffer has been
+    /// dropped and nothing uses it any more. [`Memory::try_into_vec`] returns it then.
     ///
     /// # Errors
     /// It has no bytes, or no more memory can be registered.
@@ -137,17 +140,17 @@ impl<T: Transport> Client<T> {
         Ok(self.stream.register(memory.into())?)
     }
 
-    /// Limits how long each call may take, whatever it does and however slowly the server answers: [`Client::TIMEOUT`], a minute, unless this
-    /// sets another time; `None` waits for ever. A call that takes longer loses the connection: [`Error::Io`] of the kind
-    /// [`TimedOut`](std::io::ErrorKind::TimedOut).
+    /// Limits how long each call may take, however slowly the server answers. The default is
+    /// [`Client::TIMEOUT`], a minute. `None` waits forever. A call that takes longer loses the
+    /// connection: [`Error::Io`] of the kind [`TimedOut`](std::io::ErrorKind::TimedOut).
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
 
-    /// Limits how long the keys live that this client sets from now on (`PX`), in whole milliseconds, one at least; `None`, as at first, for
-    /// ever.
+    /// Limits how long keys live that this client sets from now on (`PX`), in whole milliseconds,
+    /// at least one. `None`, the default, is forever.
     pub fn set_time_to_live(&mut self, lives: Option<Duration>) {
-        // Valkey counts in 64 bits with a sign, from the beginning of 1970; a century is for ever.
+        // Valkey counts in signed 64 bits from the beginning of 1970. A century counts as forever.
         const MOST: u64 = 100 * 366 * 24 * 3600 * 1000;
         self.lives = lives.map(|lives| u64::try_from(lives.as_millis()).unwrap_or(MOST).clamp(1, MOST));
     }
@@ -167,7 +170,7 @@ impl<T: Transport> Client<T> {
         &self.stream
     }
 
-    /// Tells the server who this client is and which database it means, before the first command. Each connection does so for itself: a new
+    /// Logs in and selects a database, before the first command. Each connection needs it: a new
     /// one begins as the default user, in database 0.
     ///
     /// # Errors
@@ -179,7 +182,8 @@ impl<T: Transport> Client<T> {
             names.into_iter().try_for_each(|command| {
                 client.status().map_err(|error| match error {
                     Error::Refused(text) => {
-                        // A server without the command may repeat its arguments (`…, with args beginning with: …`): a password.
+                        // A server without the command may repeat its arguments (`…, with args
+                        // beginning with: …`), among them a password.
                         let text = text.split(", with args").next().unwrap_or_default();
                         Error::Login { command, text: login.without_password(text) }
                     }
@@ -193,7 +197,7 @@ impl<T: Transport> Client<T> {
     /// Gets a value into `range` of `buffer`. Returns its length; `None` if there is no such key.
     ///
     /// # Errors
-    /// [`Error`] says for each whether the client can be used further.
+    /// [`Error`] says for each variant whether the client can be used further.
     pub fn get_into(
         &mut self,
         key: &[u8],
@@ -204,11 +208,12 @@ impl<T: Transport> Client<T> {
         lengths.pop().unwrap_or(Ok(None))
     }
 
-    /// Gets many values into parts of `buffer`, with one GET each, sent as far ahead of the replies as the server takes them. Returns the
-    /// length of each value, `None` for a key that is not there; or why that one failed.
+    /// Gets many values into parts of `buffer`, with one GET each, sent as far ahead of the replies
+    /// as the server takes them. Returns the length of each value, `None` for a missing key; or why
+    /// that one failed.
     ///
     /// # Errors
-    /// Those that lose the connection.
+    /// Errors that lose the connection.
     pub fn mget_into(
         &mut self,
         parts: &[Part<'_>],
@@ -248,21 +253,21 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Sets a key to the bytes of `range`, which go out from where they are. Returns when the server has them and nothing uses the
-    /// buffer.
+    /// Sets a key to the bytes of `range`, which are sent without a copy. Returns when the server
+    /// has them and nothing uses the buffer.
     ///
     /// # Errors
-    /// [`Error`] says for each whether the client can be used further.
+    /// [`Error`] says for each variant whether the client can be used further.
     pub fn set_from(&mut self, key: &[u8], buffer: &T::Buffer, range: Range<usize>) -> Result<(), Error> {
         let mut done = self.mset_from(&[Part { key, range }], buffer)?;
         done.pop().unwrap_or(Ok(()))
     }
 
-    /// Sets many keys to parts of `buffer`, with one SET each, sent as far ahead of the replies as the server takes them. Returns for each
-    /// why the server refused it, if it did.
+    /// Sets many keys to parts of `buffer`, with one SET each, sent as far ahead of the replies as
+    /// the server takes them. Returns for each why the server refused it, if it did.
     ///
     /// # Errors
-    /// Those that lose the connection.
+    /// Errors that lose the connection.
     pub fn mset_from(
         &mut self,
         parts: &[Part<'_>],
@@ -288,24 +293,25 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Returns how many of these keys there are.
+    /// Returns how many of these keys exist.
     ///
     /// # Errors
-    /// [`Error`] says for each whether the client can be used further.
+    /// [`Error`] says for each variant whether the client can be used further.
     pub fn exists(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
         self.number(b"EXISTS", keys)
     }
 
-    /// Returns for each key whether it is there, or why that is not known; one EXISTS each, sent ahead of the replies.
+    /// Returns for each key whether it exists, or why that is not known. Sends one EXISTS each,
+    /// ahead of the replies.
     ///
     /// # Errors
-    /// Those that lose the connection.
+    /// Errors that lose the connection.
     pub fn present(&mut self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
         let there = self.numbers(Verb::Exists, keys)?;
         Ok(there.into_iter().map(|there| there.map(|there| there > 0)).collect())
     }
 
-    /// Returns the number that the server answers for each key.
+    /// Returns the server's number for each key.
     pub(crate) fn numbers(&mut self, verb: Verb, keys: &[&[u8]]) -> Result<Vec<Result<u64, Error>>, Error> {
         let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { key, range: 0..0 }).collect();
         self.exchange(|client| {
@@ -318,7 +324,7 @@ impl<T: Transport> Client<T> {
         })
     }
 
-    /// Returns the string that the server answers to a command, if it has at most `most` bytes.
+    /// Returns the server's string for a command, if it has at most `most` bytes.
     pub(crate) fn text(&mut self, arguments: &[&[u8]], most: usize) -> Result<String, Error> {
         let mut bytes = Vec::new();
         command(&mut bytes, arguments.len(), arguments);
@@ -342,13 +348,13 @@ impl<T: Transport> Client<T> {
     /// Returns how much memory the server uses, by `INFO memory`.
     ///
     /// # Errors
-    /// [`Error`] says for each whether the client can be used further.
+    /// [`Error`] says for each variant whether the client can be used further.
     pub fn memory(&mut self) -> Result<MemoryUse, Error> {
         let text = self.text(&[b"INFO", b"memory"], LONGEST_INFO)?;
         MemoryUse::parse(&text).ok_or_else(|| self.lose(Error::Unexpected("no INFO of memory".into())))
     }
 
-    /// Says that the next command is about a key that its node has not given away yet (`ASKING`).
+    /// Sends `ASKING`: the next command is about a key that its node has not given away yet.
     pub(crate) fn asking(&mut self) -> Result<(), Error> {
         let mut bytes = Vec::new();
         command(&mut bytes, 1, &[b"ASKING"]);
@@ -358,10 +364,10 @@ impl<T: Transport> Client<T> {
         })?
     }
 
-    /// Deletes keys. Returns how many there were.
+    /// Deletes keys. Returns how many existed.
     ///
     /// # Errors
-    /// [`Error`] says for each whether the client can be used further.
+    /// [`Error`] says for each variant whether the client can be used further.
     pub fn del(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
         self.number(b"DEL", keys)
     }
@@ -369,7 +375,7 @@ impl<T: Transport> Client<T> {
     /// Returns the length of a value, 0 if there is no such key.
     ///
     /// # Errors
-    /// [`Error`] says for each whether the client can be used further.
+    /// [`Error`] says for each variant whether the client can be used further.
     pub fn strlen(&mut self, key: &[u8]) -> Result<u64, Error> {
         self.number(b"STRLEN", &[key])
     }
@@ -385,7 +391,7 @@ impl<T: Transport> Client<T> {
         natural(&reply?).map_err(|error| self.lose(error))
     }
 
-    /// Sends one command, or a few that no server answers at length.
+    /// Sends one command, or a few with short replies.
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
             let written = self.stream.write_with(bytes, Wait::Until(self.deadline))?;
@@ -407,7 +413,7 @@ impl<T: Transport> Client<T> {
         self.replies.line(&mut Until { stream: &mut self.stream, deadline: self.deadline })
     }
 
-    /// Does what loses the connection if it fails.
+    /// Runs `act`, and ends the connection if it fails.
     fn exchange<R>(&mut self, act: impl FnOnce(&mut Self) -> Result<R, Error>) -> Result<R, Error> {
         if self.lost {
             return Err(Error::Lost);
@@ -434,7 +440,7 @@ pub(crate) fn inside(parts: &[Part<'_>], buffer: &impl Buffer) -> Result<(), Err
     }
 }
 
-/// Tells errors after which the next reply can be read from those after which it cannot.
+/// Separates errors after which the next reply can be read from those that lose the connection.
 fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
     match result {
         Err(error @ (Error::Refused(_) | Error::TooLong { .. })) => Ok(Err(error)),
@@ -443,7 +449,7 @@ fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
     }
 }
 
-/// Returns the number of a line, if it is one that counts something.
+/// Returns the number of a line, if it is a count.
 fn natural(line: &Line) -> Result<u64, Error> {
     match line {
         Line::Number(number) => u64::try_from(*number).map_err(|_| unexpected(line)),
@@ -455,13 +461,13 @@ fn unexpected(line: &Line) -> Error {
     Error::Unexpected(format!("{line:?}"))
 }
 
-/// Writes a command of `count` strings, as far as these.
+/// Writes a command of `count` strings, up to the end of `first`.
 pub(crate) fn command(into: &mut Vec<u8>, count: usize, first: &[&[u8]]) {
     into.extend_from_slice(format!("*{count}\r\n").as_bytes());
     arguments(into, first);
 }
 
-/// Writes strings of a command.
+/// Writes further strings of a command.
 pub(crate) fn arguments(into: &mut Vec<u8>, arguments: &[&[u8]]) {
     for argument in arguments {
         into.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());

@@ -1,4 +1,4 @@
-//! A cluster: each key at the node that has its slot.
+//! A cluster client, which sends each key to the node of its slot.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,43 +13,49 @@ use crate::pipeline::Verb;
 use crate::slots::{Elsewhere, Slots, slot};
 use crate::transport::{Buffer, Deadline, Transport};
 
-/// How often a key is tried: at first, and after each answer that it is elsewhere, or later, or that lost the connection.
+/// How often a key is tried: once, and after each answer that redirects or delays it, or that lost
+/// the connection.
 const TURNS: u32 = 6;
 
-/// The pause before a key is tried again that a node does not serve now; each further one is twice as long.
+/// The first pause before a key is tried again that a node cannot serve now. Each further one is
+/// twice as long.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// How long the map of slots is taken for true at least, whatever nodes say; what they say of one slot is noted at once.
+/// The shortest time between two requests for the map of slots. What nodes say of a single slot is
+/// recorded at once.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// Bytes of a node's map of the cluster at most.
+/// The most bytes of a node's map of the cluster.
 const LONGEST_MAP: usize = 1 << 20;
 
-/// Counts of what a [`Cluster`] was told by its nodes.
+/// Counts of a [`Cluster`]'s redirections and connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Routing {
     /// Keys whose slot had moved (`MOVED`).
     pub moved: u64,
-    /// Keys that another node had this time (`ASK`).
+    /// Keys that another node served once (`ASK`).
     pub asked: u64,
-    /// Keys that were tried again because their node was lost, or did not serve them at that moment.
+    /// Keys that were tried again because their node was lost, or could not serve them at that
+    /// moment.
     pub repeated: u64,
-    /// How often the map of slots was asked for.
+    /// How often the map of slots was requested.
     pub refreshed: u64,
     /// Connections that were made.
     pub connected: u64,
 }
 
-/// A client of a cluster: the keys of one call go to the primaries of their slots, with a connection to each, and each connection's part of
-/// it runs on a thread of its own.
+/// A client of a cluster. The keys of one call go to the primaries of their slots, with a
+/// connection to each. Each connection's part of a call runs on a thread of its own.
 ///
-/// `D` makes a client of the node at an address, `HOST:PORT`, which has logged in. Valkey announces one port for each node, so over RDMA a
-/// node listens on the number of its TCP port. A connection that is lost is made again by the next call that needs it.
+/// `D` connects to the node at an address, `HOST:PORT`, and returns a client that has logged in.
+/// Valkey announces one port for each node, so over RDMA a node listens on the number of its TCP
+/// port. A lost connection is established again by the next call that needs it.
 ///
 /// # What a node may do
-/// A node names others by their addresses, and these are connected to: so all nodes are trusted with the user and the password, as in any
-/// cluster. What they say is checked and bounded. A key is tried 6 times at most. The map of slots is asked for at most once a second and
+/// A node names others by their addresses, and the client connects to these. So all nodes are
+/// trusted with the user and the password, as in any cluster. Their messages are checked and
+/// bounded. A key is tried 6 times at most. The map of slots is requested at most once a second and
 /// once for a new client. It has at most a MiB and 1000 nodes. Every call ends by its time-out.
 pub struct Cluster<T: Transport, D> {
     seeds: Vec<String>,
@@ -59,14 +65,15 @@ pub struct Cluster<T: Transport, D> {
     asked_at: Option<Instant>,
     timeout: Option<Duration>,
     lives: Option<Duration>,
-    /// Of the clients that are gone.
+    /// The counts of lost clients.
     counts: Counts,
     routing: Routing,
 }
 
-/// Memory for the values of a [`Cluster`]: registered with each node when the first value goes there.
+/// Memory for the values of a [`Cluster`]. It is registered with each node when the first value
+/// goes there.
 ///
-/// Nodes do not share a protection domain, so a key for this memory that one node was given is of no use to another.
+/// Nodes do not share a protection domain, so one node's key for this memory is useless to another.
 #[derive(Debug)]
 pub struct ClusterBuffer<U> {
     memory: Option<Memory>,
@@ -74,7 +81,7 @@ pub struct ClusterBuffer<U> {
 }
 
 impl<U> ClusterBuffer<U> {
-    /// Returns a buffer that the connections to all nodes can use as it is.
+    /// Returns a buffer that the connections to all nodes can use without registering it.
     pub fn of(buffer: U) -> Self {
         Self { memory: None, handles: vec![buffer] }
     }
@@ -110,7 +117,8 @@ impl<U: Buffer> Buffer for ClusterBuffer<U> {
 
     fn write(&mut self, offset: usize, from: &[u8]) -> bool {
         match &mut self.memory {
-            // A handle that a device or a server uses takes nothing, not even nothing.
+            // While a device or a server uses a handle, nothing can be written, not even an empty
+            // slice.
             Some(memory) => {
                 self.handles.iter_mut().all(|handle| handle.write(0, &[]))
                     && Buffer::write(memory, offset, from)
@@ -120,17 +128,18 @@ impl<U: Buffer> Buffer for ClusterBuffer<U> {
     }
 }
 
-/// What one connection does in a turn.
+/// One connection's share of a turn.
 struct Share<H> {
     indices: Vec<usize>,
     handle: H,
 }
 
-/// The answer to a key, by its place in the call, and the node that gave it.
+/// The answer to a key, by its index in the call, and the node that sent it.
 type Answer<R> = (usize, String, Result<R, Error>);
 
 impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T, D> {
-    /// Returns a client of the cluster that some of these nodes, `HOST:PORT` each, belong to. It connects when it is used.
+    /// Returns a client of the cluster that some of these nodes, `HOST:PORT` each, belong to. It
+    /// connects when first used.
     pub fn new(seeds: impl IntoIterator<Item = impl Into<String>>, dial: D) -> Self {
         Self {
             seeds: seeds.into_iter().map(Into::into).collect(),
@@ -145,21 +154,21 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         }
     }
 
-    /// Limits how long each call may take, as [`Client::set_timeout`]; all turns of all nodes together. To make a connection takes what `D`
-    /// allows for it.
+    /// Limits how long each call may take, like [`Client::set_timeout`]: all turns of all nodes
+    /// together. `D` limits how long connecting takes.
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
 
-    /// Limits how long the keys live that are set from now on, as [`Client::set_time_to_live`].
+    /// Limits how long keys live that are set from now on, like [`Client::set_time_to_live`].
     pub const fn set_time_to_live(&mut self, lives: Option<Duration>) {
         self.lives = lives;
     }
 
-    /// Connects to every primary, which calls do as far as they need it.
+    /// Connects to every primary. Calls otherwise connect as needed.
     ///
     /// # Errors
-    /// No node tells which there are, or one of them cannot be connected to.
+    /// No node returns the map of slots, or one of the primaries cannot be connected to.
     pub fn connect(&mut self) -> Result<(), Error> {
         let deadline = Deadline::after(self.timeout);
         self.refresh(deadline)?;
@@ -172,7 +181,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Returns how much memory each primary uses, by its address.
     ///
     /// # Errors
-    /// No node tells which there are, or one of them does not tell.
+    /// No node returns the map of slots, or one of the primaries does not answer.
     pub fn memory(&mut self) -> Result<Vec<(String, MemoryUse)>, Error> {
         let deadline = Deadline::after(self.timeout);
         self.refresh(deadline)?;
@@ -184,17 +193,18 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         told.collect()
     }
 
-    /// Makes memory for values, `len` bytes.
+    /// Allocates `len` bytes of memory for values.
     pub fn buffer(&self, len: usize) -> ClusterBuffer<T::Buffer> {
         self.register(vec![0; len])
     }
 
-    /// Takes memory that exists for values, as [`Client::register`]. It is registered with each node when the first value goes there.
+    /// Takes existing memory for values, like [`Client::register`]. It is registered with each node
+    /// when the first value goes there.
     pub fn register(&self, memory: impl Into<Memory>) -> ClusterBuffer<T::Buffer> {
         ClusterBuffer { memory: Some(memory.into()), handles: Vec::new() }
     }
 
-    /// Returns the client of each node that there is a connection to, by the node's address.
+    /// Returns the client of each connected node, by the node's address.
     pub fn clients(&self) -> impl Iterator<Item = (&str, &Client<T>)> {
         self.clients.iter().map(|(node, client)| (node.as_str(), client))
     }
@@ -204,15 +214,16 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         self.clients.values().fold(self.counts, |sum, client| sum + client.counts())
     }
 
-    /// Returns the counts of what the nodes have told.
+    /// Returns the counts of redirections and connections.
     pub const fn routing(&self) -> Routing {
         self.routing
     }
 
-    /// Gets a value into `range` of `buffer`, as [`Client::get_into`].
+    /// Gets a value into `range` of `buffer`, like [`Client::get_into`].
     ///
     /// # Errors
-    /// As of [`Client::get_into`]; or no node of the cluster serves the key. The client can be used further after each.
+    /// Those of [`Client::get_into`], or no node of the cluster serves the key. The client can be
+    /// used further after each.
     pub fn get_into(
         &mut self,
         key: &[u8],
@@ -223,11 +234,12 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         lengths.pop().unwrap_or(Ok(None))
     }
 
-    /// Gets many values into parts of `buffer`, which do not overlap, as [`Client::mget_into`]. Of the keys of a connection that was lost
-    /// too often, or could not be made, one has its error, and the others [`Error::Lost`].
+    /// Gets many values into parts of `buffer`, which do not overlap, like [`Client::mget_into`].
+    /// If a connection was lost too often, or could not be established, one of its keys has the
+    /// error, and the others have [`Error::Lost`].
     ///
     /// # Errors
-    /// A part is not inside of the buffer; or no node tells which there are.
+    /// A part is not inside the buffer, or no node returns the map of slots.
     pub fn mget_into(
         &mut self,
         parts: &[Part<'_>],
@@ -238,10 +250,11 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         self.spread(parts, |client| buffer.handle(client), Client::mget_into)
     }
 
-    /// Sets a key to the bytes of `range`, as [`Client::set_from`].
+    /// Sets a key to the bytes of `range`, like [`Client::set_from`].
     ///
     /// # Errors
-    /// As of [`Client::set_from`]; or no node of the cluster serves the key. The client can be used further after each.
+    /// Those of [`Client::set_from`], or no node of the cluster serves the key. The client can be
+    /// used further after each.
     pub fn set_from(
         &mut self,
         key: &[u8],
@@ -252,11 +265,12 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         done.pop().unwrap_or(Ok(()))
     }
 
-    /// Sets many keys to parts of `buffer`, as [`Client::mset_from`]. Of the keys of a connection that was lost too often, or could not be
-    /// made, one has its error, and the others [`Error::Lost`]: whether they are set is not known.
+    /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. If a connection was lost
+    /// too often, or could not be established, one of its keys has the error, and the others have
+    /// [`Error::Lost`]. It is unknown whether these are set.
     ///
     /// # Errors
-    /// A part is not inside of the buffer; or no node tells which there are.
+    /// A part is not inside the buffer, or no node returns the map of slots.
     pub fn mset_from(
         &mut self,
         parts: &[Part<'_>],
@@ -275,27 +289,28 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         )
     }
 
-    /// Returns for each key whether it is there, or why that is not known.
+    /// Returns for each key whether it exists, or why that is not known.
     ///
     /// # Errors
-    /// No node tells which there are.
+    /// No node returns the map of slots.
     pub fn present(&mut self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
         let there = self.numbers(Verb::Exists, keys)?;
         Ok(there.into_iter().map(|there| there.map(|there| there > 0)).collect())
     }
 
-    /// Returns how many of these keys there are.
+    /// Returns how many of these keys exist.
     ///
     /// # Errors
-    /// It is not known of one of them.
+    /// It is unknown for one of them.
     pub fn exists(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
         self.numbers(Verb::Exists, keys)?.into_iter().sum()
     }
 
-    /// Deletes keys. Returns how many there were; one whose connection is lost may be deleted and not counted.
+    /// Deletes keys. Returns how many existed. A key whose connection is lost may be deleted and
+    /// not counted.
     ///
     /// # Errors
-    /// It is not known of one of them; others may be deleted.
+    /// It is unknown for one of them; others may be deleted.
     pub fn del(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
         self.numbers(Verb::Del, keys)?.into_iter().sum()
     }
@@ -303,7 +318,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Returns the length of a value, 0 if there is no such key.
     ///
     /// # Errors
-    /// As of [`Cluster::get_into`].
+    /// Those of [`Cluster::get_into`].
     pub fn strlen(&mut self, key: &[u8]) -> Result<u64, Error> {
         self.numbers(Verb::Strlen, &[key])?.pop().unwrap_or(Ok(0))
     }
@@ -320,14 +335,15 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         )
     }
 
-    /// Lets go of what is registered for connections that are gone.
+    /// Drops registrations for lost connections.
     fn forget(&self, buffer: &mut ClusterBuffer<T::Buffer>) {
         if buffer.memory.is_some() {
             buffer.handles.retain(|handle| self.clients.values().any(|client| client.stream().takes(handle)));
         }
     }
 
-    /// Does `act` for every part at the node that has its key, until each has an answer that lasts, or was tried [`TURNS`] times.
+    /// Runs `act` for every part at the node of its key, until each has a final answer, or was
+    /// tried [`TURNS`] times.
     fn spread<H: Send, R: Send>(
         &mut self,
         parts: &[Part<'_>],
@@ -376,21 +392,22 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(results)
     }
 
-    /// Waits before a further turn where nodes want to be asked later, and asks for the map anew if it is old enough.
+    /// Waits before a further turn if nodes cannot serve a key now. Requests the map again if it is
+    /// old enough.
     fn rest(&mut self, pause: bool, turn: u32, deadline: Deadline) -> Result<(), Error> {
         if pause {
             let pause = PAUSE * 2_u32.saturating_pow(turn);
             thread::sleep(deadline.left()?.map_or(pause, |left| left.min(pause)));
         }
         if self.asked_at.is_none_or(|at| at.elapsed() >= SETTLED) {
-            // Without a new map the old one serves.
+            // Without a new map the old one is used.
             _ = self.refresh(deadline);
         }
         deadline.left()?;
         Ok(())
     }
 
-    /// Does `act` once for each of the open parts.
+    /// Runs `act` once for each of the open parts.
     fn turn<H: Send, R: Send>(
         &mut self,
         open: &[usize],
@@ -429,7 +446,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
             .collect::<Vec<_>>()
             .into_iter();
         answers.extend(thread::scope(|scope| {
-            // One share is this thread's own.
+            // This thread takes one share itself.
             let first = busy.next();
             let others: Vec<_> =
                 busy.map(|(node, client, share)| scope.spawn(move || run(node, client, share))).collect();
@@ -442,7 +459,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         answers
     }
 
-    /// Does `act` for one part at the node that another one has named for it.
+    /// Runs `act` for one part at the node named by another one (`ASK`).
     fn ask<H, R>(
         &mut self,
         node: &str,
@@ -457,7 +474,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         act(client, std::slice::from_ref(part), &mut handle)?.pop().unwrap_or(Err(Error::Lost))
     }
 
-    /// Returns the client of a node, connected, for calls until `deadline`.
+    /// Returns a node's connected client, for calls until `deadline`.
     fn client(&mut self, node: &str, deadline: Deadline) -> Result<&mut Client<T>, Error> {
         let left = deadline.left()?;
         let client = match self.clients.remove(node) {
@@ -473,7 +490,8 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(client)
     }
 
-    /// Asks nodes for the map of slots, those first that there is a connection to, until one tells it.
+    /// Requests the map of slots from one node after the other, connected ones first, until one
+    /// answers.
     fn refresh(&mut self, deadline: Deadline) -> Result<(), Error> {
         self.asked_at = Some(Instant::now());
         self.routing.refreshed += 1;
@@ -491,7 +509,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
             match told {
                 Ok(slots) => {
                     self.slots = slots;
-                    // A node that has no slots any more is not needed, nor is a seed by another name.
+                    // A node without slots is not needed, nor is a seed under another name.
                     let Self { clients, slots, counts, .. } = self;
                     clients.retain(|node, client| {
                         let stays = slots.nodes().contains(node);
@@ -529,18 +547,19 @@ impl<T: Transport, D> fmt::Debug for Cluster<T, D> {
     }
 }
 
-/// Returns each answer with its place. Where one error stands for all, the first has it, and the others were lost with it.
+/// Returns each answer with its index. If one error stands for all, the first key has it, and the
+/// others are lost.
 fn all<R>(indices: Vec<usize>, node: &str, answers: Result<Vec<Result<R, Error>>, Error>) -> Vec<Answer<R>> {
     let mut answers = answers.unwrap_or_else(|error| vec![Err(error)]).into_iter();
     let one = |index| (index, node.into(), answers.next().unwrap_or(Err(Error::Lost)));
     indices.into_iter().map(one).collect()
 }
 
-/// Returns where, or when, else a part is to be tried after this answer of `node`.
+/// Returns where or when to try a part again after this answer of `node`.
 fn elsewhere<R>(answer: &Result<R, Error>, node: &str) -> Option<Elsewhere> {
     match answer {
         Err(Error::Refused(text)) => Elsewhere::parse(text, node),
-        // All commands here may be done twice.
+        // All commands here are safe to repeat.
         Err(Error::Io(_) | Error::Lost | Error::Unserved { .. }) => Some(Elsewhere::Later),
         _ => None,
     }

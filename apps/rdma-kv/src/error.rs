@@ -1,4 +1,4 @@
-//! Errors of a client, by who is at fault.
+//! Errors of a client.
 
 use std::io;
 
@@ -6,20 +6,21 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused the command: a wrong type, missing rights, a full memory. The connection can be used further.
+    /// The server refused the command: a wrong type, missing rights, full memory. The connection
+    /// can be used further.
     #[error("the server refused the command: {0}")]
     Refused(String),
-    /// The server refused the user, the password or the database of a [`Login`](crate::Login). The connection is lost: its commands would be
-    /// those of another user, or go to another database.
+    /// The server refused the user, the password or the database of a [`Login`](crate::Login). The
+    /// connection is lost: its commands would run as another user, or on another database.
     #[error("the server refused to log in ({command}): {text}")]
     Login {
-        /// The command that it refused: `AUTH` or `SELECT`.
+        /// The refused command: `AUTH` or `SELECT`.
         command: &'static str,
-        /// Its words, without arguments that it repeats.
+        /// The server's words, without arguments that it repeats.
         text: String,
     },
-    /// The value is longer than the part of the buffer that was given for it. It was read and dropped, so the connection can be used
-    /// further.
+    /// The value is longer than its part of the buffer. It was read and dropped, so the connection
+    /// can be used further.
     #[error("the value has {len} bytes, and there is room for {room}")]
     TooLong {
         /// Its length.
@@ -37,22 +38,24 @@ pub enum Error {
         /// The length of the buffer.
         len: usize,
     },
-    /// The server sent no reply of its protocol, or one that does not belong to the command. The connection is lost.
+    /// The server sent an invalid reply, or one that does not belong to the command. The connection
+    /// is lost.
     #[error("the server's reply is none to this command: {0}")]
     Unexpected(String),
-    /// The connection ended, or a time-out passed. The connection is lost; windows may lie in the buffer until the client is dropped.
+    /// The connection ended, or a time-out passed. The connection is lost. Windows may lie in the
+    /// buffer until the client is dropped.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The buffer was made for other connections.
+    /// The buffer belongs to other connections.
     #[error("the buffer was made for other connections: make one for these")]
     Foreign,
-    /// No node of the cluster serves the slot, as far as the nodes say.
+    /// No node of the cluster serves the slot, according to the nodes.
     #[error("no node of the cluster serves slot {slot}")]
     Unserved {
         /// The slot of the key.
         slot: u16,
     },
-    /// An earlier error has lost the connection: it is not known where its next reply begins.
+    /// An earlier error has lost the connection. The start of its next reply is unknown.
     #[error("this connection was lost by an earlier error; make another client")]
     Lost,
 }

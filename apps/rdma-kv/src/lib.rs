@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-// The one exception is `memory`: it takes memory that the program owns.
+// The exception is `memory`, which takes memory that the program owns.
 #![deny(unsafe_code)]
 
 mod client;

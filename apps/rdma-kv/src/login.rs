@@ -1,13 +1,14 @@
-//! The words with which a connection begins, where a server wants to know who its client is.
+//! The commands that log in a connection.
 
 use std::fmt;
 
 use crate::client::command;
 
-/// The user, the password and the database of a client, for [`Client::log_in`](crate::Client::log_in). Start from [`Login::default`],
-/// which is the server's default user without a password, and database 0: it sends nothing.
+/// The user, the password and the database of a client, for
+/// [`Client::log_in`](crate::Client::log_in). Start from [`Login::default`], the server's default
+/// user without a password, and database 0. It sends nothing.
 ///
-/// `Debug` prints no password. On its way to the server it is as safe as the connection: RDMA and TCP encrypt nothing.
+/// `Debug` prints no password. RDMA and TCP do not encrypt the password on its way to the server.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     user: Option<Vec<u8>>,
@@ -28,7 +29,7 @@ impl Login {
         Self { user: Some(user.into()), password: Some(password.into()), ..self }
     }
 
-    /// Sets the number of the database that keys are in.
+    /// Sets the number of the keys' database.
     #[must_use]
     pub fn database(self, database: u32) -> Self {
         Self { database, ..self }
@@ -43,7 +44,7 @@ impl Login {
         }
     }
 
-    /// Returns the commands that say all this, and the name of each.
+    /// Returns the encoded commands, and the name of each.
     pub(crate) fn commands(&self) -> (Vec<u8>, Vec<&'static str>) {
         let (mut bytes, mut names) = (Vec::new(), Vec::new());
         let mut add = |name: &'static str, arguments: &[&[u8]]| {

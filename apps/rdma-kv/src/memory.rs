@@ -1,4 +1,4 @@
-//! Memory that a program has, and gives for values.
+//! Memory of the program, lent for values.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -14,18 +14,20 @@ use std::sync::atomic::AtomicU8;
 
 use rdma_conn::{CallerMemory, DmaBuf, SharedMemory};
 
-/// Memory that a program has: a `Vec<u8>` or a `Box<[u8]>`, which [`Memory::try_into_vec`] gives back; or, by
-/// [`Memory::from_raw_parts`], a mapping, an object of another language's runtime, an arena.
+/// Memory of the program: a `Vec<u8>` or a `Box<[u8]>`, which [`Memory::try_into_vec`] returns; or,
+/// by [`Memory::from_raw_parts`], a mapping, an object of another language's runtime, an arena.
 ///
-/// It is a handle, and clones of it are handles on one memory. A buffer that [`Client::register`](crate::Client::register) makes of one
-/// keeps it until the memory is deregistered. The memory is freed, or its owner dropped, with the last handle. If a device
-/// refuses to deregister it, that is never.
+/// It is a handle, and its clones are handles on the same memory. A buffer that
+/// [`Client::register`](crate::Client::register) creates from it keeps a handle until the memory is
+/// deregistered. The memory is freed, or its owner dropped, with the last handle. If a device
+/// refuses to deregister it, that never happens.
 ///
 /// # Who may write
-/// As long as a buffer of it exists, or a connection still uses one that was dropped, the server can write to all of it at any time,
-/// by its key; one that obeys the protocol writes only values that were asked for. That is also so after an error:
-/// the windows in which the rest of a value was to arrive stay the server's until the client's connection has ended. So there is no
-/// `&[u8]` of it: values are copied out before they are decided on ([`Buffer::read`](crate::Buffer::read)).
+/// While a buffer of it exists, or a connection still uses a dropped one, the server can write to
+/// all of it at any time, by its key. A server that obeys the protocol writes only requested
+/// values. This also holds after an error: the windows in which the rest of a value was to arrive
+/// stay the server's until the client's connection has ended. So there is no `&[u8]` of it: copy
+/// values out before deciding on them ([`Buffer::read`](crate::Buffer::read)).
 #[derive(Clone)]
 pub struct Memory(Arc<Bytes>);
 
@@ -42,31 +44,34 @@ enum Owner {
     Other { exported: Option<Exported>, _keep: Box<dyn Any + Send + Sync> },
 }
 
-/// The dma-buf that memory is a mapping of.
+/// The dma-buf behind a mapping.
 struct Exported {
     descriptor: OwnedFd,
     offset: u64,
 }
 
-// SAFETY: the bytes are owned or, by the contract of `from_raw_parts`, reached by others in ways that atomics allow; `shared` reaches
-// them through atomics only. Owners are `Send` and `Sync` themselves.
+// SAFETY: the bytes are owned or, by the contract of `from_raw_parts`, reached by others in ways
+// that atomics allow; `shared` reaches them through atomics only. Owners are `Send` and `Sync`
+// themselves.
 unsafe impl Send for Bytes {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Bytes {}
 
 impl Memory {
-    /// Returns the memory of `len` bytes from `base` on. `keep` is dropped with the last handle: when nothing uses the memory any more.
+    /// Returns the memory of `len` bytes from `base` on. `keep` is dropped with the last handle,
+    /// when nothing uses the memory any more.
     ///
     /// # Safety
     /// Until `keep` is dropped,
-    /// * the bytes belong to one allocation or mapping, and stay where they are, readable and writable;
-    /// * no reference to any of them is used in this process, shared or not, except to atomics; what is not Rust may read
-    ///   them, and finds some of them old and some new while a value arrives, and may write them while nothing is received there and
-    ///   nothing sent from there;
-    /// * no other [`Memory`] that overlaps this one is used at the time that this one is.
+    /// * the bytes belong to one allocation or mapping, and stay where they are, readable and
+    ///   writable;
+    /// * no reference to any of them is used in this process, shared or not, except to atomics.
+    ///   Code that is not Rust may read them, and finds some of them old and some new while a value
+    ///   arrives. It may write them while nothing is received there and nothing sent from there;
+    /// * no other [`Memory`] that overlaps this one is used at the same time.
     ///
-    /// The server can write to all of the bytes as long as a buffer of the memory exists, and after an error until the connection has
-    /// ended: nobody may rely on what they hold.
+    /// The server can write to all of the bytes while a buffer of the memory exists, and after an
+    /// error until the connection has ended. Do not rely on their contents.
     ///
     /// # Panics
     /// `base` is null, or `len` is more than `isize::MAX`.
@@ -74,16 +79,17 @@ impl Memory {
         Self::kept(base, len, Owner::Other { exported: None, _keep: Box::new(keep) })
     }
 
-    /// Returns the memory of `len` bytes from `base` on, which are a mapping of a dma-buf from `offset` on: memory of another device, a GPU
-    /// for example. An RDMA device reaches it through the dma-buf, `ibv_reg_dmabuf_mr(3)`; what does not land is copied through the
-    /// mapping. Over TCP everything is. The descriptor is closed with the last handle, then `keep` is dropped.
+    /// Returns the memory of `len` bytes from `base` on, which map a dma-buf from `offset` on:
+    /// memory of another device, for example a GPU. An RDMA device reaches it through the dma-buf,
+    /// `ibv_reg_dmabuf_mr(3)`. Bytes that do not land, and all bytes over TCP, are copied through
+    /// the mapping. The descriptor is closed with the last handle, then `keep` is dropped.
     ///
-    /// **Untested on a device**: none of those that this crate is tried on can register a dma-buf. They refuse it, and so does the embedded
-    /// fabric.
+    /// **Untested on a device**: no device that this crate was tested on can register a dma-buf.
+    /// They refuse it, and so does the embedded fabric.
     ///
     /// # Safety
-    /// As [`Memory::from_raw_parts`]; and until `keep` is dropped, what [`DmaBuf::new`] asks for holds of `descriptor`, `offset` and the
-    /// bytes.
+    /// The requirements of [`Memory::from_raw_parts`]. In addition, until `keep` is dropped,
+    /// `descriptor`, `offset` and the bytes meet the requirements of [`DmaBuf::new`].
     ///
     /// # Panics
     /// `base` is null, or `len` is more than `isize::MAX`.
@@ -105,33 +111,35 @@ impl Memory {
         Self(Arc::new(Bytes { base, len, owner }))
     }
 
-    /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them any more: all buffers of it were dropped, and
-    /// so were the connections on which an error left windows in it.
+    /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them any more:
+    /// all buffers of it were dropped, and so were the connections on which an error left windows
+    /// in it.
     ///
     /// # Errors
-    /// Returns the memory as it is.
+    /// Returns the memory unchanged.
     pub fn try_into_vec(self) -> Result<Vec<u8>, Self> {
         if !matches!(self.0.owner, Owner::Vec { .. }) {
             return Err(self);
         }
         let bytes = ManuallyDrop::new(Arc::try_unwrap(self.0).map_err(Self)?);
         let Owner::Vec { capacity } = bytes.owner else { unreachable!("looked at above") };
-        // SAFETY: the parts of a Vec, whose bytes were initialised when it came; this was the last handle, and it is not dropped, so
-        // nobody else has them.
+        // SAFETY: the parts of a Vec, whose bytes were initialised when it came. This was the last
+        // handle, and it is not dropped, so there is no other owner.
         Ok(unsafe { Vec::from_raw_parts(bytes.base.as_ptr(), bytes.len, capacity) })
     }
 
-    /// Receives bytes of a socket into `range`, and waits for as many as it has, until the socket's time-out. Returns how many came.
+    /// Receives bytes of a socket into `range`. Waits until it is full, or the socket's time-out.
+    /// Returns how many came.
     pub(crate) fn receive_from(&self, socket: &impl AsRawFd, range: Range<usize>) -> io::Result<usize> {
         let (base, len) = self.part(range)?;
-        // SAFETY: `part` has checked that these bytes are inside; they are writable for as long as `self` is (the contract of
-        // `from_raw_parts`, or a Vec's own). The kernel writes them as another thread would, and no reference to them exists: recv(2)
-        // takes their address.
+        // SAFETY: `part` has checked that these bytes are inside; they are writable for as long as
+        // `self` is (the contract of `from_raw_parts`, or a Vec's own). The kernel writes them as
+        // another thread would, and no reference to them exists: recv(2) takes their address.
         let received = unsafe { libc::recv(socket.as_raw_fd(), base.cast(), len, libc::MSG_WAITALL) };
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Sends bytes of `range` over a socket, which waits for room or does not. Returns how many it took.
+    /// Sends bytes of `range` over a socket, waiting for room or not. Returns how many it took.
     pub(crate) fn send_to(
         &self,
         socket: &impl AsRawFd,
@@ -145,7 +153,7 @@ impl Memory {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Returns where a part begins, and its length.
+    /// Returns the address and the length of a part.
     fn part(&self, range: Range<usize>) -> io::Result<(*mut u8, usize)> {
         if range.start > range.end || range.end > self.0.len {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -158,7 +166,7 @@ impl Memory {
         self.0.base.addr().get()
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
@@ -187,7 +195,7 @@ impl From<Box<[u8]>> for Memory {
 impl Drop for Bytes {
     fn drop(&mut self) {
         if let Owner::Vec { capacity } = self.owner {
-            // SAFETY: the parts of a Vec that nobody has taken back, dropped once.
+            // SAFETY: the parts of a Vec that was not taken back, dropped once.
             drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) });
         }
     }
@@ -195,8 +203,9 @@ impl Drop for Bytes {
 
 impl CallerMemory for Memory {
     fn shared(&self) -> SharedMemory<'_> {
-        // SAFETY: `len` initialised bytes that are there as long as `self` is, and reached as atomics only: a Vec's through this function,
-        // others' by the contract of `from_raw_parts`. The device writes as another thread would, and an atomic may hold anything.
+        // SAFETY: `len` initialised bytes that exist as long as `self` does, and are reached as
+        // atomics only: a Vec's through this function, others' by the contract of `from_raw_parts`.
+        // The device writes as another thread would, and an atomic may hold any value.
         SharedMemory::new(unsafe {
             slice::from_raw_parts(self.0.base.as_ptr().cast::<AtomicU8>(), self.0.len)
         })
@@ -206,7 +215,8 @@ impl CallerMemory for Memory {
         let Owner::Other { exported: Some(Exported { descriptor, offset }), .. } = &self.0.owner else {
             return None;
         };
-        // SAFETY: the descriptor is open until the last handle is dropped; the rest is the contract of `from_dma_buf`.
+        // SAFETY: the descriptor is open until the last handle is dropped; the rest is the contract
+        // of `from_dma_buf`.
         Some(unsafe { DmaBuf::new(descriptor.as_raw_fd(), *offset) })
     }
 }
@@ -259,7 +269,7 @@ mod tests {
         for (offset, len) in [(0, 64), (3, 58), (1, 2), (0, 0)] {
             let dropped = Arc::new(AtomicBool::new(false));
             let base = bytes.as_mut_ptr().cast::<u8>();
-            // SAFETY: the bytes outlive the memory, and nobody else reaches them meanwhile.
+            // SAFETY: the bytes outlive the memory, and are not accessed otherwise meanwhile.
             let memory =
                 unsafe { Memory::from_raw_parts(base.add(offset), len, Owned(Arc::clone(&dropped))) };
             let other = memory.clone();
@@ -280,7 +290,8 @@ mod tests {
         let (mut other, one) = std::io::pipe().expect("a pipe");
         let descriptor = OwnedFd::from(one);
         let number = descriptor.as_raw_fd();
-        // SAFETY: the bytes outlive the memory, and nobody else reaches them meanwhile. No device is given the descriptor.
+        // SAFETY: the bytes outlive the memory, and are not accessed otherwise meanwhile. No device
+        // is given the descriptor.
         let memory = unsafe { Memory::from_dma_buf(bytes.as_mut_ptr(), 8, descriptor, 4096, ()) };
         let told = memory.clone().dma_buf().expect("it is one");
         assert_eq!((told.descriptor(), told.offset()), (number, 4096));

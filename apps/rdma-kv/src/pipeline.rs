@@ -1,9 +1,9 @@
-//! Commands on their way to the server, while replies come back.
+//! Sends commands while replies come back.
 //!
-//! A server may stop reading when its replies are not read, after any number of them. So nothing is
-//! waited for that needs more than one side to go on: as long as the server owes a reply to a
-//! command that it has as a whole, writing does not wait, and that reply is read next. Only when it
-//! owes none, it must be reading, and writing waits.
+//! A server may stop reading when its replies are not read, after any number of them. So this side
+//! never waits for something that needs both sides to go on. While the server owes a reply to a
+//! complete command, writing does not wait, and that reply is read next. If it owes none, it must
+//! be reading, and writing waits.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,11 +16,11 @@ use crate::transport::{Deadline, Transport, Wait};
 /// How many bytes of commands are made ahead.
 const AHEAD: usize = 16 << 10;
 
-/// The command that is said of each part.
+/// The command for each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Get,
-    /// With how many milliseconds the keys live, if that is limited.
+    /// The TTL of the keys in milliseconds, if limited.
     Set(Option<u64>),
     Exists,
     Del,
@@ -42,17 +42,17 @@ impl Verb {
 /// The commands of one call.
 pub(crate) struct Pipeline<'a> {
     verb: Verb,
-    /// Those that are not made yet.
+    /// Parts whose commands are not encoded yet.
     parts: slice::Iter<'a, Part<'a>>,
-    /// Those that are, ...
+    /// Encoded commands.
     bytes: Vec<u8>,
-    /// ... as far as the stream has them, ...
+    /// How many of these bytes the stream has taken.
     at: usize,
-    /// ... and where each of them ends.
+    /// The end of each command in them.
     ends: VecDeque<usize>,
-    /// The value that comes behind these bytes. The end of its command is still to be made.
+    /// The value that follows these bytes. The end of its command is not encoded yet.
     value: Option<Range<usize>>,
-    /// How many commands the stream has as a whole.
+    /// How many complete commands the stream has taken.
     whole: usize,
 }
 
@@ -62,7 +62,8 @@ impl<'a> Pipeline<'a> {
         Self { verb, parts: parts.iter(), bytes, at: 0, ends, value: None, whole: 0 }
     }
 
-    /// Writes on, after `replies` were read, as far as it can without a wait for the next one.
+    /// Continues writing after `replies` were read, as far as possible without waiting for the next
+    /// one.
     pub(crate) fn go_on<T: Transport>(
         &mut self,
         stream: &mut T,
@@ -104,7 +105,7 @@ impl<'a> Pipeline<'a> {
         written
     }
 
-    /// Makes commands, up to the next value; false if there is nothing more to say.
+    /// Encodes commands, up to the next value. Returns false if there are no more.
     fn make(&mut self) -> bool {
         self.bytes.clear();
         self.at = 0;

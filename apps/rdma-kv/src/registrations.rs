@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::memory::Memory;
 
-/// Buffers of memory that was registered before, found by address: a program that is handed parts of an arena, each with its address
-/// and length, registers the arena once and finds all of them here.
+/// Registered buffers, found by address. A program that receives parts of an arena, each with its
+/// address and length, registers the arena once and finds all of them here.
 #[derive(Debug)]
 pub struct Registrations<B> {
     /// By the address of the first byte; none overlaps another.
@@ -26,10 +26,10 @@ impl<B> Default for Registrations<B> {
 }
 
 impl<B> Registrations<B> {
-    /// Adds `buffer`, which [`Client::register`](crate::Client::register) made of `memory`.
+    /// Adds `buffer`, which [`Client::register`](crate::Client::register) created from `memory`.
     ///
     /// # Errors
-    /// Returns `buffer` if some of the memory is here already.
+    /// Returns `buffer` if some of the memory is registered here already.
     pub fn add(&mut self, memory: &Memory, buffer: B) -> Result<(), B> {
         let (address, len) = (memory.address(), memory.len());
         let before = self.arenas.range(..address.saturating_add(len.max(1))).next_back();
@@ -40,7 +40,8 @@ impl<B> Registrations<B> {
         Ok(())
     }
 
-    /// Returns the buffer that has the `len` bytes at `address`, and where in it they are; `None` if no buffer has them all.
+    /// Returns the buffer that contains the `len` bytes at `address`, and their range in it; `None`
+    /// if no buffer contains them all.
     pub fn find(&mut self, address: usize, len: usize) -> Option<(&mut B, Range<usize>)> {
         let (start, arena) = self.arenas.range_mut(..=address).next_back()?;
         let offset = address - start;
@@ -63,7 +64,7 @@ impl<B> Registrations<B> {
         self.arenas.len()
     }
 
-    /// Returns whether there is none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.arenas.is_empty()
     }
@@ -94,13 +95,14 @@ mod tests {
         assert!(registrations.remove(two.address()) == Some(2) && registrations.is_empty());
     }
 
-    /// Neighbours are two arenas; what overlaps one is refused.
+    /// Neighbours are two arenas; an overlapping one is refused.
     #[test]
     #[expect(unsafe_code, reason = "parts of one allocation are memory of their own")]
     fn what_overlaps_is_refused() {
         let mut bytes = vec![0_u8; 100];
         let base = bytes.as_mut_ptr();
-        // SAFETY: `bytes` outlives these, nobody else reaches it meanwhile, and every part is inside.
+        // SAFETY: `bytes` outlives these and is not accessed otherwise meanwhile, and every part is
+        // inside.
         let part =
             |range: Range<usize>| unsafe { Memory::from_raw_parts(base.add(range.start), range.len(), ()) };
         let mut registrations = Registrations::default();

@@ -1,4 +1,4 @@
-//! Replies of a server, as far as this client asks for them.
+//! Replies of a server to this client's commands.
 
 use std::io::Read;
 use std::ops::Range;
@@ -8,7 +8,8 @@ use rdma_conn::Received;
 use crate::error::Error;
 use crate::transport::{Deadline, Transport, Until};
 
-/// Bytes that are read at once where a line is expected. What comes behind it is copied, so this is short.
+/// Bytes that are read at once where a line is expected. What follows it is copied, so this is
+/// short.
 const CHUNK: usize = 64;
 
 /// The longest line that a server may send: an error's text, or a number.
@@ -21,14 +22,14 @@ pub(crate) enum Line {
     Status(String),
     /// `:5`
     Number(i64),
-    /// `$5`, and 5 bytes follow; `None` for a key that is not there.
+    /// `$5`, and 5 bytes follow; `None` for a missing key.
     Value(Option<u64>),
 }
 
-/// The stream's bytes behind those that were looked at.
+/// Bytes that were read ahead.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
-    /// Bytes that were read, and how many of them were used.
+    /// The bytes read, and how many of them were used.
     ahead: Vec<u8>,
     used: usize,
 }
@@ -64,7 +65,7 @@ impl Replies {
         }
     }
 
-    /// Gives the memory of a long line back once it was read.
+    /// Frees the memory of a long line once it was read.
     fn forget(&mut self) {
         if self.used == self.ahead.len() {
             self.ahead.clear();
@@ -73,7 +74,7 @@ impl Replies {
         }
     }
 
-    /// Takes up to `most` bytes that were read already.
+    /// Takes up to `most` bytes that were read ahead.
     fn take(&mut self, most: usize) -> &[u8] {
         let from = self.used;
         self.used = from + most.min(self.ahead.len() - from);
@@ -167,7 +168,7 @@ mod tests {
         }
     }
 
-    /// The longest line that a server may send leaves nothing behind.
+    /// The longest line that a server may send leaves no memory behind.
     #[test]
     fn a_long_line_keeps_no_memory() {
         let mut replies = Replies::default();

@@ -1,15 +1,15 @@
-//! Which node of a cluster has a key: slots, and what nodes say of them.
+//! Slots of a cluster, and the nodes that serve them.
 
 use std::net::{IpAddr, SocketAddr};
 
 /// Slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
-/// Nodes that a map of slots names at most: as many as Valkey's documentation allows for.
+/// The most nodes in a map of slots: as many as Valkey's documentation allows.
 const MOST_NODES: usize = 1000;
 
-/// Returns the slot of a key: of what stands between the first `{` and the first `}` behind it, if that is anything, otherwise of all of
-/// it.
+/// Returns the slot of a key. If there is text between the first `{` and the first `}` after it,
+/// only that is hashed, otherwise the whole key.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     crc16(hashed(key)) % SLOTS
 }
@@ -38,13 +38,13 @@ fn crc16(bytes: &[u8]) -> u16 {
 pub(crate) struct Slots {
     /// Addresses of primaries.
     nodes: Vec<String>,
-    /// For each slot the place of its primary among them; empty when nothing is known.
+    /// For each slot the index of its primary in `nodes`; empty when nothing is known.
     places: Vec<Option<u16>>,
 }
 
 impl Slots {
-    /// Reads the reply to `CLUSTER NODES` of the node at `from`, whose own address it may leave out. `None` if it is none, names no slot, or
-    /// more than a cluster has.
+    /// Parses the reply to `CLUSTER NODES` of the node at `from`, whose own address it may leave
+    /// out. `None` if it is invalid, names no slot, or has too many.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut slots = Self { nodes: Vec::new(), places: vec![None; usize::from(SLOTS)] };
         for line in text.lines() {
@@ -54,7 +54,7 @@ impl Slots {
             if !is("master") || is("fail") || is("noaddr") || is("handshake") {
                 continue;
             }
-            // Behind it are the node of its primary, two times, an epoch and the state of a link.
+            // Next come the node's primary, two times, an epoch and the state of a link.
             let ranges = fields.skip(5).filter(|range| !range.starts_with('['));
             let mut ranges = ranges.peekable();
             if ranges.peek().is_none() {
@@ -84,7 +84,7 @@ impl Slots {
         &self.nodes
     }
 
-    /// Notes that a slot has moved.
+    /// Records that a slot has moved.
     pub(crate) fn moved(&mut self, slot: u16, node: &str) {
         if let Some(place) = self.place(node.into()) {
             self.places.resize(SLOTS.into(), None);
@@ -94,7 +94,7 @@ impl Slots {
         }
     }
 
-    /// Returns the place of a node, which gets one. `None` if there are too many.
+    /// Returns the index of a node, adding it if needed. `None` if there are too many.
     fn place(&mut self, node: String) -> Option<u16> {
         let place = self.nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
             self.nodes.push(node);
@@ -108,8 +108,8 @@ impl Slots {
     }
 }
 
-/// Returns `host:port` in one form, if it is an address of IP and a port. A node's name is none: which of them a peer means is nothing that
-/// this could check.
+/// Returns a normalised `host:port`, if it is an IP address and a port. Names are rejected: this
+/// code cannot check which host a peer means.
 fn named(text: &str) -> Option<String> {
     let (host, port) = text.rsplit_once(':')?;
     let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
@@ -117,19 +117,20 @@ fn named(text: &str) -> Option<String> {
     Some(SocketAddr::new(host, port).to_string())
 }
 
-/// What a node says of a key that is not its own.
+/// A node's answer about a key that it does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Elsewhere {
-    /// The slot has another node, from now on.
+    /// Another node serves the slot from now on.
     Moved { slot: u16, node: String },
-    /// This key, this time.
+    /// Another node serves this key, this time.
     Ask { node: String },
-    /// It may be asked again in a moment.
+    /// Try again in a moment.
     Later,
 }
 
 impl Elsewhere {
-    /// Reads the error of a node at `from`. `None` if it is another error, or names no slot or no address.
+    /// Parses the error of a node at `from`. `None` if it is another error, or names no slot or no
+    /// address.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let kind = words.next()?;
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn keys_have_the_slots_of_valkey() {
-        // As `CLUSTER KEYSLOT` says.
+        // According to `CLUSTER KEYSLOT`.
         for (key, expected) in
             [("", 0), ("123456789", 12739), ("foo", 12182), ("{foo}bar", 12182), ("a{foo}", 12182)]
         {
@@ -193,7 +194,7 @@ ee 192.0.2.5:6383@1 master,fail - 0 1 3 disconnected
         assert_eq!((slots.node(16384), Slots::default().node(0)), (None, None));
     }
 
-    /// What is no map of slots is not half a one.
+    /// An invalid map of slots is rejected as a whole.
     #[test]
     fn what_is_no_map_is_refused() {
         let line = |address: &str, range: &str| format!("aa {address} master - 0 0 1 connected {range}\n");

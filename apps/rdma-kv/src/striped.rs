@@ -9,18 +9,20 @@ use crate::login::Login;
 use crate::memory::Memory;
 use crate::transport::{Buffer, Transport};
 
-/// Clients on several connections to one server: the keys of one call are spread over them, and each connection's part of it runs on
-/// a thread of its own.
+/// Clients on several connections to one server. The keys of one call are spread over them. Each
+/// connection's part of a call runs on a thread of its own.
 ///
-/// A connection that is lost is ended at once, and has let go of the buffer when the call returns; the others go on with later calls. When none is left, each call returns [`Error::Lost`].
+/// A lost connection is ended at once, and has released the buffer when the call returns. The
+/// others continue with later calls. When none is left, each call returns [`Error::Lost`].
 #[derive(Debug)]
 pub struct Striped<T: Transport> {
     clients: Vec<Client<T>>,
-    /// Of the clients that are gone.
+    /// The counts of lost clients.
     counts: Counts,
 }
 
-/// Memory for the values of a [`Striped`]: registered once, where its connections share a protection domain, otherwise once for each.
+/// Memory for the values of a [`Striped`]. Registered once if its connections share a protection
+/// domain, otherwise once for each.
 #[derive(Debug)]
 pub struct StripedBuffer<U> {
     /// One for each domain, all of the same memory.
@@ -47,18 +49,18 @@ impl<T: Transport + Send> Striped<T> {
         Self { clients, counts: Counts::NONE }
     }
 
-    /// Makes memory for values, `len` bytes.
+    /// Allocates `len` bytes of memory for values.
     ///
     /// # Errors
-    /// As [`Client::register`], or every connection is lost.
+    /// Those of [`Client::register`], or every connection is lost.
     pub fn buffer(&self, len: usize) -> Result<StripedBuffer<T::Buffer>, Error> {
         self.register(vec![0; len])
     }
 
-    /// Registers memory that exists, as [`Client::register`].
+    /// Registers existing memory, like [`Client::register`].
     ///
     /// # Errors
-    /// As [`Client::register`], or every connection is lost.
+    /// Those of [`Client::register`], or every connection is lost.
     pub fn register(&self, memory: impl Into<Memory>) -> Result<StripedBuffer<T::Buffer>, Error> {
         let (memory, mut buffers) = (memory.into(), Vec::<T::Buffer>::new());
         for client in &self.clients {
@@ -69,12 +71,13 @@ impl<T: Transport + Send> Striped<T> {
         if buffers.is_empty() { Err(Error::Lost) } else { Ok(StripedBuffer { buffers }) }
     }
 
-    /// Limits how long each call may take, as [`Client::set_timeout`].
+    /// Limits how long each call may take, like [`Client::set_timeout`].
     pub fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.clients.iter_mut().for_each(|client| client.set_timeout(timeout));
     }
 
-    /// Logs in on every connection at once, as [`Client::log_in`]. A connection that fails is gone; all that are left are logged in.
+    /// Logs in on every connection at once, like [`Client::log_in`]. A connection that fails is
+    /// dropped; all that remain are logged in.
     ///
     /// # Errors
     /// The error of a connection that failed; or every connection was lost before.
@@ -104,11 +107,12 @@ impl<T: Transport + Send> Striped<T> {
         self.clients.len()
     }
 
-    /// Gets many values into parts of `buffer`, which do not overlap, as [`Client::mget_into`]. The keys of a connection that was lost have
-    /// its error, once, and [`Error::Lost`].
+    /// Gets many values into parts of `buffer`, which do not overlap, like [`Client::mget_into`].
+    /// One key of a lost connection has its error, the others have [`Error::Lost`].
     ///
     /// # Errors
-    /// A part is not inside of the buffer; or the buffer is of another client; or every connection was lost before.
+    /// A part is not inside the buffer; or the buffer belongs to another client; or every
+    /// connection was lost before.
     pub fn mget_into(
         &mut self,
         parts: &[Part<'_>],
@@ -117,11 +121,13 @@ impl<T: Transport + Send> Striped<T> {
         self.spread(parts, buffer, |client, parts, buffer| client.mget_into(parts, buffer))
     }
 
-    /// Sets many keys to parts of `buffer`, as [`Client::mset_from`]. The keys of a connection that was lost have its error, once, and
-    /// [`Error::Lost`]: whether the server has set them is not known.
+    /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. One key of a lost
+    /// connection has its error, the others have
+    /// [`Error::Lost`]: it is unknown whether the server has set them.
     ///
     /// # Errors
-    /// A part is not inside of the buffer; or the buffer is of another client; or every connection was lost before.
+    /// A part is not inside the buffer; or the buffer belongs to another client; or every
+    /// connection was lost before.
     pub fn mset_from(
         &mut self,
         parts: &[Part<'_>],
@@ -130,7 +136,8 @@ impl<T: Transport + Send> Striped<T> {
         self.spread(parts, buffer, |client, parts, buffer| client.mset_from(parts, buffer))
     }
 
-    /// Does `act` on every connection with its share of the parts, and returns the results in the order of the parts.
+    /// Runs `act` on every connection with its share of the parts, and returns the results in the
+    /// order of the parts.
     fn spread<R: Send>(
         &mut self,
         parts: &[Part<'_>],
@@ -146,7 +153,7 @@ impl<T: Transport + Send> Striped<T> {
                 let moved = act(client, &share.parts, &mut share.buffer);
                 (share.indices, moved)
             };
-            // One share is this thread's own.
+            // This thread takes one share itself.
             let first = busy.next();
             let others: Vec<_> = busy.map(|share| scope.spawn(move || run(share))).collect();
             let mut done: Vec<_> = first.map(run).into_iter().collect();
@@ -156,7 +163,7 @@ impl<T: Transport + Send> Striped<T> {
             done
         });
         for (indices, share) in done {
-            // Whatever the share lacks was lost.
+            // Missing answers of a share were lost.
             let share = share.unwrap_or_else(|error| vec![Err(error)]);
             for (index, result) in indices.into_iter().zip(share) {
                 if let Some(place) = results.get_mut(index) {
@@ -174,7 +181,7 @@ impl<T: Transport + Send> Striped<T> {
         }
     }
 
-    /// Gives each part to the connection that has the fewest bytes to move yet.
+    /// Assigns each part to the connection with the fewest bytes to move so far.
     fn shares<'a>(
         &self,
         parts: &[Part<'a>],
@@ -197,10 +204,10 @@ impl<T: Transport + Send> Striped<T> {
     }
 }
 
-/// The parts that one connection moves.
+/// The parts for one connection.
 struct Share<'a, U> {
     parts: Vec<Part<'a>>,
-    /// Where they stand in the caller's list.
+    /// Their indices in the caller's list.
     indices: Vec<usize>,
     bytes: usize,
     buffer: U,

@@ -10,10 +10,11 @@ use rdma_conn::{Access, CallerMemory, Descriptors, Options, Received, Registered
 
 use crate::memory::Memory;
 
-/// Returns the settings of a connection for large values: the usual ones, with one receive window of its own. A second one
-/// would be announced before the client knows how long a value is, and what arrives in it would be copied; with one, the next window is
-/// announced where the value belongs, as soon. Only of values that are too short to land, the server waits for the copy of the first
-/// window before it sends the rest.
+/// Returns the settings of a connection for large values: the defaults, with one receive window. A
+/// second window would be announced before the client knows the length of a value, and bytes
+/// arriving in it would be copied. With one, the next window is announced inside the value's
+/// buffer, just as early. Only for values too short to land, the server waits for the copy of the
+/// first window before it sends the rest.
 pub fn options() -> Options {
     let mut options = Options::default();
     options.protocol.windows = 1;
@@ -30,27 +31,29 @@ pub trait Buffer {
         self.len() == 0
     }
 
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all
+    /// inside.
     #[must_use]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool;
 
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit, or the device or the server uses it.
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit, or the
+    /// device or the server uses it.
     #[must_use]
     fn write(&mut self, offset: usize, from: &[u8]) -> bool;
 }
 
-/// The moment by which a call must be done; none is waited for longer.
+/// The deadline of a call. No wait in it takes longer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// Returns the deadline of a call that begins now and may take `timeout`; `None` is for ever.
+    /// Returns the deadline of a call that begins now and may take `timeout`; `None` is forever.
     pub fn after(timeout: Option<Duration>) -> Self {
-        // One that is beyond the clock never comes.
+        // A deadline beyond the clock's range never comes.
         Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
-    /// Returns how long the next wait may take; `None` is for ever.
+    /// Returns how long the next wait may take; `None` is forever.
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`]: the deadline has passed.
@@ -63,55 +66,57 @@ impl Deadline {
     }
 }
 
-/// Whether a call that sends waits for the peer to take something.
+/// Whether a call that sends waits for the peer to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// It does not, and takes nothing where it would have to.
+    /// It does not wait, and takes nothing if there is no room.
     Not,
-    /// It takes at least one byte, or fails with [`io::ErrorKind::TimedOut`] when this has passed.
+    /// It takes at least one byte, or fails with [`io::ErrorKind::TimedOut`] after this deadline.
     Until(Deadline),
 }
 
-/// Bytes of a buffer that were taken to be sent.
+/// Bytes of a buffer that were taken for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sent {
-    /// Those that the device sends from where they are.
+    /// Bytes that the device sends directly from the buffer.
     pub lent: usize,
-    /// Those that were copied.
+    /// Bytes that were copied.
     pub copied: usize,
 }
 
 impl Sent {
-    /// Returns how many there are.
+    /// Returns the total.
     pub const fn bytes(self) -> usize {
         self.lent + self.copied
     }
 }
 
-/// A byte stream that can receive into memory of its own kind, and send from it. Every call that has a deadline fails with
-/// [`io::ErrorKind::TimedOut`] when that has passed.
+/// A byte stream that can receive into memory of its own kind, and send from it. Every call with a
+/// deadline fails with [`io::ErrorKind::TimedOut`] after that deadline.
 pub trait Transport {
-    /// That memory: a handle, whose clones are handles on one memory.
+    /// Memory of this transport: a handle, whose clones are handles on the same memory.
     type Buffer: Buffer + Clone + Send;
 
-    /// Makes `len` bytes of it, all zero.
+    /// Allocates `len` bytes of it, all zero.
     ///
     /// # Errors
     /// There is no such memory.
     fn buffer(&self, len: usize) -> io::Result<Self::Buffer>;
 
-    /// Makes it of memory that exists.
+    /// Turns existing memory into a buffer.
     ///
     /// # Errors
-    /// That has no bytes, or cannot be used.
+    /// It has no bytes, or cannot be used.
     fn register(&self, memory: Memory) -> io::Result<Self::Buffer>;
 
-    /// Returns memory that was not registered as a buffer for one call, if this transport needs no registration: TCP.
+    /// Returns unregistered memory as a buffer for one call, if this transport needs no
+    /// registration: TCP.
     fn unregistered(&self, _memory: impl FnOnce() -> Memory) -> Option<Self::Buffer> {
         None
     }
 
-    /// Returns whether this stream can receive into `buffer` and send from it: another one may have made it.
+    /// Returns whether this stream can receive into `buffer` and send from it: another stream may
+    /// have created it.
     fn takes(&self, buffer: &Self::Buffer) -> bool;
 
     /// Waits for bytes and reads some; 0 at the end of the stream.
@@ -120,17 +125,17 @@ pub trait Transport {
     /// The stream failed.
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
 
-    /// Takes bytes to be sent, as many as there is room for, and returns how many.
+    /// Takes bytes to send, as many as there is room for, and returns how many.
     ///
     /// # Errors
     /// The stream has ended.
     fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
 
-    /// Waits until `ahead`, which was read before, and the bytes of the stream behind it are in `range`. Returns how many the peer wrote
-    /// there itself, and how many were copied.
+    /// Waits until `range` holds `ahead`, which was read before, and the following bytes of the
+    /// stream. Returns how many the peer wrote there itself, and how many were copied.
     ///
     /// # Errors
-    /// The stream ended before, or the range is not inside of the buffer.
+    /// The stream ended before, or the range is not inside the buffer.
     fn receive(
         &mut self,
         ahead: &[u8],
@@ -139,23 +144,24 @@ pub trait Transport {
         deadline: Deadline,
     ) -> io::Result<Received>;
 
-    /// Takes bytes to be sent from the beginning of `range`, from where they are if it can, and returns how many.
+    /// Takes bytes to send from the beginning of `range`, without a copy if possible, and returns
+    /// how many.
     ///
     /// # Errors
     /// The stream has ended.
     fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, wait: Wait) -> io::Result<Sent>;
 
-    /// Waits until nothing uses the memory that was sent from.
+    /// Waits until nothing uses the memory that was sent.
     ///
     /// # Errors
     /// The stream ended before.
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()>;
 
-    /// Ends a stream that is of no more use, without a wait for what was written.
+    /// Aborts the stream; written bytes may be discarded.
     fn end_now(&mut self);
 }
 
-/// A transport as a reader, until a deadline.
+/// A reader on a transport, with a deadline.
 pub(crate) struct Until<'a, T> {
     pub(crate) stream: &'a mut T,
     pub(crate) deadline: Deadline,
@@ -176,7 +182,7 @@ impl Wait {
         }
     }
 
-    /// Returns `none` for the time-out of a call that was not to wait.
+    /// Returns `none` in place of a time-out, for a call that must not wait.
     fn judge<R>(self, result: io::Result<R>, none: R) -> io::Result<R> {
         match result {
             Err(error) if self == Self::Not && error.kind() == io::ErrorKind::TimedOut => Ok(none),
@@ -252,7 +258,8 @@ impl<B: Descriptors> Transport for Stream<B> {
     }
 
     fn end_now(&mut self) {
-        // Dropping it would linger for what the peer does not take. Why it did not end in order is what has lost it.
+        // Dropping it would linger for bytes that the peer does not take. An error here is not
+        // news: the connection is already lost.
         _ = self.close(Duration::ZERO);
     }
 }
@@ -271,7 +278,7 @@ impl Buffer for Memory {
     }
 }
 
-/// The kernel copies between the socket and the memory, nothing else does. Nothing is counted as landed or lent.
+/// Only the kernel copies, between the socket and the memory. No bytes count as landed or lent.
 impl Transport for TcpStream {
     type Buffer = Memory;
 
@@ -356,7 +363,7 @@ impl Transport for TcpStream {
     }
 }
 
-/// Writes by `write`, which is told whether it may wait.
+/// Writes by `write`, whose argument says whether it may wait.
 fn written(
     stream: &mut TcpStream,
     nothing: bool,
@@ -376,7 +383,8 @@ fn written(
     }
 }
 
-/// Names a time-out of the socket what it is: the kernel says that it would block, socket(7).
+/// Turns the kernel's error for a time-out, which says that it would block, into `TimedOut`;
+/// socket(7).
 fn in_time<R>(result: io::Result<R>) -> io::Result<R> {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),

@@ -17,19 +17,19 @@ use clap_complete::Shell;
 #[cfg(feature = "connections")]
 pub use network::Network;
 
-/// The program did what it was told to.
+/// Success.
 pub const DONE: u8 = 0;
-/// It failed, and has said why.
+/// Failure. The program has printed the reason.
 pub const FAILED: u8 = 1;
-/// The command line makes no sense (EX_USAGE of `sysexits.h`).
+/// Invalid command line (EX_USAGE of `sysexits.h`).
 pub const USAGE: u8 = 64;
-/// There is no RDMA here (EX_UNAVAILABLE).
+/// No RDMA on this machine (EX_UNAVAILABLE).
 pub const NO_RDMA: u8 = 69;
-/// A mistake of the program (EX_SOFTWARE).
+/// A bug in the program (EX_SOFTWARE).
 pub const INTERNAL: u8 = 70;
-/// It was interrupted (`SIGINT`), and has written what there was.
+/// Interrupted (`SIGINT`). The results so far are written.
 pub const INTERRUPTED: u8 = 130;
-/// The reader of the output is gone, as in `… | head`. A program that `SIGPIPE` ends has the same status.
+/// The output pipe is closed, as in `… | head`. A program that `SIGPIPE` ends has the same status.
 pub const UNREAD: u8 = 141;
 
 /// The end of each program's help.
@@ -39,7 +39,8 @@ Exit status:
     1 failed                      70 a mistake of this program
    64 wrong command line         141 the reader of the output is gone";
 
-/// Reads the command line and runs `job` with it, unless the command is `completions` or `man`. Returns the exit status.
+/// Reads the command line and runs `job` with it, unless the command is `completions` or `man`.
+/// Returns the exit status.
 pub fn run<T: CommandFactory + FromArgMatches>(job: impl FnOnce(T) -> ExitCode) -> ExitCode {
     let command = T::command();
     let after = command.get_after_help().map(|after| format!("{after}\n\n")).unwrap_or_default();
@@ -90,7 +91,7 @@ pub fn with_common(command: Command) -> Command {
     }
 }
 
-/// Does what one of those commands asks for. Returns `None` if the command is another one.
+/// Runs `completions` or `man`. Returns `None` for any other command.
 fn installed(mut command: Command, matches: &ArgMatches) -> Option<ExitCode> {
     match matches.subcommand()? {
         ("completions", matches) => {
@@ -114,25 +115,28 @@ fn installed(mut command: Command, matches: &ArgMatches) -> Option<ExitCode> {
     }
 }
 
-/// Writes the manual pages of `command` and of every command below it. Makes the folder if it is not there.
+/// Writes the manual pages of `command` and of every command below it. Creates the folder if
+/// needed.
 fn manual(command: Command, folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     clap_mangen::generate_to(command, folder)
 }
 
-/// Returns whether this is the panic of the standard library's `print!` when the reader is gone. Nothing else tells it.
+/// Returns whether this is the panic of the standard library's `print!` when the reader is gone.
+/// The message is the only sign of it.
 fn is_unread(payload: &dyn Any) -> bool {
     let text = payload.downcast_ref::<String>();
     text.is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"))
 }
 
-/// Does a job, and returns its exit status. A panic is reported as a mistake of the program. A reader of the output that is gone ends the
-/// program without a message.
+/// Runs a job, and returns its exit status. A panic is reported as a bug in the program. If the
+/// reader of the output is gone, the program ends without a message.
 pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     static UNHEARD: AtomicBool = AtomicBool::new(false);
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // What the standard library's `print!` says, in whatever thread; there is no other way to learn of it.
+        // The panic of the standard library's `print!`, in any thread. There is no other sign of
+        // it.
         let closed = is_unread(info.payload());
         if closed {
             UNHEARD.store(true, Ordering::Relaxed);
@@ -141,7 +145,7 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
         }
     }));
     catch_unwind(job).unwrap_or_else(|payload| {
-        // The job may have a hook of its own.
+        // The job may have installed a panic hook of its own.
         if UNHEARD.load(Ordering::Relaxed) || is_unread(&*payload) {
             return ExitCode::from(UNREAD);
         }
@@ -152,8 +156,8 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     })
 }
 
-/// Prints why a command line makes no sense, or the help that it asks for, and returns the exit status. What stands before an `@` in a
-/// word of it is not repeated: it may be a password.
+/// Prints why a command line is invalid, or the help that it requests, and returns the exit status.
+/// The part of a word before an `@` is not repeated: it may be a password.
 pub fn misused(error: &clap::Error) -> ExitCode {
     let said = error.render().to_string();
     let told = without_logins(&said, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
@@ -169,8 +173,9 @@ fn without_logins(text: &str, words: impl Iterator<Item = String>) -> String {
     })
 }
 
-/// Returns the exit status of an error: [`NO_RDMA`] if it or one of its causes is an [`io::Error`] of the kind
-/// [`Unsupported`](io::ErrorKind::Unsupported), as backends without a library or a device report.
+/// Returns the exit status of an error. It is [`NO_RDMA`] if the error or one of its causes is an
+/// [`io::Error`] of the kind [`Unsupported`](io::ErrorKind::Unsupported), as reported by backends
+/// without a library or a device.
 pub fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let is_missing = |error: &(dyn std::error::Error + 'static)| {

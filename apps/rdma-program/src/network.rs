@@ -1,4 +1,4 @@
-//! What a command line says of a network and its cards.
+//! Options of command lines for a network and its cards.
 
 use clap::Args;
 use rdma_conn::Options;
@@ -7,15 +7,17 @@ use rdma_conn::Options;
 #[derive(Args, Clone, Copy, Debug, Default)]
 #[command(next_help_heading = "RDMA networks and cards")]
 pub struct Network {
-    /// Traffic class of the packets of RDMA connections that are dialled: DSCP times 4. By default the system's. Packets of a connection
-    /// that is accepted have the class of its client.
+    /// Traffic class of the packets of RDMA connections that are dialled: DSCP times 4. By default
+    /// the system's. Packets of a connection that is accepted have the class of its client.
     #[arg(long, value_name = "CLASS")]
     traffic_class: Option<u8>,
-    /// How long an RDMA device waits for an acknowledgement before it sends again: 4.096 µs · 2^CODE, for ever if CODE is 0. By default what
-    /// the connection manager finds right for the route.
+    /// How long an RDMA device waits for an acknowledgement before it sends again: 4.096 µs ·
+    /// 2^CODE, for ever if CODE is 0. By default what the connection manager finds right for the
+    /// route.
     #[arg(long, value_name = "CODE", value_parser = clap::value_parser!(u8).range(..=31))]
     ack_timeout: Option<u8>,
-    /// Let the device write received bytes in any order. Some machines are faster so, others slower.
+    /// Let the device write received bytes in any order. Some machines are faster so, others
+    /// slower.
     #[arg(long)]
     relaxed_ordering: bool,
     /// Put windows and send buffers of 2 MiB and more on huge pages, if there are any.
@@ -24,7 +26,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns `options` with what the command line says.
+    /// Returns `options`, changed by the command line.
     #[must_use]
     pub fn on(&self, options: Options) -> Options {
         options

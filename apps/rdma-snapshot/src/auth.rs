@@ -1,10 +1,12 @@
-//! Authorisation to pull: both sides prove that they have the same secret, and neither says it.
+//! Authorisation to pull: both sides prove that they have the same secret, without sending it.
 //!
-//! Each side's code is an HMAC-SHA-256 over both nonces, the snapshot and, for the reader, the address that it will connect from. The
-//! sides' codes differ by their first byte, so that neither can be sent back. Without a secret the empty one is proven: there is one way.
+//! Each side's code is an HMAC-SHA-256 over both nonces, the snapshot and, for the reader, the
+//! address that it will connect from. The sides' codes differ in their first byte, so that neither
+//! can be sent back. Without a secret both sides prove the empty one: there is only one way.
 //!
-//! This says who begins a session, and no more. RDMA has neither encryption nor integrity against an attacker: whoever is on the path
-//! reads and changes bytes, and whoever guesses an rkey from a queue pair in the same protection domain reads the memory. See
+//! This authenticates the beginning of a session, and no more. RDMA has neither encryption nor
+//! integrity against an attacker. An attacker on the path can read and change bytes. One that
+//! guesses an rkey from a queue pair in the same protection domain can read the memory. See
 //! `spec/snapshot.md`, Security.
 
 use std::fmt;
@@ -19,7 +21,7 @@ use crate::wire::{Challenge, Digest, Hello, Proof};
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// The secret in these bytes; the empty one stands for none.
+    /// Returns the secret in these bytes. An empty one stands for none.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self(bytes.into())
     }
@@ -35,7 +37,7 @@ impl Secret {
             .chain_update(challenge.data_port.to_bytes())
     }
 
-    /// The reader's code, for what `proof` says.
+    /// Returns the reader's code for the contents of `proof`.
     pub(crate) fn reader_code(&self, hello: &Hello, challenge: &Challenge, proof: &Proof) -> Digest {
         self.reader_mac(hello, challenge, proof).finalize().into_bytes().into()
     }
@@ -44,17 +46,17 @@ impl Secret {
         self.mac(b'R', hello, challenge).chain_update(proof.address).chain_update(proof.port.to_bytes())
     }
 
-    /// Returns whether the reader has the secret (VS-AUTH-001). Takes as long for every code.
+    /// Returns whether the reader has the secret (VS-AUTH-001). Takes constant time.
     pub(crate) fn is_readers(&self, hello: &Hello, challenge: &Challenge, proof: &Proof) -> bool {
         self.reader_mac(hello, challenge, proof).verify_slice(&proof.code).is_ok()
     }
 
-    /// The publisher's code.
+    /// Returns the publisher's code.
     pub(crate) fn publisher_code(&self, hello: &Hello, challenge: &Challenge) -> Digest {
         self.mac(b'P', hello, challenge).finalize().into_bytes().into()
     }
 
-    /// Returns whether the publisher has the secret (VS-AUTH-002). Takes as long for every code.
+    /// Returns whether the publisher has the secret (VS-AUTH-002). Takes constant time.
     pub(crate) fn is_publishers(&self, hello: &Hello, challenge: &Challenge, code: &Digest) -> bool {
         self.mac(b'P', hello, challenge).verify_slice(code).is_ok()
     }

@@ -7,10 +7,10 @@ use rdma_conn::{ConnectionId, Descriptors, Endpoint, Limits, Options};
 use crate::error::Error;
 use crate::wire::{Frame, HEADER, MOST_PAYLOAD};
 
-/// Bytes that wait to be sent, beyond which a side gives no more to send.
+/// Pending bytes, beyond which a side adds no more to send.
 const ENOUGH: usize = 64 << 10;
 
-/// One end of a control stream. It holds no more than one frame of what came.
+/// One end of a control stream. It holds at most one received frame.
 pub(crate) struct Channel {
     id: ConnectionId,
     inbox: Vec<u8>,
@@ -26,7 +26,7 @@ impl Channel {
         self.id
     }
 
-    /// Returns whether another frame may be given to it, other than those that end a session.
+    /// Returns whether it takes another frame. Frames that end a session are always taken.
     pub(crate) fn has_room(&self) -> bool {
         self.outbox.len() < ENOUGH
     }
@@ -35,7 +35,7 @@ impl Channel {
         frame.encode(&mut self.outbox);
     }
 
-    /// Hands over what can be sent now. True if anything could.
+    /// Sends what can be sent now. Returns true if anything was sent.
     pub(crate) fn flush<B: Descriptors>(&mut self, endpoint: &mut Endpoint<B>) -> Result<bool, Error> {
         if self.outbox.is_empty() || !endpoint.is_open(self.id) {
             return Ok(false);
@@ -45,10 +45,10 @@ impl Channel {
         Ok(taken > 0)
     }
 
-    /// The next frame, if it has come.
+    /// Returns the next frame, if it is complete.
     ///
     /// # Errors
-    /// The connection has ended, or what came is no frame.
+    /// The connection has ended, or the received bytes are no frame.
     pub(crate) fn receive<B: Descriptors>(
         &mut self,
         endpoint: &mut Endpoint<B>,
@@ -61,7 +61,7 @@ impl Channel {
                 self.inbox.drain(..taken);
                 return Ok(Some(frame));
             }
-            // Less than a frame is there, so there is room (VS-WIRE-002).
+            // Less than a frame is stored, so there is room (VS-WIRE-002).
             let mut bytes = [0; 4096];
             let room = (HEADER + MOST_PAYLOAD).saturating_sub(self.inbox.len()).min(bytes.len());
             let Some(into) = bytes.get_mut(..room) else { return Ok(None) };
@@ -74,12 +74,13 @@ impl Channel {
     }
 }
 
-/// Returns the limits of all control streams together: each has a window and a send buffer, of [`options`].
+/// Returns the limits of all control streams together. Each has a window and a send buffer, of
+/// [`options`].
 pub(crate) fn limits(connections: usize) -> Limits {
     Limits::default().connections(connections).registered_bytes((connections as u64).saturating_mul(1 << 20))
 }
 
-/// Settings of a control stream: it carries few and small frames.
+/// Returns the settings of a control stream: its frames are few and small.
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
     options.protocol.window = 64 << 10;

@@ -1,21 +1,22 @@
-//! Digests of chunks by BLAKE3, and that of a snapshot from those of its chunks.
+//! Digests of chunks by BLAKE3, and digests of snapshots from those of their chunks.
 //!
-//! The bytes are hashed once, where they are in the processor's cache anyway. Who has the chunks' digests has the whole's.
+//! The bytes are hashed once, while they are in the processor's cache. The chunks' digests suffice
+//! for the digest of the whole.
 
 use blake3::Hasher;
 
 use crate::wire::Digest;
 
-/// Sets a snapshot's digest apart from that of a chunk whose bytes are digests.
+/// Separates a snapshot's digest from that of a chunk whose bytes are digests.
 const OF_CHUNKS: &str = "valkey-rdma snapshot version 2: a snapshot by the digests of its chunks";
 
-/// The digest of a chunk.
+/// Returns the digest of a chunk.
 #[must_use]
 pub fn of(bytes: &[u8]) -> Digest {
     blake3::hash(bytes).into()
 }
 
-/// The digest of a chunk whose bytes come in pieces.
+/// The digest of a chunk in pieces.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Piecewise(Hasher);
 
@@ -24,7 +25,7 @@ impl Piecewise {
         self.0.update(bytes);
     }
 
-    /// The digest so far. What comes now is another chunk.
+    /// Returns the digest so far, and begins another chunk.
     pub(crate) fn take(&mut self) -> Digest {
         let digest = self.0.finalize().into();
         self.0.reset();
@@ -48,7 +49,7 @@ impl Whole {
         self.0.update(chunk);
     }
 
-    /// The digest of the snapshot that has these chunks.
+    /// Returns the digest of the snapshot of these chunks.
     #[must_use]
     pub fn digest(&self) -> Digest {
         self.0.finalize().into()

@@ -1,4 +1,4 @@
-//! Errors, in words for somebody who has to do something about them.
+//! Errors, with texts that help to fix the cause.
 
 use std::io;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ pub enum Error {
     /// The peer ended the control stream.
     #[error("the other side ended the connection")]
     Ended,
-    /// The peer ended the connection that READs go over, or it failed.
+    /// The peer ended the connection for READs, or it failed.
     #[error("the connection for READs ended: {0}")]
     DataEnded(&'static str),
-    /// The device told of a failure.
+    /// The device reported a failure.
     #[error("the RDMA device failed: {}", .0.describe())]
     Device(AsyncEvent),
-    /// The RDMA backend could not do something.
+    /// An operation of the RDMA backend failed.
     #[error("{doing}: {source}")]
     Backend {
         /// The operation that failed.
@@ -33,44 +33,45 @@ pub enum Error {
         /// The backend's own error.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
-    /// A READ failed: the publisher has withdrawn the memory, or named some that it does not have, or is gone.
+    /// A READ failed: the publisher has withdrawn the memory, announced memory that it does not
+    /// have, or is gone.
     #[error("READ of chunk {chunk}: {}", .status.describe())]
     Read {
-        /// Which chunk.
+        /// The chunk's index.
         chunk: u64,
         /// The status of its completion.
         status: CompletionStatus,
     },
-    /// A chunk's bytes are not those that were announced.
+    /// A chunk's bytes do not match their digest.
     #[error(
         "chunk {chunk} has another digest than the publisher announced: its bytes were damaged or changed"
     )]
     Corrupt {
-        /// Which chunk.
+        /// The chunk's index.
         chunk: u64,
     },
-    /// The snapshot's digest is not the announced one.
+    /// The snapshot's digest does not match the announced one.
     #[error("the snapshot has another digest than the publisher announced")]
     Digest,
-    /// The peer sent no frames of this protocol.
+    /// The peer does not send frames of this protocol.
     #[error("the other side is no valkey-rdma-sync: {0}")]
     Foreign(Malformed),
     /// The peer has another version.
     #[error("the other side has version {theirs} of the protocol, this one {}", crate::wire::VERSION)]
     Version {
-        /// Its version.
+        /// The peer's version.
         theirs: u16,
     },
     /// The publisher has not proven that it has the secret.
     #[error("the publisher has another secret: nothing was read from it")]
     Secret,
-    /// The publisher said something that cannot be.
+    /// The publisher sent something impossible.
     #[error("the publisher breaks the protocol: {0}")]
     Misbehaved(&'static str),
-    /// The publisher has another snapshot than the one that was begun.
+    /// The publisher has a different snapshot than the one already begun.
     #[error("the publisher has another snapshot than the one that was begun: begin again")]
     OtherSnapshot,
-    /// The publisher said no.
+    /// The publisher refused.
     #[error("the publisher refuses: {}", .0.describe())]
     Refused(Reason),
     /// The publisher grants no READs.
@@ -92,16 +93,16 @@ pub enum Error {
         /// The time-out.
         after: Duration,
     },
-    /// Nothing listens where the publisher should be.
+    /// Nothing listens at the publisher's address.
     #[error("no publisher listens at {publisher}")]
     Nobody {
-        /// The place.
+        /// The address.
         publisher: std::net::SocketAddr,
     },
-    /// As many attempts as were allowed have brought nothing new.
+    /// The allowed number of attempts brought nothing new.
     #[error("gave up after {attempts} attempts: {error}")]
     GivenUp {
-        /// How many.
+        /// The number of attempts.
         attempts: u32,
         /// Why the last one failed.
         error: Arc<Self>,
@@ -109,16 +110,16 @@ pub enum Error {
     /// The source of the snapshot failed.
     #[error("the source: {0}")]
     Source(Arc<io::Error>),
-    /// Where the snapshot goes to failed.
+    /// The target of the snapshot failed.
     #[error("the target: {0}")]
     Sink(Arc<io::Error>),
-    /// It was stopped.
+    /// The operator stopped it.
     #[error("stopped before it was complete")]
     Stopped,
-    /// It failed, and what was begun at the target is not undone.
+    /// It failed, and changes at the target are not undone.
     #[error("{error}; {left}")]
     NotUndone {
-        /// Why it failed.
+        /// The error.
         error: Arc<Self>,
         /// What is left, and what to do about it.
         left: Arc<io::Error>,
@@ -142,11 +143,12 @@ impl Error {
         move |error| Self::Backend { doing, source: Arc::new(error) }
     }
 
-    /// Returns whether another attempt may go on where this one ended: nothing was wrong with what was said, only the way it came.
+    /// Returns whether another attempt may continue where this one ended: the peer's messages were
+    /// right, but their transport failed.
     #[must_use]
     pub fn may_resume(&self) -> bool {
         match self {
-            // What this machine lacks, it lacks the next time too.
+            // Missing resources of this machine will be missing next time, too.
             Self::Control(error) => {
                 !matches!(error, Control::Backend { .. } | Control::Options { .. } | Control::DeviceRemoved)
             }
@@ -161,8 +163,8 @@ impl Error {
         }
     }
 
-    /// Returns whether the error is one of the publisher alone: another holder of the snapshot may
-    /// have what it lacks.
+    /// Returns whether the error concerns the publisher alone. Another holder of the snapshot may
+    /// succeed.
     #[must_use]
     pub const fn is_publishers(&self) -> bool {
         match self {

@@ -22,7 +22,7 @@ pub use reader::{Have, Landed, Offer, Reader};
 pub use source::{FileSink, FileSource, Piece, Sink, Source};
 pub use wait::Stop;
 
-/// Bytes that nobody can foresee.
+/// Returns unpredictable bytes.
 fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
@@ -30,7 +30,7 @@ fn random<const N: usize>() -> Result<[u8; N], Error> {
     Ok(bytes)
 }
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

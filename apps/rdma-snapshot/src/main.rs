@@ -73,10 +73,12 @@ struct PublishArguments {
     /// Publishes what a live Valkey has: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough.
     #[arg(long)]
     from: Option<String>,
-    /// Publishes the writes after the snapshot too, until SIGINT; then readers end where the Valkey is at that moment.
+    /// Publishes the writes after the snapshot too, until SIGINT; then readers end where the Valkey
+    /// is at that moment.
     #[arg(long, requires = "from")]
     follow: bool,
-    /// Leaves the Valkey's rdbcompression as it is. Without this it is off while the Valkey forks, and then as it was.
+    /// Leaves the Valkey's rdbcompression as it is. Without this it is off while the Valkey forks,
+    /// and then as it was.
     #[arg(long, requires = "from")]
     keep_compression: bool,
     /// How the table is laid out.
@@ -142,7 +144,8 @@ struct PullArguments {
 enum LayoutName {
     /// Chunks with digests, which can be read while the next are made, and handed on.
     Chunks,
-    /// The table of the paper: addresses in front, areas of 4 MiB behind. Files only, one digest for all of it.
+    /// The table of the paper: addresses in front, areas of 4 MiB behind. Files only, one digest
+    /// for all of it.
     Rcp,
 }
 
@@ -167,10 +170,10 @@ fn perform(Cli { command }: Cli) -> ExitCode {
     }
 }
 
-/// Columns of what is written for people.
+/// Columns of output for people.
 const COLUMNS: usize = 120;
 
-/// Tells people something.
+/// Prints a message for people.
 fn say(what: &str) {
     let _nobody = Folded.write_all(format!("valkey-rdma-sync: {what}\n").as_bytes());
 }
@@ -180,7 +183,7 @@ struct Folded;
 
 impl Folded {
     fn fold(text: &str) -> String {
-        // A word that is longer than a line is an address or a path, which is to be copied.
+        // A word longer than a line is an address or a path, which people copy.
         let options = textwrap::Options::new(COLUMNS)
             .subsequent_indent("  ")
             .break_words(false)
@@ -200,7 +203,7 @@ impl Write for Folded {
     }
 }
 
-/// A secret is a file's bytes without the white space around them.
+/// Returns the secret: a file's bytes without surrounding white space.
 fn secret(common: &Common) -> io::Result<Secret> {
     let Some(path) = &common.secret_file else { return Ok(Secret::default()) };
     let mut bytes = Vec::new();
@@ -215,16 +218,15 @@ fn secret(common: &Common) -> io::Result<Secret> {
     Ok(Secret::new(bytes))
 }
 
-/// The first SIGINT ends the log, where there is one. The next signal ends the run and undoes what
-/// was begun, one more leaves that as it is, and the last ends the process whatever it does.
+/// The first SIGINT ends the log, if there is one. The next signal ends the run and undoes its
+/// changes. One more leaves the changes as they are, and the last ends the process at once.
 ///
-/// Called once there is something to undo: before that a signal ends the process, as it does by
-/// itself.
+/// Called once there is something to undo. Before that, a signal ends the process by default.
 fn on_signals(mut log: Option<Stop>, run: Stop) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
-            // Nothing more of the log is wanted, whatever ends it.
+            // Whatever ends it, the log must end, too.
             let ended = log.take().inspect(Stop::stop);
             match ended.filter(|_| signal == SIGINT) {
                 Some(_) => {}
@@ -254,14 +256,14 @@ fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
     }
 }
 
-/// The folder of notes about what is to be put back at a Valkey.
+/// Returns the folder of notes about settings to restore at a Valkey.
 fn notes() -> PathBuf {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
     state.unwrap_or_else(std::env::temp_dir).join("valkey-rdma-sync")
 }
 
-/// What a publisher publishes.
+/// The source of a publisher.
 enum From {
     File(FileSource),
     Live(Box<LiveSource>),
@@ -365,8 +367,8 @@ mod tests {
         }
     }
 
-    /// The writer of the log gets the first SIGINT, the run ends by the second, and what it undoes
-    /// is left by the third.
+    /// The writer of the log gets the first SIGINT, the second ends the run, and the third ends its
+    /// undoing.
     #[test]
     fn signals_end_the_log_then_the_run_then_its_undoing() {
         let (log, run) = (Stop::default(), Stop::default());
@@ -378,7 +380,7 @@ mod tests {
         raise_until(|| run.is_forced());
     }
 
-    /// A file that is missing is named.
+    /// The error names a missing file.
     #[test]
     fn a_missing_secret_file_is_named() {
         let common = Common { secret_file: Some("/nonexistent/secret".into()), depth: 1, json: false };
@@ -388,7 +390,7 @@ mod tests {
         assert!(source.to_string().starts_with("/nonexistent/rdb: "), "{source}");
     }
 
-    /// What is written for people is at most [`COLUMNS`] wide, and nothing is lost but a space.
+    /// Output for people is at most [`COLUMNS`] wide, and loses nothing but a space.
     #[test]
     fn lines_for_people_are_folded() {
         let left = "the target is still a replica of 192.0.2.1:40000, where no server is: ".repeat(7);

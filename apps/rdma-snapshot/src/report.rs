@@ -1,4 +1,4 @@
-//! How far a run is, for people or as JSON.
+//! Reports a run's progress, for people or as JSON.
 
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -8,21 +8,21 @@ use rdma_snapshot::Error;
 use rdma_snapshot::run::{Progress, Stop, TICK};
 use serde_json::json;
 
-/// Lines that wait to be written, at most.
+/// The most lines waiting to be written.
 const WAITING: usize = 16;
 
-/// Tells of a run.
+/// Reports a run.
 pub(crate) struct Report {
     what: &'static str,
     bar: ProgressBar,
     json: Option<Lines>,
 }
 
-/// Lines to a reader that may stand still: a thread of their own writes them, so that the run does
-/// not wait for it.
+/// Lines for a reader that may stop reading. A thread of their own writes them, so that the run
+/// does not wait for it.
 struct Lines {
     waiting: SyncSender<String>,
-    /// Ends when all is written.
+    /// Ends when all lines are written.
     over: Receiver<()>,
     stop: Stop,
 }
@@ -33,7 +33,7 @@ impl Lines {
         let (until_here, over) = sync_channel(0);
         std::thread::spawn(move || {
             let _until_here = until_here;
-            // A reader that has gone wants no more.
+            // The reader may have closed the pipe.
             while let Ok(line) = lines.recv()
                 && writeln!(to, "{line}").and_then(|()| to.flush()).is_ok()
             {}
@@ -41,12 +41,12 @@ impl Lines {
         Self { waiting, over, stop }
     }
 
-    /// Has a line written, unless too many wait already.
+    /// Queues a line, unless too many are queued already.
     fn tell(&self, line: String) {
         let _lost = self.waiting.try_send(line);
     }
 
-    /// Has the last line written, and waits until it is, or until the end is asked for.
+    /// Queues the last line, and waits until it is written, or until the end is requested.
     fn end(self, line: String) {
         let mut line = line;
         while let Err(TrySendError::Full(again)) = self.waiting.try_send(line) {
@@ -61,7 +61,7 @@ impl Lines {
 }
 
 impl Report {
-    /// What ends the run by `stop` ends waiting for who reads its lines, too.
+    /// If `stop` ends the run, it also ends the wait for a reader of the lines.
     pub(crate) fn new(what: &'static str, json: bool, stop: Stop) -> Self {
         let bar = if json { ProgressBar::hidden() } else { ProgressBar::no_length() };
         if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes} {msg}") {
@@ -129,7 +129,7 @@ fn summary(what: &str, progress: &Progress) -> String {
 mod tests {
     use super::*;
 
-    /// Somebody who reads nothing.
+    /// A reader that never reads.
     struct Stuck(Receiver<()>);
 
     impl Write for Stuck {
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// A rate has the unit that fits it.
+    /// A rate has a suitable unit.
     #[test]
     fn rates_have_units_that_fit() {
         let second = std::time::Duration::from_secs(1);
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// A run goes on, and ends at a signal, although the reader of its lines stands still.
+    /// A run continues, and ends at a signal, although the reader of its lines has stopped reading.
     #[test]
     fn a_reader_that_stands_still_holds_up_nothing() {
         let (held, until) = sync_channel(0);
@@ -167,7 +167,7 @@ mod tests {
         drop(held);
     }
 
-    /// The last line is written before the process may end, however many were before it.
+    /// The last line is written before the process may end, however many lines precede it.
     #[test]
     fn the_last_line_is_written() {
         let (mut reader, writer) = io::pipe().expect("a pipe");

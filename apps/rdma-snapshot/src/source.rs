@@ -11,16 +11,16 @@ use crate::reader::{Offer, Position};
 use crate::wait::Stop;
 use crate::wire::Content;
 
-/// A piece that a source gives.
+/// A piece of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// So many bytes, at least one.
+    /// A number of bytes, at least one.
     Bytes(usize),
-    /// The snapshot is complete. What comes from now on is the log of later writes.
+    /// The snapshot is complete. The log of later writes follows.
     Mark,
-    /// Nothing now: what has come is better published than held back.
+    /// Nothing now. It is better to publish the bytes so far than to hold them back.
     Idle,
-    /// Nothing more will come. Only after the mark.
+    /// The end, only after the mark.
     End,
 }
 
@@ -28,59 +28,59 @@ pub enum Piece {
 pub trait Source: Send {
     /// Returns the kind of its bytes.
     fn content(&self) -> Content;
-    /// Returns how many bytes the snapshot has, if that is known before it is read.
+    /// Returns the bytes of the snapshot, if known beforehand.
     fn total(&self) -> Option<u64>;
     /// Returns the position in a primary's history at which it was made.
     fn position(&self) -> Option<Position>;
-    /// Reads more into `into`, which is not empty. May take as long as it likes before the mark, and returns [`Piece::Idle`] within a
-    /// second behind it.
+    /// Reads more into `into`, which is not empty. May take any time before the mark. After the
+    /// mark it returns [`Piece::Idle`] within a second.
     ///
     /// # Errors
     /// The snapshot cannot be completed.
     fn read(&mut self, into: &mut [u8]) -> io::Result<Piece>;
-    /// The operator wants the log to end: [`Piece::End`] shall come once what was written until now was read.
+    /// Ends the log at the operator's request: [`Piece::End`] must come once everything written
+    /// until now was read.
     ///
     /// # Errors
-    /// It cannot be found out how far that is.
+    /// The current end cannot be determined.
     fn stop(&mut self) -> io::Result<()>;
 }
 
-/// Where a snapshot goes to. It runs on a thread of its own.
+/// A target of a snapshot. It runs on a thread of its own.
 pub trait Sink: Send {
-    /// Looks whether a snapshot could go here at all, before one is asked for.
+    /// Checks whether a snapshot can go here at all, before one is requested.
     ///
     /// # Errors
-    /// It cannot go here: the target is not empty, or is not there.
+    /// It cannot: the target is not empty, or cannot be reached.
     fn prepare(&mut self, _stop: &Stop) -> io::Result<()> {
         Ok(())
     }
-    /// A snapshot begins. Whatever waits, in this call and in later ones, calls [`Stop::check`] of
+    /// Begins a snapshot. Every wait, in this call and in later ones, calls [`Stop::check`] of
     /// `stop` within every [`TICK`](crate::run::TICK).
     ///
     /// # Errors
-    /// It cannot go here: it is something else, or the target is not empty.
+    /// It cannot go here: it is of another kind, or the target is not empty.
     fn begin(&mut self, offer: &Offer, stop: &Stop) -> io::Result<()>;
-    /// More of it.
+    /// Writes more of it.
     ///
     /// # Errors
     /// The target failed.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// The snapshot is complete and, if that was asked for, its digest was right. What comes from now on is the log of later writes.
+    /// Marks the snapshot as complete. Its digest was right. The log of later writes follows.
     ///
     /// # Errors
     /// The target failed.
     fn mark(&mut self) -> io::Result<()>;
-    /// Nothing more comes: what was written is made to stay.
+    /// Ends the snapshot and makes it permanent.
     ///
     /// # Errors
     /// The target failed.
     fn end(&mut self) -> io::Result<()>;
-    /// Undoes what was begun: something failed, or the run was stopped. Nothing is called after
-    /// this. What waits here goes on after the first call of [`Stop::stop`], and ends at
-    /// [`Stop::is_forced`].
+    /// Undoes all changes, after a failure or a stop. Nothing is called after this. A wait here
+    /// continues after the first call of [`Stop::stop`], and ends at [`Stop::is_forced`].
     ///
     /// # Errors
-    /// What is left, and what to do about it.
+    /// What could not be undone, and what to do about it.
     fn undo(&mut self) -> io::Result<()>;
 }
 
@@ -94,7 +94,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Opens a file. An RDB is not looked into.
+    /// Opens a file. The contents of an RDB are not checked.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -137,17 +137,15 @@ impl Source for FileSource {
     }
 }
 
-/// Bytes that are written between two times that the disk is waited for, so that no wait is for all
-/// of a file.
+/// Bytes written between two syncs to the disk, so that no sync has to wait for the whole file.
 const UNSYNCED: u64 = 64 << 20;
 
-/// A file, which appears under its name only when it is whole and on the disk. Until then it is
-/// called `NAME.DIGITS.part`, with digits of its own. Of a snapshot with a log it holds the
-/// snapshot.
+/// A file that appears under its name only when it is complete and on the disk. Until then its name
+/// is `NAME.DIGITS.part`, with digits of its own. Of a snapshot with a log it holds the snapshot.
 #[derive(Debug)]
 pub struct FileSink {
     path: PathBuf,
-    /// The file under its other name, until it is whole.
+    /// The file under its temporary name, until it is complete.
     part: Option<(File, PathBuf)>,
     replace: bool,
     marked: bool,
@@ -155,7 +153,7 @@ pub struct FileSink {
 }
 
 impl FileSink {
-    /// A file that will be called `path`. One of that name is an error unless it may be replaced.
+    /// Returns a sink for the file `path`. An existing file is an error unless it may be replaced.
     #[must_use]
     pub const fn new(path: PathBuf, replace: bool) -> Self {
         Self { path, part: None, replace, marked: false, unsynced: 0 }
@@ -166,8 +164,8 @@ impl FileSink {
         io::Error::new(io::ErrorKind::AlreadyExists, what)
     }
 
-    /// Gives the file its name. One that has come since the beginning stays, unless it may be
-    /// replaced.
+    /// Gives the file its name. A file that has appeared since the beginning stays, unless it may
+    /// be replaced.
     fn name(&self, part: &Path) -> io::Result<()> {
         if self.replace {
             return fs::rename(part, &self.path);
@@ -175,7 +173,7 @@ impl FileSink {
         match renameat_with(CWD, part, CWD, &self.path, RenameFlags::NOREPLACE) {
             Ok(()) => Ok(()),
             Err(Errno::EXIST) => Err(self.exists()),
-            // Not every file system knows that. A second name never replaces one either.
+            // Not every file system supports that. A hard link never replaces a file either.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 fs::hard_link(part, &self.path).map_err(|error| match error.kind() {
                     io::ErrorKind::AlreadyExists => self.exists(),
@@ -190,7 +188,7 @@ impl FileSink {
 
 impl Sink for FileSink {
     fn prepare(&mut self, _stop: &Stop) -> io::Result<()> {
-        // `exists` would say no where it cannot look.
+        // `exists` would return false if it cannot check.
         if !self.replace && self.path.symlink_metadata().is_ok() {
             return Err(self.exists());
         }
@@ -198,7 +196,7 @@ impl Sink for FileSink {
     }
 
     fn begin(&mut self, _offer: &Offer, stop: &Stop) -> io::Result<()> {
-        // It may have come meanwhile.
+        // The file may have appeared meanwhile.
         self.prepare(stop)?;
         let digits = crate::hex(&crate::random::<8>().map_err(io::Error::other)?);
         let mut name = self.path.clone().into_os_string();
@@ -229,7 +227,7 @@ impl Sink for FileSink {
         file.sync_all()?;
         self.name(part)?;
         self.part = None;
-        // The name is on the disk when its directory is.
+        // The name is on the disk once its directory is.
         let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
     }

@@ -1,7 +1,7 @@
-//! Sleeping, being woken, and what ends a wait before its time.
+//! Sleeping, waking, and early ends of a wait.
 //!
-//! Nothing in this crate waits without a [`Limit`] or a sleep of at most a [`TICK`]: every wait has
-//! a bound, and looks at [`Stop`].
+//! Every wait in this crate has a [`Limit`] or is a sleep of at most a [`TICK`]. So every wait has
+//! a bound, and checks [`Stop`].
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 
-/// How often a run tells how far it is, and looks whether it shall end.
+/// How often a run reports its progress, and checks whether it must end.
 pub const TICK: Duration = Duration::from_millis(200);
 
 /// Ends a run from elsewhere: from another thread or a signal handler.
@@ -23,38 +23,38 @@ pub const TICK: Duration = Duration::from_millis(200);
 pub struct Stop(Arc<AtomicU8>);
 
 impl Stop {
-    /// Asks for the end. What waits notices within [`TICK`], and what was begun is undone. A second
-    /// call ends that too.
+    /// Requests the end. Waits notice within [`TICK`], and the run undoes its changes. A second
+    /// call ends that, too.
     pub fn stop(&self) {
-        // Two levels are all there are, so that it never wraps.
+        // Two levels suffice, so it never wraps.
         let _full = self
             .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |level| (level < 2).then_some(level + 1));
     }
 
-    /// Returns whether it was asked for.
+    /// Returns whether the end was requested.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 0
     }
 
-    /// Returns whether it was asked for twice: what was begun stays as it is.
+    /// Returns whether it was requested twice: changes stay as they are.
     #[must_use]
     pub fn is_forced(&self) -> bool {
         self.0.load(Ordering::Relaxed) > 1
     }
 
-    /// Fails once the end was asked for. A [`Sink`](crate::Sink) that waits calls this within every
-    /// [`TICK`] and hands the error on.
+    /// Fails once the end was requested. A waiting [`Sink`](crate::Sink) calls this within every
+    /// [`TICK`] and returns the error.
     ///
     /// # Errors
-    /// It was asked for.
+    /// The end was requested.
     pub fn check(&self) -> io::Result<()> {
         if self.is_stopped() { Err(io::Error::other(Stopped)) } else { Ok(()) }
     }
 }
 
-/// What [`Stop::check`] fails with.
+/// The error of [`Stop::check`].
 #[derive(Debug, thiserror::Error)]
 #[error("stopped before it was complete")]
 struct Stopped;
@@ -64,7 +64,7 @@ pub(crate) fn is_stop(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<Stopped>())
 }
 
-/// What ends a wait: time, or the operator.
+/// The end of a wait: by time, or by the operator.
 #[derive(Clone, Debug)]
 pub(crate) struct Limit {
     by: Instant,
@@ -74,25 +74,25 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// A wait of work, for at most `patience`.
+    /// Returns the limit of an ordinary wait, of at most `patience`.
     pub(crate) fn new(stop: &Stop, patience: Duration) -> Self {
         Self { by: Instant::now() + patience, stop: stop.clone(), undoes: false }
     }
 
-    /// A wait that is part of undoing what was begun.
+    /// Returns the limit of a wait that is part of undoing.
     pub(crate) fn of_undoing(stop: &Stop, patience: Duration) -> Self {
         Self { undoes: true, ..Self::new(stop, patience) }
     }
 
-    /// The same, but for at most `patience` from now.
+    /// Returns the same limit, but at most `patience` from now.
     pub(crate) fn within(&self, patience: Duration) -> Self {
         Self { by: self.by.min(Instant::now() + patience), ..self.clone() }
     }
 
-    /// How long may be slept before this is asked again.
+    /// Returns how long to sleep before the next check.
     ///
     /// # Errors
-    /// The time has passed ([`io::ErrorKind::TimedOut`]), or the end was asked for.
+    /// The time has passed ([`io::ErrorKind::TimedOut`]), or the end was requested.
     pub(crate) fn nap(&self) -> io::Result<Duration> {
         if !self.undoes || self.stop.is_forced() {
             self.stop.check()?;
@@ -101,18 +101,18 @@ impl Limit {
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left.min(TICK)) }
     }
 
-    /// Sleeps until this can be read, or a nap is over.
+    /// Sleeps until a source is readable, or for one nap.
     pub(crate) fn until_readable(&self, sources: &[BorrowedFd<'_>]) -> io::Result<()> {
         sleep(sources, self.nap()?).map_err(io::Error::other)
     }
 
-    /// Sleeps until this can be written, or a nap is over.
+    /// Sleeps until the sink is writable, or for one nap.
     pub(crate) fn until_writable(&self, sink: BorrowedFd<'_>) -> io::Result<()> {
         doze(&mut [PollFd::new(&sink, PollFlags::OUT)], self.nap()?).map_err(io::Error::other)
     }
 
     /// Runs `work`, which may block, on a thread of its own, which is left behind if the wait ends
-    /// before it.
+    /// first.
     pub(crate) fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,

@@ -1,14 +1,15 @@
-//! The frames of a control stream: what a reader and a publisher tell each other besides the bytes that are READ.
+//! The frames of a control stream between a reader and a publisher. Chunks are READ, not sent.
 //!
-//! A frame is a header of 8 bytes and a payload. Integers are big-endian, reserved bytes are zero when sent and not looked at when
-//! received (VS-WIRE-001, VS-WIRE-002). Every kind but [`Frame::Chunks`] has one length.
+//! A frame is a header of 8 bytes and a payload. Integers are big-endian. Reserved bytes are zero
+//! when sent and ignored when received (VS-WIRE-001, VS-WIRE-002). Every kind but [`Frame::Chunks`]
+//! has one length.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The first bytes of a first frame, by which a peer of another protocol is recognised.
+/// The first bytes of a first frame. They identify the protocol.
 pub const MAGIC: [u8; 8] = *b"VRSNAP\r\n";
 
 /// The version of this protocol. Both sides must have the same (VS-WIRE-003).
@@ -17,13 +18,13 @@ pub const VERSION: u16 = 2;
 /// Bytes of a frame's header.
 pub const HEADER: usize = 8;
 
-/// Entries in one frame, at most (VS-TABLE-005).
+/// The most entries in one frame (VS-TABLE-005).
 pub const MOST_ENTRIES: usize = 512;
 
-/// Bytes of a payload, at most.
+/// The most bytes of a payload.
 pub const MOST_PAYLOAD: usize = MOST_ENTRIES * size_of::<Entry>();
 
-/// Names a snapshot: random, drawn anew for each (VS-TABLE-001).
+/// The name of a snapshot: random, drawn again for each (VS-TABLE-001).
 pub type SnapshotId = [u8; 16];
 
 /// A number used once.
@@ -36,13 +37,13 @@ pub type Digest = [u8; 32];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Entry {
-    /// Its place in the table, from 0.
+    /// Its index in the table, from 0.
     pub index: U64,
-    /// Where its first byte is in the publisher's memory.
+    /// The address of its first byte in the publisher's memory.
     pub address: U64,
     /// The key of that memory.
     pub rkey: U32,
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub length: U32,
     /// Reserved.
     pub reserved: [u8; 8],
@@ -60,9 +61,9 @@ pub struct Hello {
     pub version: U16,
     /// Reserved.
     pub reserved: [u8; 6],
-    /// The snapshot that it has a part of; zero for whichever there is.
+    /// The snapshot that the reader has a part of; zero for any.
     pub snapshot: SnapshotId,
-    /// The first chunk that it does not have.
+    /// The first chunk that the reader does not have.
     pub first: U64,
     /// Drawn by the reader.
     pub nonce: Nonce,
@@ -76,23 +77,23 @@ pub struct Challenge {
     pub magic: [u8; 8],
     /// [`VERSION`].
     pub version: U16,
-    /// Where the publisher accepts the connection that is for READs.
+    /// The port of the connection for READs.
     pub data_port: U16,
     /// Reserved.
     pub reserved: [u8; 4],
-    /// The snapshot that there is.
+    /// The publisher's snapshot.
     pub snapshot: SnapshotId,
     /// Drawn by the publisher.
     pub nonce: Nonce,
 }
 
-/// The reader proves that it has the secret, and says where it will connect from.
+/// The reader proves that it has the secret, and announces its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Proof {
     /// The local address of its connection for READs: IPv6, or IPv4 mapped into it.
     pub address: [u8; 16],
-    /// And the port.
+    /// Its port.
     pub port: U16,
     /// Reserved.
     pub reserved: [u8; 6],
@@ -100,7 +101,7 @@ pub struct Proof {
     pub code: Digest,
 }
 
-/// The publisher proves the same, and says what there is to read.
+/// The publisher proves that it has the secret, and describes its snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Welcome {
@@ -112,19 +113,20 @@ pub struct Welcome {
     pub content: u8,
     /// Reserved.
     pub reserved: [u8; 2],
-    /// No chunk is longer.
+    /// The longest chunk.
     pub chunk_size: U32,
-    /// For how long the publisher keeps what a reader says nothing about, in milliseconds.
+    /// How long the publisher keeps chunks for a silent reader, in milliseconds.
     pub lease: U32,
-    /// Bytes that the snapshot will have, as far as the publisher knows: for showing progress, and for nothing else. 0: unknown.
+    /// Bytes of the whole snapshot, if the publisher knows. Only for showing progress. 0: unknown.
     pub total: U64,
-    /// Of an RDB from a primary: the id of its replication history, otherwise zeros.
+    /// For an RDB from a primary, the id of its replication history, otherwise zeros.
     pub history: [u8; 40],
-    /// And how far into it the snapshot is.
+    /// The snapshot's offset in that history.
     pub offset: U64,
 }
 
-/// The seed's table, in one piece of memory: `areas` addresses of 8 bytes, and behind them as many data areas of 4 MiB.
+/// The seed's table, in one piece of memory: `areas` addresses of 8 bytes, then as many data areas
+/// of 4 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Mapping {
@@ -132,7 +134,7 @@ pub struct Mapping {
     pub address: U64,
     /// The key of the whole table.
     pub rkey: U32,
-    /// Addresses, and data areas.
+    /// The number of addresses, and of data areas.
     pub areas: U32,
     /// Bytes in the data areas; the last area may have fewer than 4 MiB.
     pub bytes: U64,
@@ -142,27 +144,27 @@ pub struct Mapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Mark {
-    /// Its chunks.
+    /// The number of its chunks.
     pub chunks: U64,
     /// Their bytes.
     pub bytes: U64,
-    /// What [`crate::digest::Whole`] makes of the digests of its chunks, or of its data areas.
+    /// The digest of its chunks' or data areas' digests, by [`crate::digest::Whole`].
     pub digest: Digest,
 }
 
-/// How far the reader is: what renews its lease.
+/// The reader's progress, which renews its lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Progress {
-    /// Chunks that it has and has verified.
+    /// Chunks that the reader has verified.
     pub chunks: U64,
 }
 
-/// The table ends before chunk `chunks`: nothing will follow.
+/// The table ends before chunk `chunks`. Nothing follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct End {
-    /// All chunks.
+    /// The number of all chunks.
     pub chunks: U64,
 }
 
@@ -174,7 +176,7 @@ pub struct Refused {
     pub reason: U32,
 }
 
-/// How a table is laid out.
+/// The layout of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Chunks that are announced one after another.
@@ -188,7 +190,7 @@ pub enum Layout {
 pub enum Content {
     /// Anything.
     Bytes,
-    /// An RDB file, and behind it, if any, the commands that a primary sent its replicas since.
+    /// An RDB file, possibly followed by the commands that a primary has sent its replicas since.
     Rdb,
 }
 
@@ -199,19 +201,19 @@ pub enum Reason {
     Version,
     /// The reader has not proven that it has the secret.
     Secret,
-    /// The snapshot that the reader has a part of is not here.
+    /// The publisher does not have the snapshot that the reader has a part of.
     Snapshot,
-    /// There are as many readers as may be.
+    /// The publisher has its maximum of readers.
     Full,
     /// The snapshot is withdrawn.
     Withdrawn,
-    /// The reader did not say anything for as long as its lease.
+    /// The reader was silent for longer than its lease.
     Lease,
     /// The reader broke the protocol.
     Misbehaved,
     /// The snapshot failed, and no more of it will come.
     Failed,
-    /// The publisher could not give the reader what its connection takes.
+    /// The publisher lacks the resources for the reader's connection.
     Resources,
     /// A number that this version does not know.
     Unknown(u32),
@@ -230,14 +232,14 @@ const REASONS: [Reason; 9] = [
 ];
 
 impl Reason {
-    /// The reason of a number.
+    /// Returns the reason with this number.
     #[must_use]
     pub fn from_number(number: u32) -> Self {
         let known = (number as usize).checked_sub(1).and_then(|at| REASONS.get(at));
         known.copied().unwrap_or(Self::Unknown(number))
     }
 
-    /// Its number, from 1.
+    /// Returns its number, from 1.
     #[must_use]
     pub fn number(self) -> u32 {
         match self {
@@ -267,33 +269,33 @@ impl Reason {
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Reader: asks for a snapshot.
+    /// Reader: requests a snapshot.
     Hello(Hello),
-    /// Publisher: which there is, and what to prove.
+    /// Publisher: its snapshot, and what to prove.
     Challenge(Challenge),
     /// Reader: the proof.
     Proof(Proof),
-    /// Publisher: its own, and what there is to read.
+    /// Publisher: its own proof, and its offer.
     Welcome(Welcome),
-    /// Publisher: more chunks can be read. At least one.
+    /// Publisher: more chunks, at least one.
     Chunks(Vec<Entry>),
-    /// Publisher: where the seed's table is.
+    /// Publisher: the place of the seed's table.
     Mapping(Mapping),
     /// Publisher: the snapshot is complete.
     Mark(Mark),
     /// Publisher: the table is complete.
     End(End),
-    /// Publisher: it is there, and has nothing new.
+    /// Publisher: alive, without news.
     Alive,
-    /// Reader: how far it is.
+    /// Reader: its progress.
     Progress(Progress),
-    /// Reader: it has everything and needs nothing any more.
+    /// Reader: has everything and needs nothing more.
     Done,
-    /// Publisher: the session is over, and why.
+    /// Publisher: ends the session, with the reason.
     Refused(Refused),
 }
 
-/// Why bytes are no frame.
+/// The reason for which bytes are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The header names a kind that does not exist, or a length that this kind cannot have.
@@ -312,7 +314,7 @@ pub enum Malformed {
 macro_rules! kinds {
     ($($number:literal $name:ident;)*) => {
         impl Frame {
-            /// The number of its kind.
+            /// Returns the number of its kind.
             const fn kind(&self) -> u8 {
                 match self { $(Self::$name(_) => $number,)* Self::Chunks(_) => 5, Self::Alive => 9, Self::Done => 11 }
             }
@@ -325,7 +327,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// Bytes of a payload of this kind, if it has one length.
+            /// Returns the payload's length of this kind, if it is fixed.
             const fn length(kind: u8) -> Option<usize> {
                 match kind { $($number => Some(size_of::<$name>()),)* 9 | 11 => Some(0), _ => None }
             }
@@ -370,10 +372,12 @@ impl Frame {
         out.extend_from_slice(payload);
     }
 
-    /// The frame that `bytes` begin with, and how many of them it takes; `None` if more are needed.
+    /// Returns the frame at the beginning of `bytes`, and its length; `None` if more bytes are
+    /// needed.
     ///
     /// # Errors
-    /// They are the beginning of no frame. What a header claims is looked at before anything is kept for it (VS-WIRE-002).
+    /// They do not begin a frame. A header is checked before any memory is allocated for it
+    /// (VS-WIRE-002).
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Malformed> {
         let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(None) };
         let [a, b, c, d, kind, ..] = *header;
@@ -399,14 +403,14 @@ impl Frame {
 }
 
 impl Proof {
-    /// The address that it names.
+    /// Returns the address that it names.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         SocketAddr::new(Ipv6Addr::from(self.address).to_canonical(), self.port.get())
     }
 }
 
-/// An address as [`Proof::address`] has it.
+/// Encodes an address for [`Proof::address`].
 #[must_use]
 pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
@@ -416,7 +420,7 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
 }
 
 impl Layout {
-    /// Its number.
+    /// Returns its number.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -425,7 +429,7 @@ impl Layout {
         }
     }
 
-    /// The layout of a number.
+    /// Returns the layout with this number.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
@@ -437,7 +441,7 @@ impl Layout {
 }
 
 impl Content {
-    /// Its number.
+    /// Returns its number.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -446,7 +450,7 @@ impl Content {
         }
     }
 
-    /// The content of a number.
+    /// Returns the content with this number.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {

@@ -1,7 +1,9 @@
-//! A backend around a backend: everything passes an [`Interceptor`], which looks at it or changes it.
+//! A backend around a backend. Every call passes an [`Interceptor`], which can observe or change
+//! it.
 //!
-//! Each hook of an interceptor has a default that lets things pass, so that one says only what it is about. The result is a
-//! [`Backend`] itself: interceptors compose by wrapping.
+//! Each hook of an interceptor has a default that changes nothing, so that an interceptor
+//! implements only the hooks it needs. The result is a [`Backend`] itself: interceptors compose by
+//! wrapping.
 
 pub mod mistakes;
 mod queues;
@@ -21,17 +23,18 @@ use rdma_backend::{
 use queues::Kept;
 pub use queues::{CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
 
-/// Looks at, or changes, what passes a backend `B`. An interceptor that keeps a handle alive keeps a clone of its `Arc`.
+/// Observes or changes the calls of a backend `B`. An interceptor that keeps a handle alive keeps a
+/// clone of its `Arc`.
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {
-    /// State that it keeps for each identifier.
+    /// The interceptor's state for each identifier.
     type Identifier: Send + Sync;
-    /// The state that the interceptor keeps of each queue pair.
+    /// The interceptor's state for each queue pair.
     type QueuePair: Send + Sync;
 
-    /// An identifier was made.
+    /// Called when an identifier was created.
     fn identifier(&self, inner: &Arc<B::Identifier>, origin: Origin) -> Self::Identifier;
 
-    /// A queue pair was made for `id` in `domain`, with these limits asked for.
+    /// Called when a queue pair was created for `id` in `domain`, with these requested limits.
     ///
     /// # Errors
     /// An object that the interceptor needs for the queue pair cannot be created.
@@ -43,35 +46,36 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
         limits: QueuePairLimits,
     ) -> Result<Self::QueuePair, B::Error>;
 
-    /// Returns the time that the clock tells at `now`.
+    /// Returns the clock's time at `now`.
     fn clock(&self, now: Instant) -> Instant {
         now
     }
 
-    /// The next event is about to be asked for.
+    /// Called before the next event is requested.
     fn before_events(&self, _inner: &B::EventChannel) {}
 
-    /// An event came, and may be changed; false: it is not told, and a connect request is refused.
+    /// Called for an event, which it may change. If false, the event is dropped, and a connect
+    /// request is refused.
     fn event(&self, _id: IdentifierKey, _kind: &mut CmEventKind<B>) -> bool {
         true
     }
 
-    /// A call to the connection manager is about to be made; false: it is not made, and succeeds.
+    /// Called before a call to the connection manager. If false, the call is skipped and succeeds.
     fn call(&self, _id: &Self::Identifier, _inner: &B::Identifier, _call: Call<'_>) -> bool {
         true
     }
 
-    /// The domain to use where `own` was made.
+    /// Returns the domain to use after `own` was created.
     fn domain(&self, own: B::Domain) -> Arc<B::Domain> {
         Arc::new(own)
     }
 
-    /// Returns the depth of a completion queue for which `depth` is asked.
+    /// Returns the depth of a completion queue for a requested `depth`.
     fn completions(&self, depth: u32) -> u32 {
         depth
     }
 
-    /// A completion queue was made.
+    /// Called when a completion queue was created.
     fn completion_queue(&self, _inner: &Arc<B::CompletionQueue>) {}
 
     /// Returns the limits of a queue pair.
@@ -79,15 +83,15 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
         limits
     }
 
-    /// Returns the length and the access flags to register where these are asked for.
+    /// Returns the length and the access flags to register for the requested ones.
     fn registering(&self, len: usize, access: Access) -> (usize, Access) {
         (len, access)
     }
 
-    /// A region was registered.
+    /// Called when a region was registered.
     fn registered(&self, _inner: &Arc<B::Region>) {}
 
-    /// A chain of requests is posted to `below`.
+    /// Called to post a chain of requests to `below`.
     ///
     /// # Errors
     /// The errors of `below`.
@@ -100,7 +104,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
         below.post_send(requests)
     }
 
-    /// A chain of receives is posted to `below`.
+    /// Called to post a chain of receives to `below`.
     ///
     /// # Errors
     /// The errors of `below`.
@@ -113,7 +117,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
         below.post_recv(requests)
     }
 
-    /// A completion was polled; false: it is not told.
+    /// Called for a polled completion. If false, it is dropped.
     fn polled(
         &self,
         _pair: &Self::QueuePair,
@@ -124,14 +128,14 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     }
 }
 
-/// Where an identifier comes from.
+/// The origin of an identifier.
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
     /// It was created, for an outgoing connection.
     Created,
     /// It listens.
     Listening,
-    /// It came with a connect request, which offered this.
+    /// It came with a connect request, which offered these parameters.
     Requested(ConnectParams),
 }
 
@@ -158,7 +162,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `B`, with everything passing `I`.
+/// `B`, with every call passing `I`.
 pub struct Intercepted<B: Backend, I>(Arc<Inner<B, I>>);
 
 struct Inner<B, I> {
@@ -167,7 +171,7 @@ struct Inner<B, I> {
 }
 
 impl<B: Backend, I: Interceptor<B>> Intercepted<B, I> {
-    /// `inner`, with everything passing the interceptor.
+    /// Returns `inner`, with every call passing the interceptor.
     pub fn by(inner: B, by: I) -> Self {
         Self(Arc::new(Inner { inner, by }))
     }
@@ -263,7 +267,7 @@ impl<B: Backend, I: Interceptor<B>> Identifier<B, I> {
         self.shared.by.call(&self.kept, &self.inner, call)
     }
 
-    /// Makes a call if it passes.
+    /// Makes a call unless the interceptor skips it.
     fn make(
         &self,
         call: Call<'_>,

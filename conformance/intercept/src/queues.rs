@@ -47,7 +47,7 @@ impl<B: Backend> LowerQueuePair<'_, B> {
     }
 }
 
-/// The part of the inner region that is a part of this one.
+/// Returns the corresponding part of the inner region.
 fn within<B: Backend>(slice: Slice<'_, Region<B>>) -> Slice<'_, B::Region> {
     Slice { region: &slice.region.inner, offset: slice.offset, len: slice.len }
 }
@@ -73,7 +73,7 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::Domain<Intercepted<B, I>> for 
         Ok(Region { inner, len })
     }
 
-    /// The memory is as long as it is; an interceptor changes the rights only.
+    /// The length is fixed; an interceptor changes only the rights.
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region<B>, B::Error> {
         let len = memory.shared().len();
         let (_, access) = self.shared.by.registering(len, access);
@@ -83,15 +83,15 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::Domain<Intercepted<B, I>> for 
     }
 }
 
-/// A region, as long as was asked for.
+/// A region of the requested length.
 pub struct Region<B: Backend> {
-    /// The region that the backend below registered.
+    /// The region registered by the backend below.
     pub inner: Arc<B::Region>,
     len: usize,
 }
 
 impl<B: Backend> Region<B> {
-    /// All of a region of the backend below, for an interceptor's own requests.
+    /// Wraps all of a region of the backend below, for an interceptor's own requests.
     pub fn whole(inner: B::Region) -> Self {
         Self { len: inner.len(), inner: Arc::new(inner) }
     }
@@ -163,7 +163,7 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::CompletionQueue<Intercepted<B,
                     told += 1;
                 }
             }
-            // Nothing would mean that the queue is empty.
+            // Zero would mean that the queue is empty.
             if told > 0 || polled == 0 {
                 return Ok(told);
             }

@@ -1,4 +1,4 @@
-//! Where one frame ends and the next begins, in bytes that come in any pieces.
+//! Finds the ends of frames, in bytes that come in any pieces.
 
 use std::io;
 
@@ -6,24 +6,24 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, parse_frame};
 
-/// Bytes of a line at most, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, a number, a
+/// The most bytes of a line, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, a number, a
 /// status.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// Frames in one frame at most, as in Valkey.
+/// The most frames in one frame, as in Valkey.
 const MOST: usize = 1 << 20;
 
-/// Bytes of a frame at most: Valkey's `proto-max-bulk-len`, and what stands around a string of that
+/// The most bytes of a frame: Valkey's `proto-max-bulk-len`, and the bytes around a string of that
 /// length.
 const LONGEST: usize = (512 << 20) + LONGEST_LINE;
 
-/// Cuts frames off bytes that are received, and remembers how far it has looked: each byte is
-/// looked at once, in whatever pieces they come.
+/// Cuts frames off received bytes, and remembers its position: each byte is examined once, in
+/// whatever pieces they come.
 #[derive(Debug, Default)]
 pub struct Cut {
-    /// Where the next part of the frame begins, which may be beyond what has come.
+    /// Where the next part of the frame begins, possibly beyond the received bytes.
     at: usize,
-    /// Up to here no line ends that begins at `at`.
+    /// No line that begins at `at` ends before this.
     searched: usize,
     /// How many frames in this one have begun or are missing; `None` before it begins.
     frames: Option<usize>,
@@ -32,7 +32,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Takes the next frame off the bytes, if it is there whole. An inline command, such as
+    /// Takes the next frame off the bytes, if it is complete. An inline command, such as
     /// `PING\r\n`, becomes an array as a client would have sent it. The frame shares the memory of
     /// the bytes.
     ///
@@ -49,13 +49,13 @@ impl Cut {
         }
     }
 
-    /// Returns how many bytes are missing at least, of those of which the last call of
-    /// [`Cut::take`] left `here`.
+    /// Returns the least number of missing bytes, if the last call of [`Cut::take`] left `here`
+    /// bytes.
     pub(crate) const fn missing(&self, here: usize) -> usize {
         self.at.saturating_sub(here)
     }
 
-    /// Returns where the frame ends. Malformed ones end where that shows.
+    /// Returns the end of the frame. A malformed one ends where the mistake is found.
     fn end(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
         while self.frames != Some(self.ended) {
             let Some(first) = bytes.get(self.at) else { return Ok(None) };
@@ -68,7 +68,7 @@ impl Cut {
             match (first, number(line)) {
                 (b'$', Some(len)) => self.at = self.at.saturating_add(len).saturating_add(2),
                 (b'*', Some(more)) => *frames = frames.saturating_add(more),
-                // Malformed, which the parser finds.
+                // Malformed; the parser reports it.
                 (b'$' | b'*', None) if !line.ends_with(b"-1\r\n") => *frames = self.ended,
                 _ => {}
             }
@@ -82,7 +82,7 @@ impl Cut {
         Ok((self.at <= bytes.len()).then_some(self.at))
     }
 
-    /// Returns the line that begins at `at`, if it has ended.
+    /// Returns the line that begins at `at`, if it is complete.
     fn line<'a>(&mut self, bytes: &'a [u8], inline: bool) -> io::Result<Option<&'a [u8]>> {
         let most = bytes.len().min(self.at.saturating_add(LONGEST_LINE));
         let from = self.searched.max(self.at);
@@ -100,8 +100,8 @@ impl Cut {
     }
 }
 
-/// Returns the number after the first byte of a line, if one is there. No length has more than
-/// twenty digits.
+/// Returns the number after the first byte of a line, if any. No length has more than twenty
+/// digits.
 fn number(line: &[u8]) -> Option<usize> {
     let digits = line.get(1..)?.strip_suffix(b"\r\n")?;
     let right = digits.len() <= 20 && digits.iter().all(u8::is_ascii_digit);
@@ -112,11 +112,11 @@ fn wrong(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
     io::Error::new(io::ErrorKind::InvalidData, format!("Protocol error: {}", why.into()))
 }
 
-/// A RESP frame, or an inline command, which becomes an array as a client would have sent it; and
-/// the bytes behind it.
+/// Parses a RESP frame, or an inline command, which becomes an array as a client would have sent
+/// it. Returns also the bytes after it.
 ///
 /// # Errors
-/// The bytes are no frame, or not whole.
+/// The bytes are no frame, or an incomplete one.
 pub fn parse(bytes: Bytes) -> Result<(Frame, Bytes), ParseError> {
     if !bytes.first().is_some_and(u8::is_ascii_alphabetic) {
         return parse_frame(bytes);
@@ -138,7 +138,7 @@ mod tests {
         Frame::BulkString(Some(Bytes::from_static(text)))
     }
 
-    /// The frames of bytes that come in pieces of this length.
+    /// Returns the frames of bytes that come in pieces of this length.
     fn cut(all: &[u8], len: usize) -> io::Result<Vec<Frame>> {
         let (mut cut, mut bytes, mut frames) = (Cut::default(), BytesMut::new(), Vec::new());
         for part in all.chunks(len) {
@@ -206,14 +206,13 @@ mod tests {
             let error = cut(&line, 1000).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
-        // One that is as long as may be.
+        // A line of the maximum length.
         let mut line = vec![b'P'; LONGEST_LINE - 2];
         line.extend_from_slice(b"\r\n");
         assert_eq!(cut(&line, 1000).unwrap().len(), 1);
     }
 
-    /// No byte is looked at twice: those in front of what is new are never read again, so they may
-    /// even be others.
+    /// No byte is examined twice: earlier ones are never read again, so they may even change.
     #[test]
     fn what_was_searched_is_not_searched_again() {
         let (mut cut, mut bytes) = (Cut::default(), BytesMut::new());
@@ -222,7 +221,7 @@ mod tests {
             assert_eq!(cut.take(&mut bytes).unwrap(), None);
             bytes.fill(b'\n');
         }
-        // The line that is not whole has begun there.
+        // The incomplete line begins there.
         assert_eq!((cut.at, cut.searched, bytes.len()), (13, 16, 16));
         let (mut cut, mut bytes) = (Cut::default(), BytesMut::from(&b"PING"[..]));
         assert_eq!(cut.take(&mut bytes).unwrap(), None);

@@ -12,19 +12,19 @@ pub(crate) struct Keys(HashMap<Bytes, Value>);
 
 struct Value {
     bytes: Bytes,
-    /// Since when it is no longer there.
+    /// When it expires.
     expires: Option<Instant>,
 }
 
 impl Value {
-    /// Of a copy: what was cut from a receive buffer would keep all of it alive.
+    /// Copies the bytes: a slice of a receive buffer would keep all of it alive.
     fn copy(bytes: &[u8]) -> Self {
         Self { bytes: Bytes::copy_from_slice(bytes), expires: None }
     }
 }
 
 impl Keys {
-    /// Does a command, whose name is in upper case; the reply.
+    /// Runs a command, whose name is in upper case. Returns the reply.
     pub(crate) fn execute(&mut self, name: &[u8], arguments: &[Bytes]) -> Frame {
         match (name, arguments) {
             (b"PING", []) => simple("PONG"),
@@ -61,16 +61,16 @@ impl Keys {
             }
             (b"INFO", _) => bulk(info(self.0.len())),
             (b"COMMAND", _) => Frame::Array(Some(Vec::new())),
-            // Clients ask before they run benchmarks; nothing is configured here.
+            // Clients ask before they run benchmarks. Nothing is configured here.
             (b"CONFIG", [get, ..]) if get.eq_ignore_ascii_case(b"GET") => Frame::Array(Some(Vec::new())),
             (b"SELECT" | b"CLIENT", [_, ..]) | (b"QUIT", []) => simple("OK"),
-            // As in Valkey, nobody is served meanwhile: the keys are locked.
+            // As in Valkey, no client is served meanwhile: the keys are locked.
             (b"DEBUG", [sleep, seconds]) if sleep.eq_ignore_ascii_case(b"SLEEP") => {
                 let seconds = std::str::from_utf8(seconds).ok().and_then(|text| text.parse().ok());
                 std::thread::sleep(Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default());
                 simple("OK")
             }
-            // Nothing is ever saved; tools that ask for it want to see that the connection survives it.
+            // Nothing is ever saved. Tools that request it check that the connection survives it.
             (b"BGSAVE", _) => simple("Background saving started"),
             _ => {
                 let name = String::from_utf8_lossy(name);
@@ -79,7 +79,7 @@ impl Keys {
         }
     }
 
-    /// A value, if it is still there.
+    /// Returns a value, if it still exists.
     fn get(&mut self, key: &Bytes) -> Option<&mut Value> {
         let expires = self.0.get(key)?.expires;
         if expires.is_some_and(|at| at <= Instant::now()) {
@@ -88,7 +88,7 @@ impl Keys {
         self.0.get_mut(key)
     }
 
-    /// Of how many keys that are there `test` holds.
+    /// Counts the existing keys for which `test` holds.
     fn count(&mut self, keys: &[Bytes], test: fn(&mut Self, &Bytes) -> bool) -> Frame {
         count(keys.iter().filter(|key| self.get(key).is_some() && test(self, key)).count())
     }
@@ -117,7 +117,7 @@ impl Keys {
         Frame::Integer(1)
     }
 
-    /// Returns the rest of a key's time; -1 if it stays, -2 if there is no such key.
+    /// Returns a key's remaining time; -1 if it stays, -2 if there is no such key.
     fn left(&mut self, key: &Bytes, told: fn(Duration) -> u128) -> i64 {
         match self.get(key).map(|value| value.expires) {
             None => -2,
@@ -129,7 +129,8 @@ impl Keys {
     }
 }
 
-/// When a lifetime of SET ends; never, if that is beyond what the clock counts. `None` if it is none.
+/// Returns when a lifetime of SET ends; never, if that is beyond the clock's range. `None` if it is
+/// invalid.
 fn lifetime(unit: &[u8], time: &[u8]) -> Option<Option<Instant>> {
     let time = u64::try_from(number(time)?).ok().filter(|time| *time > 0)?;
     let time = match unit.to_ascii_uppercase().as_slice() {

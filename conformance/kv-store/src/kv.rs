@@ -1,4 +1,5 @@
-//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client libraries.
+//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client
+//! libraries.
 
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +12,11 @@ use crate::keys::{self, Keys};
 use crate::resp::{FrameReader, append};
 use crate::session::{Channels, Session};
 
-/// Replies are sent once this many bytes are waiting, so that a long pipeline does not pile them up.
+/// Replies are sent once this many bytes are waiting, so that a long pipeline does not accumulate
+/// them.
 pub const REPLY_BATCH: usize = 256 << 10;
 
-/// All keys and their values, and who subscribed to what.
+/// All keys and their values, and the subscribers.
 #[derive(Default)]
 pub struct Store {
     keys: Mutex<Keys>,
@@ -22,11 +24,12 @@ pub struct Store {
 }
 
 impl Store {
-    /// Serves one client on a blocking stream until it leaves. Replies to commands that arrived together leave together. It cannot
-    /// subscribe: nobody would wake the thread that reads.
+    /// Serves one client on a blocking stream until it disconnects. Replies to commands that
+    /// arrived together are sent together. The client cannot subscribe, because the thread that
+    /// reads could not be woken.
     ///
     /// # Errors
-    /// Those of the stream, and what is no RESP.
+    /// Those of the stream, and invalid RESP.
     pub fn serve(&self, stream: impl Read + Write) -> io::Result<()> {
         let mut reader = FrameReader::new(stream);
         let (mut session, mut replies) = (Session::default(), Buffer::default());
@@ -56,7 +59,8 @@ impl Store {
         }
     }
 
-    /// Appends the reply to a command that needs no [`Session`]; true if the connection is to be closed.
+    /// Appends the reply to a command that needs no [`Session`]. Returns true if the connection
+    /// must be closed.
     pub fn answer(&self, command: Frame, replies: &mut BytesMut) -> bool {
         let words = words(command);
         let Some((name, arguments)) = words.split_first() else {
@@ -67,9 +71,10 @@ impl Store {
         name == b"QUIT"
     }
 
-    /// The keys, for a command or for all of a transaction.
+    /// Locks the keys, for a command or for a whole transaction.
     pub(crate) fn keys(&self) -> MutexGuard<'_, Keys> {
-        // A poisoned lock only means that another client's thread died between two whole operations.
+        // A poisoned lock only means that another client's thread died between two whole
+        // operations.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -86,12 +91,12 @@ fn send(to: &mut impl Write, replies: &mut Buffer) -> io::Result<()> {
     Ok(())
 }
 
-/// Appends what a client is told whose bytes are no commands.
+/// Appends the reply to invalid commands.
 pub(crate) fn refuse(replies: &mut BytesMut, error: &io::Error) {
     append(replies, &keys::error(format!("ERR {error}")));
 }
 
-/// The words of a command.
+/// Returns the words of a command.
 pub(crate) fn words(command: Frame) -> Vec<Bytes> {
     let words = command.into_array().unwrap_or_default().into_iter();
     words.filter_map(|word| word.into_bulk_string().ok()).collect()

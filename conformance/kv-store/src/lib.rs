@@ -1,5 +1,5 @@
-//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client libraries: the server of examples and
-//! tests.
+//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client
+//! libraries: the server of examples and tests.
 
 mod buffer;
 mod cut;

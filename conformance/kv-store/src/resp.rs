@@ -8,8 +8,8 @@ use resp_rs::resp2::{Frame, frame_to_bytes};
 use crate::buffer::Buffer;
 use crate::cut::Cut;
 
-/// Bytes that were received, cut into frames, which share their memory. What is not a whole frame
-/// yet takes memory in proportion to its length, whatever was there before.
+/// Received bytes, cut into frames, which share their memory. An incomplete frame uses memory in
+/// proportion to its length, whatever came before.
 #[derive(Debug, Default)]
 pub struct Frames {
     buffer: Buffer,
@@ -17,13 +17,14 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Appends what was received.
+    /// Appends received bytes.
     pub fn push(&mut self, received: &[u8]) {
         self.buffer.bytes.extend_from_slice(received);
         self.buffer.grown();
     }
 
-    /// Appends what `read` puts into the `most` bytes that it is given, and returns what it returns: how many it has put there.
+    /// Appends what `read` puts into the `most` bytes that it gets. Returns `read`'s result: the
+    /// number of bytes.
     pub fn read<E>(
         &mut self,
         most: usize,
@@ -39,36 +40,36 @@ impl Frames {
         result
     }
 
-    /// The next frame that is there whole.
+    /// Returns the next complete frame.
     ///
     /// # Errors
-    /// As [`Cut::take`].
+    /// Those of [`Cut::take`].
     pub fn take(&mut self) -> io::Result<Option<Frame>> {
         let taken = self.cut.take(&mut self.buffer.bytes);
         self.buffer.settle();
         taken
     }
 
-    /// Returns whether nothing is there, not even a part of a frame.
+    /// Returns whether there is nothing, not even a part of a frame.
     pub(crate) fn is_empty(&self) -> bool {
         self.buffer.bytes.is_empty()
     }
 
-    /// Returns how many bytes are missing at least of the string that was begun, if one was.
+    /// Returns the least number of missing bytes of an incomplete string, if there is one.
     pub(crate) fn missing(&self) -> usize {
         self.cut.missing(self.buffer.bytes.len())
     }
 }
 
-/// Bytes that are read from a stream, if nothing says that more will come. A reader has so much
-/// memory while it waits.
+/// Bytes to read from a stream, if nothing says that more will come. A waiting reader uses this
+/// much memory.
 const CHUNK: usize = 16 << 10;
-/// Bytes that are read together, of a string that is longer.
+/// Bytes to read together, of a longer string.
 const AHEAD: usize = 1 << 20;
 
 const END: &[u8] = b"\r\n";
 
-/// Reads frames from `S`, which blocks.
+/// Reads frames from a blocking `S`.
 pub struct FrameReader<S> {
     stream: S,
     frames: Frames,
@@ -76,22 +77,22 @@ pub struct FrameReader<S> {
 }
 
 impl<S: Read> FrameReader<S> {
-    /// A reader at the beginning of a stream.
+    /// Returns a reader at the beginning of a stream.
     pub fn new(stream: S) -> Self {
         Self { stream, frames: Frames::default(), chunk: vec![0; CHUNK].into() }
     }
 
-    /// The stream below, to write to.
+    /// Returns the underlying stream, for writing.
     pub fn stream(&mut self) -> &mut S {
         &mut self.stream
     }
 
-    /// The next frame that has arrived whole.
+    /// Returns the next frame that has arrived completely.
     pub fn buffered(&mut self) -> io::Result<Option<Frame>> {
         self.frames.take()
     }
 
-    /// Waits for more bytes; false at the end of the stream.
+    /// Waits for more bytes. Returns false at the end of the stream.
     pub fn fill(&mut self) -> io::Result<bool> {
         let missing = self.frames.missing();
         let read = if missing > CHUNK {
@@ -122,7 +123,7 @@ impl<S: Read> FrameReader<S> {
     }
 }
 
-/// Appends a frame as it goes over the wire. A string is copied once.
+/// Appends an encoded frame. A string is copied once.
 pub(crate) fn append(to: &mut BytesMut, frame: &Frame) {
     let Frame::BulkString(Some(bytes)) = frame else {
         return to.extend_from_slice(&frame_to_bytes(frame));
@@ -131,7 +132,7 @@ pub(crate) fn append(to: &mut BytesMut, frame: &Frame) {
     string(to, bytes);
 }
 
-/// Appends a command of `count` words as it goes over the wire, as far as these.
+/// Appends an encoded command of `count` words, up to the end of `words`.
 pub fn command(to: &mut impl BufMut, count: usize, words: &[&[u8]]) {
     head(to, b'*', count);
     words.iter().for_each(|word| string(to, word));
@@ -154,7 +155,7 @@ fn head(to: &mut impl BufMut, kind: u8, len: usize) {
 mod tests {
     use super::*;
 
-    /// What was read into the buffer is what was pushed, and a reader of any kind gets all of it.
+    /// Reading into the buffer equals pushing, and any kind of reader gets all of it.
     #[test]
     fn frames_that_were_read_are_those_that_were_pushed() {
         let all = b"$5\r\nhello\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n+OK\r\n";
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(reader.frame().unwrap(), None);
     }
 
-    /// What is left when a long frame was taken does not keep its memory, and neither does nothing.
+    /// The rest after a long frame does not keep its memory, and neither does an empty buffer.
     #[test]
     fn memory_does_not_outlast_a_frame() {
         let (long, mut frames) = (vec![b'x'; 16 << 20], Frames::default());

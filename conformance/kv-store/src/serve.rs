@@ -16,7 +16,7 @@ use crate::session::Session;
 /// How long the last reply may take to arrive.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Bytes read together at most.
+/// The most bytes read together.
 const LONGEST_READ: usize = 1 << 20;
 
 /// A store and its clients.
@@ -25,13 +25,13 @@ pub struct Server<'a, B: Descriptors> {
     pub endpoint: Endpoint<B>,
     store: &'a Store,
     sessions: HashMap<ConnectionId, Client>,
-    /// Clients for whom something was published.
+    /// Clients with new published messages.
     woken: Arc<Mutex<Vec<ConnectionId>>>,
     /// Ends a wait for the endpoint.
     waker: Option<Waker>,
 }
 
-/// State between two commands of a client.
+/// A client's state between two commands.
 struct Client {
     session: Session,
     received: Frames,
@@ -40,31 +40,32 @@ struct Client {
 }
 
 impl<'a, B: Descriptors> Server<'a, B> {
-    /// A server without clients. The endpoint listens already.
+    /// Returns a server without clients. The endpoint listens already.
     pub fn new(endpoint: Endpoint<B>, store: &'a Store) -> Self {
         Self { endpoint, store, sessions: HashMap::new(), woken: Arc::default(), waker: None }
     }
 
-    /// Names the endpoint's waker, which ends a wait when another thread publishes something for a client of this server.
+    /// Sets the endpoint's waker, which ends a wait when another thread publishes something for a
+    /// client of this server.
     #[must_use]
     pub fn woken_by(self, waker: Waker) -> Self {
         Self { waker: Some(waker), ..self }
     }
 
-    /// Handles everything that has come, without waiting for more.
+    /// Handles everything that has arrived, without waiting for more.
     ///
     /// # Errors
-    /// The endpoint has failed, or the device of a listener is gone. After that, those who are
-    /// connected may be served still.
+    /// The endpoint has failed, or the device of a listener is gone. Connected clients may still be
+    /// served after that.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.endpoint.progress()?;
         self.handle()
     }
 
-    /// Waits until something has come, for at most `limit`, and handles it.
+    /// Waits for input, for at most `limit`, and handles it.
     ///
     /// # Errors
-    /// As [`Server::turn`].
+    /// Those of [`Server::turn`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.endpoint.wait(limit)?;
         self.handle()
@@ -87,7 +88,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
                     self.endpoint.abort(id);
                 }
                 Event::AcceptFailed(listener) => match self.endpoint.take_accept_error(listener) {
-                    // It would answer nobody, for ever.
+                    // It would never accept a client again.
                     Some(error @ (Error::DeviceRemoved | Error::Device { .. })) => lost = Err(error),
                     Some(error) => tracing::warn!(%error, "nobody can be let in now"),
                     None => {}
@@ -130,7 +131,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
         };
         if over {
             self.sessions.remove(&id);
-            // It may have gone by itself meanwhile.
+            // It may have ended meanwhile.
             let _closed = self.endpoint.abandon(id, LINGER);
         }
     }
@@ -141,8 +142,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Client {
-    /// Answers what has arrived; true if the session is over. Replies to commands that arrived together leave together, and a
-    /// client that does not take its replies is not read from.
+    /// Answers received commands. Returns true if the session has ended. Replies to commands that
+    /// arrived together are sent together. A client that does not take its replies is not read
+    /// from.
     fn serve<B: Descriptors>(
         &mut self,
         endpoint: &mut Endpoint<B>,
@@ -176,7 +178,8 @@ impl Client {
             } else if self.quits {
                 return Ok(true);
             } else {
-                // Straight to where commands are cut from it; with nothing there, a read says whether that is the end.
+                // Reads directly to where commands are cut. Without unread bytes, a read shows
+                // whether the stream has ended.
                 let unread = endpoint.connection(id).map_or(0, |connection| connection.unread());
                 let most = usize::try_from(unread).unwrap_or(usize::MAX).clamp(1, LONGEST_READ);
                 match self.received.read(most, |into| endpoint.read(id, into))? {

@@ -1,4 +1,4 @@
-//! The state of a client between its commands: HELLO, MULTI, SUBSCRIBE.
+//! A client's state between its commands: HELLO, MULTI, SUBSCRIBE.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,14 +10,14 @@ use crate::keys::{bulk, count, error, simple};
 use crate::kv::{Store, words};
 use crate::resp::append;
 
-/// Commands of a transaction at most, and channels of a session at most.
+/// The most commands of a transaction, and the most channels of a session.
 const MOST: usize = 10_000;
-/// Bytes of memory of the commands of a transaction at most.
+/// The most bytes of memory for the commands of a transaction.
 const MOST_QUEUED: usize = 16 << 20;
-/// Bytes of memory of what waits for a subscriber; what is published beyond them is lost to it.
+/// The most bytes of memory for a subscriber's messages. Further messages are lost to it.
 const MOST_PUBLISHED: usize = 1 << 20;
-/// Memory of a message or of a word of a command, beside its bytes: its place in a list that grows,
-/// and what an allocator adds.
+/// Memory of a message or of a word of a command, beside its bytes: its place in a growing list,
+/// and the allocator's overhead.
 const BESIDE: usize = 192;
 
 /// The subscribers of each channel.
@@ -26,16 +26,16 @@ pub(crate) type Channels = HashMap<Bytes, Vec<Weak<Inbox>>>;
 /// One client.
 #[derive(Default)]
 pub struct Session {
-    /// It said HELLO 3.
+    /// It has sent HELLO 3.
     resp3: bool,
-    /// The commands of a transaction that was begun.
+    /// The commands of an open transaction.
     queued: Option<Queued>,
     channels: BTreeSet<Bytes>,
     subscriber: Option<Subscriber>,
 }
 
-/// The commands of a transaction, in memory of their own: what was cut from a receive buffer would
-/// keep all of that alive.
+/// The commands of a transaction, in memory of their own: slices of a receive buffer would keep all
+/// of that alive.
 #[derive(Default)]
 struct Queued {
     commands: Vec<Vec<Bytes>>,
@@ -45,7 +45,7 @@ struct Queued {
 /// A client that can subscribe. Its subscriptions end with it.
 struct Subscriber {
     inbox: Arc<Inbox>,
-    /// The store's, once it has subscribed to one.
+    /// The store's channels, once it has subscribed to one.
     of: Option<Arc<Mutex<Channels>>>,
 }
 
@@ -73,7 +73,7 @@ impl Drop for Session {
     }
 }
 
-/// Messages that were published for a client and are not sent yet.
+/// Messages published for a client and not sent yet.
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -91,8 +91,8 @@ impl Inbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a message up, unless too much waits. Its bytes have memory of their own: what was cut
-    /// from a receive buffer would keep all of that alive.
+    /// Adds a message, unless too many are waiting. Its bytes have memory of their own: slices of a
+    /// receive buffer would keep all of that alive.
     fn take(&self, channel: &Bytes, payload: &Bytes) -> bool {
         let mut waiting = self.waiting();
         let memory = waiting.memory + channel.len() + payload.len() + BESIDE;
@@ -108,8 +108,8 @@ impl Inbox {
 }
 
 impl Session {
-    /// A client that can subscribe. `wake` is called, by whoever publishes, when there is something for
-    /// [`published`](Self::published).
+    /// Returns a client that can subscribe. A publishing thread calls `wake` when there is
+    /// something for [`published`](Self::published).
     pub fn with_waker(wake: impl Fn() + Send + Sync + 'static) -> Self {
         let inbox = Arc::new(Inbox { waiting: Mutex::default(), wake: Box::new(wake) });
         let mut session = Self::default();
@@ -117,7 +117,7 @@ impl Session {
         session
     }
 
-    /// Appends the reply to `command`; true if the connection is to be closed.
+    /// Appends the reply to `command`. Returns true if the connection must be closed.
     pub fn answer(&mut self, store: &Store, command: Frame, replies: &mut BytesMut) -> bool {
         let words = words(command);
         let Some((name, arguments)) = words.split_first() else { return false };
@@ -175,7 +175,7 @@ impl Session {
         }
     }
 
-    /// Takes a command up for the transaction that was begun.
+    /// Adds a command to the open transaction.
     fn queue(&mut self, command: &[Bytes]) -> Frame {
         let memory = command.iter().map(|word| word.len() + BESIDE).sum();
         match &mut self.queued {
@@ -203,7 +203,7 @@ impl Session {
             (bulk("mode"), bulk("standalone")),
             (bulk("role"), bulk("master")),
         ];
-        // A map; in RESP2 an array of what it holds.
+        // A map; in RESP2 an array of its entries.
         let head =
             if self.resp3 { format!("%{}\r\n", told.len()) } else { format!("*{}\r\n", 2 * told.len()) };
         replies.extend_from_slice(head.as_bytes());
@@ -224,7 +224,7 @@ impl Session {
                 if self.channels.len() >= MOST {
                     return reply(replies, &error("ERR too many channels"));
                 }
-                // Copies, as of keys.
+                // Copied, like keys.
                 let channel = Bytes::copy_from_slice(channel);
                 lock(&of).entry(channel.clone()).or_default().push(inbox.clone());
                 self.channels.insert(channel);
@@ -233,7 +233,7 @@ impl Session {
         }
     }
 
-    /// Of all channels, if none is named.
+    /// Unsubscribes from all channels, if none is named.
     fn unsubscribe(&mut self, channels: &[Bytes], replies: &mut BytesMut) {
         let all: Vec<Bytes> = self.channels.iter().cloned().collect();
         let named = if channels.is_empty() { &all[..] } else { channels };
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// Sends commands of words with spaces between them; the replies as text.
+    /// Sends commands of words separated by spaces. Returns the replies as text.
     fn ask(session: &mut Session, store: &Store, commands: &[&str]) -> String {
         let mut replies = BytesMut::new();
         for command in commands {
@@ -291,7 +291,7 @@ mod tests {
         }
         assert_eq!(one(&["EXPIRE n 100", "TTL n", "PERSIST n", "TTL n"]), ":1\r\n:100\r\n:1\r\n:-1\r\n");
         assert_eq!(one(&["EXPIRE n 0", "TTL n", "EXISTS n", "EXPIRE n 1"]), ":1\r\n:-2\r\n:0\r\n:0\r\n");
-        // Beyond what any clock counts.
+        // Beyond any clock's range.
         assert_eq!(one(&["SET n 1 EX 9223372036854775807", "TTL n"]), "+OK\r\n:-1\r\n");
         assert_eq!(one(&["SET n 1 PX 1"]), "+OK\r\n");
         while one(&["EXISTS n"]) != ":0\r\n" {
@@ -332,7 +332,7 @@ mod tests {
         let mut published = BytesMut::new();
         two.published(&mut published);
         assert_eq!(&published[..], b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n");
-        // Who takes nothing misses what is published beyond a bound.
+        // A subscriber that reads nothing misses messages beyond a bound.
         let long = format!("PUBLISH c {}", "x".repeat(MOST_PUBLISHED - BESIDE - 1));
         assert_eq!(ask(&mut other, &store, &[&long]), ":1\r\n");
 
@@ -348,7 +348,7 @@ mod tests {
         assert!(ask(&mut other, &store, &["HELLO 4"]).starts_with("-NOPROTO"));
     }
 
-    /// A command whose words were cut from a long buffer; and that buffer.
+    /// Returns a command whose words are slices of a long buffer, and that buffer.
     fn cut(words: &[&str]) -> (Frame, Bytes) {
         let mut buffer = Bytes::from(format!("{}{}", words.concat(), "x".repeat(1 << 20)));
         let all = buffer.clone();
@@ -356,7 +356,7 @@ mod tests {
         (Frame::Array(Some(words)), all)
     }
 
-    /// What is kept of a command has memory of its own.
+    /// Kept parts of a command have memory of their own.
     #[test]
     fn what_waits_keeps_no_receive_buffer() {
         let (store, mut replies) = (Store::default(), BytesMut::new());
@@ -371,7 +371,7 @@ mod tests {
         assert!(replies.ends_with(b":1\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n"), "{replies:?}");
     }
 
-    /// Messages and commands without any bytes take memory, too.
+    /// Messages and commands without any bytes also use memory.
     #[test]
     fn what_waits_is_bounded_by_its_memory() {
         let (store, mut other) = (Store::default(), Session::default());
@@ -383,7 +383,7 @@ mod tests {
         let two = [subscriber(), subscriber()];
         let heard = (0..100_000).take_while(|_| ask(&mut other, &store, &["PUBLISH  "]) == ":2\r\n").count();
         assert_eq!(heard, MOST_PUBLISHED / BESIDE);
-        // Room comes back with what is sent.
+        // Sending makes room again.
         two[0].published(&mut BytesMut::new());
         assert_eq!(ask(&mut other, &store, &["PUBLISH  "]), ":1\r\n");
 

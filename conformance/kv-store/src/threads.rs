@@ -1,4 +1,5 @@
-//! Serves the store on several threads behind one port: each has an endpoint of its own, and shares nothing but the store.
+//! Serves the store on several threads behind one port. Each has an endpoint of its own, and shares
+//! only the store.
 
 use std::convert::Infallible;
 use std::io;
@@ -14,26 +15,28 @@ use rdma_conn::{Descriptors, Endpoint, Limits, Listener, Options, Request, Waker
 use crate::kv::Store;
 use crate::serve::Server;
 
-/// As many requests wait for a thread. If all have as many, the listener waits for one, and more wait where the kernel keeps them.
+/// The most requests that wait for a thread. If all threads have as many, the listener waits, and
+/// further requests wait in the kernel.
 const BACKLOG: usize = 128;
-/// How long the listener rests after an error that may pass.
+/// How long the listener pauses after a temporary error.
 const REST: Duration = Duration::from_millis(100);
-/// As many are accepted in one turn, before other work has its turn (VR-RES-007).
+/// The most requests accepted in one turn, before other work (VR-RES-007).
 const REQUESTS_PER_TURN: usize = 16;
 
 /// A listener and the threads that serve its clients.
 ///
-/// Each request for a connection goes to the next thread in turn (round robin), whatever the others' load is. Nothing is made for it before: that
-/// thread moves the request to the event channel of its own [`Endpoint`] (`rdma_migrate_id(3)`), accepts it there, and serves it to its
-/// end. So threads share no queue and no lock but that of the store.
+/// Each request for a connection goes to the next thread in turn (round robin), regardless of load.
+/// Nothing is created for it before. That thread moves the request to the event channel of its own
+/// [`Endpoint`] (`rdma_migrate_id(3)`), accepts it there, and serves it until its end. So threads
+/// share no queue and no lock except the store's.
 pub struct Threads<B: Descriptors> {
     listener: Listener<B>,
     workers: Vec<Worker<B>>,
-    /// The place of the thread whose turn it is.
+    /// The index of the next thread.
     next: usize,
 }
 
-/// What the listener has of a thread.
+/// The listener's handle on a thread.
 struct Worker<B: Descriptors> {
     requests: SyncSender<Request<B>>,
     waker: Waker,
@@ -42,7 +45,7 @@ struct Worker<B: Descriptors> {
     accepted: Arc<AtomicU64>,
 }
 
-/// Says that a thread is at its end, also by a panic.
+/// Reports the end of a thread, also by a panic.
 struct End {
     ended: Arc<AtomicBool>,
     listener: Waker,
@@ -56,11 +59,13 @@ impl Drop for End {
 }
 
 impl<B: Descriptors> Threads<B> {
-    /// Listens on `address` (port 0 takes a free one), and starts `threads` threads, at least one. They together have at most as many
-    /// connections, and as much registered memory, as `limits` says, whichever thread has them.
+    /// Listens on `address` (port 0 takes a free one), and starts `threads` threads, at least one.
+    /// All threads together have at most as many connections, and as much registered memory, as
+    /// `limits` says.
     ///
     /// # Errors
-    /// No RDMA device has that address, or it is taken; or the process has no descriptor or thread left.
+    /// No RDMA device has that address, or it is in use; or the process has no descriptor or thread
+    /// left.
     pub fn start(
         backend: &B,
         address: SocketAddr,
@@ -70,7 +75,7 @@ impl<B: Descriptors> Threads<B> {
         store: &Arc<Store>,
     ) -> io::Result<Self> {
         let mut this = Self { listener: Listener::bind(backend, address)?, workers: Vec::new(), next: 0 };
-        // If one of them cannot be had, dropping `this` ends those that began.
+        // If one of them fails, dropping `this` ends those that have started.
         let mut endpoint = Endpoint::new(backend, limits)?;
         for _ in 1..threads.max(1) {
             let further = endpoint.sharing_limits()?;
@@ -86,15 +91,15 @@ impl<B: Descriptors> Threads<B> {
         self.listener.local_addr()
     }
 
-    /// Returns how many connections each thread has accepted, now and whenever it is read.
+    /// Returns how many connections each thread has accepted. The counters keep counting.
     pub fn accepted(&self) -> Vec<Arc<AtomicU64>> {
         self.workers.iter().map(|worker| Arc::clone(&worker.accepted)).collect()
     }
 
-    /// Hands requests to the threads for as long as the listener and all threads live.
+    /// Hands requests to the threads while the listener and all threads live.
     ///
     /// # Errors
-    /// The listener is over, or a thread has ended, with its error. The threads that are left end too.
+    /// The listener has ended, or a thread has ended, with its error. The other threads end, too.
     pub fn run(mut self) -> io::Result<Infallible> {
         loop {
             match self.listener.try_request() {
@@ -112,8 +117,8 @@ impl<B: Descriptors> Threads<B> {
         }
     }
 
-    /// Gives a request to the next thread that has room, or waits until the first of them has. A request that no thread takes any more is
-    /// rejected.
+    /// Gives a request to the next thread with room, or waits until one has. A request that no
+    /// thread can take is rejected.
     fn hand_over(&mut self, mut request: Request<B>) {
         for turn in 0..2 * self.workers.len() {
             let place = (self.next + turn) % self.workers.len();
@@ -136,7 +141,7 @@ impl<B: Descriptors> Threads<B> {
 }
 
 impl<B: Descriptors> Worker<B> {
-    /// Starts a thread; `listener` is woken when it ends.
+    /// Starts a thread, which wakes `listener` when it ends.
     fn start(
         mut endpoint: Endpoint<B>,
         options: Options,
@@ -169,7 +174,7 @@ impl<B: Descriptors> Worker<B> {
 impl<B: Descriptors> Drop for Threads<B> {
     fn drop(&mut self) {
         for Worker { requests, waker, thread, .. } in self.workers.drain(..) {
-            // What a thread without a sender finds when it is woken is its end.
+            // A woken thread without a sender ends.
             drop(requests);
             waker.wake();
             if let Some(Err(_) | Ok(Err(_))) = thread.map(JoinHandle::join) {
@@ -179,7 +184,7 @@ impl<B: Descriptors> Drop for Threads<B> {
     }
 }
 
-/// One thread: accepts what it is given, and serves it.
+/// Runs one thread: accepts and serves requests.
 fn work<B: Descriptors>(
     mut server: Server<'_, B>,
     requests: &Receiver<Request<B>>,
@@ -213,7 +218,8 @@ mod tests {
     const ADDRESS: ([u8; 4], u16) = ([192, 0, 2, 1], 6379);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// However many come while the threads lag behind, none is rejected: the last wait until there is room.
+    /// However many requests come while the threads lag behind, none is rejected: the last ones
+    /// wait until there is room.
     #[test]
     fn requests_wait_for_threads_that_lag() {
         const THREADS: usize = 2;
@@ -223,7 +229,7 @@ mod tests {
         let (options, limits) = (Options::default(), Limits::default());
         let mut threads = Threads::start(&backend, ADDRESS.into(), options, limits, THREADS, &store)
             .expect("a device and threads");
-        // Threads that take nothing, since they are none: their requests wait in the test's hands.
+        // Stand-ins for threads that take nothing: their requests wait in the test's hands.
         let lag = |worker: &mut Worker<SoftSim>| {
             let (requests, waiting) = sync_channel(BACKLOG);
             worker.requests = requests;

@@ -15,7 +15,7 @@ const CLIENT: [u8; 4] = [192, 0, 2, 2];
 const THREADS: usize = 3;
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A server whose threads outlive the test, as they do in a program.
+/// A server whose threads outlive the test, as in a program.
 struct Serving {
     client: SoftSim,
     address: SocketAddr,
@@ -27,7 +27,7 @@ impl Serving {
         let fabric = Fabric::new();
         let (backend, client) = (fabric.host(&[SERVER.into()]), fabric.host(&[CLIENT.into()]));
         let (address, store) = (SocketAddr::from((SERVER, 0)), Arc::new(Store::default()));
-        // Nothing but a wake-up ends the wait of a thread that has nothing to do.
+        // Only a wake-up ends the wait of an idle thread.
         let mut options = Options::default().keep_memory(HOUR).handshake_timeout(HOUR);
         options.protocol.keepalive = Some(Keepalive::NONE);
         let threads = Threads::start(&backend, address, options, limits, THREADS, &store)
@@ -66,7 +66,7 @@ fn connections_are_spread_over_all_threads_and_each_serves_the_one_store() {
         assert_eq!(ask(client, &format!("SET {number} of-{number}")), "OK");
     }
     assert_eq!((serving.accepted)(), [2; THREADS]);
-    // Whatever thread a client is on, it finds what the others have stored.
+    // A client on any thread finds what the others have stored.
     for client in &mut clients {
         for number in 0..2 * THREADS {
             assert_eq!(ask(client, &format!("GET {number}")), format!("of-{number}"));
@@ -74,7 +74,7 @@ fn connections_are_spread_over_all_threads_and_each_serves_the_one_store() {
     }
 }
 
-/// What a client of one thread publishes wakes the others.
+/// A message published by a client of one thread wakes the others.
 #[test]
 fn messages_reach_subscribers_on_other_threads() {
     let serving = Serving::start(Limits::default());
@@ -96,7 +96,7 @@ fn all_threads_together_keep_to_the_limits() {
     for client in &mut clients {
         assert_eq!(ask(client, "PING"), "PONG");
     }
-    // On whichever threads there is room.
+    // On any threads with room.
     for _ in 0..THREADS {
         let refused = Stream::connect(&serving.client, serving.address).expect_err("one too many");
         assert!(matches!(refused, Error::Rejected { .. }), "{refused}");
@@ -104,7 +104,7 @@ fn all_threads_together_keep_to_the_limits() {
     assert_eq!((serving.accepted)(), [2, 1, 1]);
 }
 
-/// A server that can answer nobody any more says so and ends.
+/// A server that can no longer accept clients says so and ends.
 #[test]
 fn a_lost_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
@@ -117,7 +117,7 @@ fn a_lost_device_is_told() {
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || tell.send(threads.run().map(|never| match never {})));
         assert!(fabric.inject(SERVER.into(), Connections::All, fault, Ok(When::Event(0))));
-        // Whatever happens next, it happens to a device that is gone.
+        // Any next event occurs on a device that is gone.
         let client = fabric.host(&[CLIENT.into()]);
         std::thread::spawn(move || Stream::connect(&client, address).map(drop));
         let ended: io::Result<()> = told.recv_timeout(Duration::from_secs(60)).expect("it ends");
@@ -126,7 +126,7 @@ fn a_lost_device_is_told() {
     }
 }
 
-/// One thread with a listener of its own says so, too.
+/// One thread with a listener of its own also says so.
 #[test]
 fn a_lost_device_is_told_by_an_endpoint() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
@@ -150,7 +150,7 @@ fn a_lost_device_is_told_by_an_endpoint() {
     }
 }
 
-/// A client whose line has no end is told why it is let go.
+/// A client whose line has no end is told why it is disconnected.
 #[test]
 fn an_endless_line_is_refused() {
     let serving = Serving::start(Limits::default());

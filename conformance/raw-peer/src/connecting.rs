@@ -1,4 +1,4 @@
-//! The way to a connection, from either side, up to where it may have a queue pair.
+//! Establishing a connection, from either side, up to the queue pair.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rdma_backend::{Backend, CmEventKind, ConnectParams, EventChannel, Identifier
 
 use crate::{Session, Shape};
 
-/// A connection in the making.
+/// A connection attempt.
 pub struct Connecting<B: Backend> {
     id: B::Identifier,
     events: B::EventChannel,
@@ -18,21 +18,21 @@ pub struct Connecting<B: Backend> {
 pub struct Candidate<B: Backend> {
     id: B::Identifier,
     events: B::EventChannel,
-    /// The parameters that the peer offered, if the peer asks for the connection.
+    /// The parameters that the peer offered, if the peer requested the connection.
     pub asked: Option<ConnectParams>,
 }
 
-/// How far a connection in the making is.
+/// The progress of a connection attempt.
 pub enum Progress<B: Backend> {
     /// It waits for an event.
     Waits(Connecting<B>),
     /// It may have a queue pair.
     Ready(Candidate<B>),
-    /// There is no way to the peer, as this event says.
+    /// There is no route to the peer, according to this event.
     NoWay(String),
 }
 
-/// The result of one look.
+/// The result of one poll.
 enum Found<B: Backend> {
     Nothing,
     Candidate(Option<(B::Identifier, ConnectParams)>),
@@ -61,7 +61,7 @@ impl<B: Backend> Connecting<B> {
         Ok(Self { id, events, timeout: Duration::ZERO })
     }
 
-    /// Returns the address at which it listens, or from which it connects once the way is known.
+    /// Returns the address at which it listens, or from which it connects once the route is known.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local_addr()
     }
@@ -71,7 +71,7 @@ impl<B: Backend> Connecting<B> {
         &self.events
     }
 
-    /// Goes on as far as it can now.
+    /// Proceeds as far as possible now.
     ///
     /// # Errors
     /// The backend's.
@@ -113,7 +113,7 @@ impl<B: Backend> Candidate<B> {
         Ok(self.id.capabilities()?.max_queue_depth)
     }
 
-    /// Makes the domain, regions and completion queue of a session.
+    /// Creates the domain, regions and completion queue of a session.
     ///
     /// # Errors
     /// The backend's.

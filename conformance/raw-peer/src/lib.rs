@@ -1,8 +1,9 @@
-//! A peer of raw verbs: it connects from either side, reports what came, and does the steps of a script.
+//! A peer of raw verbs. It connects from either side, reports input, and follows a script.
 //!
-//! It uses the backend seam directly, because the libraries above it would not let it misbehave, and follows no rule of the
-//! protocol by itself. Nothing here waits: the driver waits on [`Connecting::events`], [`Session::events`] and
-//! [`Session::completions`], in real or in virtual time. A deviation is a list of [`Step`]s; fuzzing draws them at random.
+//! It uses the backend seam directly, because the libraries above it would not let it misbehave. It
+//! follows no rule of the protocol by itself. Nothing here blocks: the driver waits on
+//! [`Connecting::events`], [`Session::events`] and [`Session::completions`], in real or in virtual
+//! time. A deviation is a list of [`Step`]s; fuzzing draws them at random.
 
 mod connecting;
 
@@ -19,7 +20,8 @@ use rdma_proto::wire::Window;
 
 pub use connecting::{Candidate, Connecting, Progress};
 
-/// Bytes of each receive: longer than any control message, so that one that is too long is seen as it is.
+/// Bytes of each receive: more than any control message, so that a message that is too long is seen
+/// completely.
 pub const SLOT: usize = 64;
 
 /// Work request ids of receives have this bit; the rest is the slot.
@@ -32,27 +34,27 @@ pub struct Shape {
     pub sends: u32,
     /// Depth of the receive queue, and places for receives.
     pub receives: u32,
-    /// Bytes of memory that the peer may reach.
+    /// Bytes of memory that the peer may access.
     pub window: usize,
-    /// How it may be reached: by writes, in Valkey over RDMA.
+    /// The permitted access: writes, in Valkey over RDMA.
     pub access: Access,
-    /// Bytes that may be under way.
+    /// Bytes that may be in flight.
     pub outbox: usize,
 }
 
-/// What a peer offered when it asked for a connection, or accepted one.
+/// A peer's offer in its connect request or in its acceptance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Its parameters.
     pub params: ConnectParams,
-    /// Its private data, with the zeros that a transport puts behind them.
+    /// Its private data, with a transport's trailing zeros.
     pub private_data: Box<[u8]>,
 }
 
-/// Something that came.
+/// Input from the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming {
-    /// The connection is there; the peer offered this.
+    /// The connection is established. The peer offered this.
     Established(Offer),
     /// A SEND, with its bytes.
     Message(Vec<u8>),
@@ -64,33 +66,33 @@ pub enum Incoming {
     Sent,
     /// A request or a receive failed.
     Failed(CompletionStatus),
-    /// The connection has ended, or did not come about.
+    /// The connection has ended, or was not established.
     Gone(&'static str),
 }
 
 /// One step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Posts a request with these bytes; for a READ, as many are read.
+    /// Posts a request with these bytes, or a READ of as many.
     Post(SendOp, Vec<u8>),
-    /// Posts as many receives, as far as there are places.
+    /// Posts as many receives, while there are places.
     Receive(usize),
-    /// Deregisters the memory that the peer may reach.
+    /// Deregisters the memory that the peer may access.
     Withdraw,
     /// Registers other memory in its place.
     Register(usize),
     /// Ends the connection.
     Disconnect,
-    /// Destroys the queue pair without a disconnect, as a host that loses power does.
+    /// Destroys the queue pair without a disconnect, like a host that loses power.
     LoseQueuePair,
 }
 
-/// Why a step was not done.
+/// The reason for which a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused<E> {
-    /// There is no queue pair any more.
+    /// The queue pair is gone.
     NoQueuePair,
-    /// More is under way than the outbox holds.
+    /// More bytes are in flight than the outbox holds.
     NoRoom,
     /// The backend refused it.
     Backend(E),
@@ -112,7 +114,7 @@ impl<E> From<E> for Refused<E> {
     }
 }
 
-/// A connection, made or in the making. Fields are dropped in this order.
+/// A connection, established or not yet. Fields are dropped in this order.
 pub struct Session<B: Backend> {
     pair: Option<B::QueuePair>,
     completions: B::CompletionQueue,
@@ -123,10 +125,10 @@ pub struct Session<B: Backend> {
     events: B::EventChannel,
     domain: B::Domain,
     shape: Shape,
-    /// Bytes of the outbox used since nothing was under way, and requests under way.
+    /// Bytes of the outbox used since nothing was in flight, and requests in flight.
     stowed: usize,
     outstanding: usize,
-    /// Requests that completed with an error, those of a queue pair that was stopped included.
+    /// Requests that completed with an error, including those flushed from a stopped queue pair.
     unsuccessful: usize,
     /// Places for receives that are not posted.
     free: Vec<u64>,
@@ -136,7 +138,8 @@ pub struct Session<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    /// Makes the domain, regions and completion queue for a queue pair of `id`; its events come in `events`.
+    /// Creates the domain, regions and completion queue for a queue pair of `id`, whose events come
+    /// in `events`.
     ///
     /// # Errors
     /// The backend's.
@@ -166,7 +169,7 @@ impl<B: Backend> Session<B> {
         })
     }
 
-    /// Makes the queue pair. No receive is posted.
+    /// Creates the queue pair. Posts no receive.
     ///
     /// # Errors
     /// The backend's; the peer may have gone meanwhile.
@@ -192,7 +195,8 @@ impl<B: Backend> Session<B> {
         &self.completions
     }
 
-    /// Sets how soon the other side may come again with what found no receive here. The connection must be there.
+    /// Sets how soon the other side may repeat a request that found no receive here. The connection
+    /// must be established.
     ///
     /// # Errors
     /// The backend's.
@@ -205,12 +209,13 @@ impl<B: Backend> Session<B> {
         self.outstanding
     }
 
-    /// Requests that completed with an error, those of a queue pair that was stopped included.
+    /// Returns the number of requests that completed with an error, including those flushed from a
+    /// stopped queue pair.
     pub const fn unsuccessful(&self) -> usize {
         self.unsuccessful
     }
 
-    /// Returns the region that the peer may reach.
+    /// Returns the region that the peer may access.
     pub const fn window(&self) -> Option<&B::Region> {
         self.window.as_ref()
     }
@@ -228,14 +233,15 @@ impl<B: Backend> Session<B> {
         self.domain.register(len, Access::REMOTE_WRITE)
     }
 
-    /// Returns the region that the peer may reach, as a window.
+    /// Returns the region that the peer may access, as a window.
     pub fn own_window(&self) -> Option<Window> {
         let region = self.window.as_ref()?;
         let length = u32::try_from(region.len()).unwrap_or(u32::MAX);
         Some(Window { address: region.address(), length, rkey: region.rkey() })
     }
 
-    /// Asks for an event when the next completion comes. Poll once more afterwards: a completion may have come before.
+    /// Requests an event for the next completion. Poll once more afterwards: a completion may have
+    /// come before.
     ///
     /// # Errors
     /// The backend's.
@@ -255,8 +261,8 @@ impl<B: Backend> Session<B> {
         Ok(self.incoming.pop_front())
     }
 
-    /// Takes all that came. Completions before events: what the peer sent before it disconnected may have come since the queue was
-    /// found empty (VR-CLOSE-002).
+    /// Takes all input. Polls completions before events: messages that the peer sent before it
+    /// disconnected may have arrived since the queue was found empty (VR-CLOSE-002).
     fn collect(&mut self) -> Result<(), B::Error> {
         self.drain()?;
         while let Some(event) = self.events.next_event()? {
@@ -295,7 +301,7 @@ impl<B: Backend> Session<B> {
         if let (Some(slot), Ok(_)) = (slot, completion.result) {
             self.free.push(slot);
             if self.reposts {
-                // It fails when the connection has ended, which is told otherwise.
+                // It fails when the connection has ended, which is reported otherwise.
                 let _ended = self.receive(1);
             }
         }
@@ -307,10 +313,10 @@ impl<B: Backend> Session<B> {
         if inside { bytes } else { Vec::new() }
     }
 
-    /// Does a step of a script.
+    /// Runs a step of a script.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// The reason for which it failed.
     pub fn take(&mut self, step: Step) -> Result<(), Refused<B::Error>> {
         match step {
             Step::Post(op, bytes) => self.post(&[(op, &bytes)]),
@@ -331,10 +337,10 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Posts requests with one doorbell, each with its bytes; for a READ, as many are read.
+    /// Posts requests with one doorbell, each with its bytes; a READ reads as many.
     ///
     /// # Errors
-    /// Why they were not posted.
+    /// The reason for which they were not posted.
     pub fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Refused<B::Error>> {
         let pair = self.pair.as_ref().ok_or(Refused::NoQueuePair)?;
         let mut offset = if self.outstanding == 0 { 0 } else { self.stowed };

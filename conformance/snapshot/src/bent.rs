@@ -1,7 +1,8 @@
-//! Peers that make one mistake: our own side, and a [`Proxy`] between its control stream and the suite that makes the mistake for it.
+//! Peers that make one mistake: our own side, and a [`Proxy`] between its control stream and the
+//! suite that makes the mistake for it.
 //!
-//! The connection for READs passes by the proxy, which is therefore on the publisher's host. What is wrong below the control stream is
-//! made by [`Bent`], around the backend of our own side.
+//! The connection for READs bypasses the proxy, which is therefore on the publisher's host.
+//! [`Bent`], around the backend of our own side, makes mistakes below the control stream.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,61 +23,61 @@ use intercept::{Call, Interceptor, Origin};
 /// A mistake of a publisher, of a reader, or of either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// Takes readers that have not the secret.
+    /// Accepts readers without the secret.
     TakesAnyReader,
     /// Does not prove that it has the secret.
     ProvesNothing,
-    /// Accepts connections for READs from anybody.
+    /// Accepts connections for READs from any address.
     AdmitsStrangers,
-    /// Names memory behind Welcome at once.
+    /// Announces memory right after Welcome.
     NamesEarly,
-    /// Takes a peer of any version.
+    /// Accepts a peer of any version.
     AnyVersion,
-    /// Goes on behind what is no frame.
+    /// Continues after invalid frames.
     IgnoresNoFrames,
     /// Ignores frames that come out of order.
     IgnoresDisorder,
-    /// Goes on with whatever snapshot.
+    /// Continues with any snapshot.
     AnySnapshot,
     /// Always begins with the first chunk.
     FromTheFirst,
     /// Announces an entry twice.
     RepeatsEntries,
-    /// Announces another digest of a chunk.
+    /// Announces a wrong digest of a chunk.
     WrongChunk,
-    /// Says in Mark what is not so.
+    /// Sends a wrong Mark.
     WrongDigest,
     /// Ends before the last chunk.
     EndsEarly,
-    /// Says that the table is 8 bytes further on.
+    /// Announces the table 8 bytes too far.
     ElsewhereTable,
-    /// Changes what it has announced when a second reader comes.
+    /// Changes announced chunks when a second reader comes.
     ChangesChunks,
     /// Lets peers write.
     Writable,
-    /// Grants, or asks for, no READs.
+    /// Grants, or requests, no READs.
     NoReads,
     /// Has no leases.
     EndlessLease,
     /// Never ends a session.
     HoldsOn,
-    /// Uses one nonce.
+    /// Reuses one nonce.
     OneNonce,
-    /// Takes publishers that have not the secret.
+    /// Accepts publishers without the secret.
     TakesAnyPublisher,
-    /// Takes entries as if they were in their place.
+    /// Accepts entries out of order.
     Renumbers,
-    /// Passes over entries that cannot be.
+    /// Skips impossible entries.
     SkipsEntries,
     /// Does not compare the digests of chunks.
     IgnoresChunks,
-    /// Believes any Mark and any End.
+    /// Accepts any Mark and any End.
     BelievesEnds,
-    /// Never says Progress.
+    /// Never sends Progress.
     SaysNoProgress,
-    /// Says Done when it gives up.
+    /// Sends Done when it gives up.
     SaysDone,
-    /// Loses a byte of what it was sent.
+    /// Loses a received byte.
     LosesAByte,
 }
 
@@ -92,13 +93,13 @@ pub struct Bent {
 }
 
 impl Bent {
-    /// Makes `mistake`, if it is one of its own.
+    /// Returns an interceptor for `mistake`, if it is one of its own.
     #[must_use]
     pub fn new(mistake: Mistake) -> Self {
         Self { mistake, regions: Regions::default() }
     }
 
-    /// The regions that were registered through it.
+    /// Returns the regions that were registered through it.
     #[must_use]
     pub fn regions(&self) -> Regions {
         Arc::clone(&self.regions)
@@ -122,7 +123,7 @@ impl Interceptor<SoftSim> for Bent {
     }
 
     fn call(&self, (): &(), _: &<SoftSim as Backend>::Identifier, call: Call<'_>) -> bool {
-        // Only connections for READs have one depth that is nothing.
+        // Only connections for READs have one depth of zero.
         match call {
             Call::Connect(params, _)
                 if self.mistake == Mistake::NoReads && params.responder_resources == 0 =>
@@ -159,7 +160,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on `listen` and forwards to `to`, both on one host, making `mistake`. `regions` are those of a [`Bent`] publisher.
+    /// Listens on `listen` and forwards to `to`, both on one host, making `mistake`. `regions` are
+    /// those of a [`Bent`] publisher.
     ///
     /// # Errors
     /// It cannot listen.
@@ -178,7 +180,7 @@ impl Proxy {
         let thread = std::thread::spawn(move || {
             let mut proxied = Vec::new();
             let port = door.port;
-            // Whoever comes to this door is accepted, and reads nothing.
+            // This listener accepts every connection, and reads nothing.
             let stranger = std::thread::spawn({
                 let stopped = Arc::clone(&stopped);
                 move || {
@@ -207,7 +209,7 @@ impl Proxy {
             }
             proxied.push(stranger);
             for thread in proxied {
-                // A panic of its own would be a mistake that nobody notices.
+                // A panic of its own would be a mistake that goes unnoticed.
                 let _ended = thread.join();
             }
         });
@@ -274,7 +276,7 @@ fn between<B: Descriptors>(
                     if tamper.mistake == Mistake::IgnoresNoFrames { Ok(()) } else { to.send_bytes(&rest) }
                 }
             };
-            // The other end is gone, which is heard in its turn.
+            // The end of the other side is handled in its turn.
             let _gone = forwarded;
         }
     }
@@ -284,9 +286,9 @@ fn between<B: Descriptors>(
 struct Tamper {
     mistake: Mistake,
     secret: Vec<u8>,
-    /// Where strangers are let in.
+    /// The port that accepts strangers.
     door: u16,
-    /// The handshake as each side sees it.
+    /// The handshake as seen by each side.
     readers: Handshake,
     publishers: Handshake,
     /// The snapshot that the reader has a part of.
@@ -312,7 +314,7 @@ impl Tamper {
         }
     }
 
-    /// Returns what the publisher hears of a reader's frame.
+    /// Returns the frames that the publisher gets in place of a reader's frame.
     fn up(&mut self, mut frame: Frame) -> Vec<Frame> {
         match (frame.kind, self.mistake) {
             (kind::HELLO, _) => {
@@ -343,7 +345,7 @@ impl Tamper {
         vec![frame]
     }
 
-    /// Returns what the reader hears of a publisher's frame.
+    /// Returns the frames that the reader gets in place of a publisher's frame.
     fn down(&mut self, mut frame: Frame) -> Vec<Frame> {
         match (frame.kind, self.mistake) {
             (kind::CHALLENGE, mistake) => {
@@ -406,7 +408,7 @@ impl Tamper {
         if mistake == Mistake::RepeatsEntries { vec![frame.clone(), frame] } else { vec![frame] }
     }
 
-    /// Returns what a side hears when the other says nothing.
+    /// Returns the frames that a side gets when the other is silent.
     fn idle(&self, up: bool) -> Vec<Frame> {
         let renews = up && self.serving && self.mistake == Mistake::EndlessLease;
         if renews { vec![Frame::new(kind::PROGRESS, &[&[0; 8]])] } else { Vec::new() }

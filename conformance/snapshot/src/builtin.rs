@@ -17,13 +17,14 @@ use conformance::blackbox::target::{Exit, Running};
 /// The secret of our own sides.
 pub const SECRET: &[u8] = b"a secret of the suite";
 
-/// How long each of our sides waits for the other: short, since cases wait for it, and long enough for a busy machine.
+/// How long each of our sides waits for the other: short, because cases wait for it, and long
+/// enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Bytes that our publisher publishes: several chunks, and two areas of the seed's table.
 const BYTES: usize = (4 << 20) + 100_000;
 
-/// A publisher of ours that runs.
+/// A running publisher of ours.
 pub struct OwnPublisher {
     withdraw: Stop,
     thread: Option<JoinHandle<Result<Progress, Error>>>,
@@ -75,7 +76,7 @@ impl OwnPublisher {
 impl Drop for OwnPublisher {
     fn drop(&mut self) {
         self.withdraw.stop();
-        // A panic of its own is a case that failed.
+        // A panic there fails the case.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -84,7 +85,7 @@ impl Drop for OwnPublisher {
 pub struct OwnReaders<B: Descriptors> {
     /// Their backend.
     pub backend: B,
-    /// Whether they say that all went well, and have lost a byte: a mistake.
+    /// Whether they report success although they have lost a byte: a mistake.
     pub loses: bool,
 }
 
@@ -129,7 +130,7 @@ impl Running for OwnReader {
 impl Drop for OwnReader {
     fn drop(&mut self) {
         self.stop.stop();
-        // A panic of its own was told, or is that of a case that failed.
+        // A panic there was reported, or belongs to a failed case.
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: the cases for publishers or readers, against what the command line names.
+//! The command line: runs the cases for publishers or readers against the given target.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,11 @@ use conformance::exit::{BROKEN, USAGE};
 /// Whom to test.
 #[derive(Subcommand)]
 pub enum Command {
-    /// A publisher. Without a target: this workspace's own, in both layouts, on the fabric inside this process.
+    /// A publisher. Without a target: this workspace's own, in both layouts, on the fabric inside
+    /// this process.
     Publisher(PublisherRun),
-    /// Readers, one for each case. Without a command: this workspace's own, on the fabric inside this process.
+    /// Readers, one for each case. Without a command: this workspace's own, on the fabric inside
+    /// this process.
     Reader(ReaderRun),
 }
 
@@ -35,14 +37,16 @@ struct Common {
     /// Only cases whose id contains this.
     #[arg(long, default_value = "")]
     select: String,
-    /// Seconds that the target may take for anything that must happen. Its own limits must be below eight times that.
+    /// Seconds that the target may take for anything that must happen. Its own limits must be below
+    /// eight times that.
     #[arg(long, default_value_t = 5)]
     patience: u64,
-    /// A file with the secret of both sides; none if it has none. A target in this process has its own.
+    /// A file with the secret of both sides; none if it has none. A target in this process has its
+    /// own.
     #[arg(long)]
     secret_file: Option<PathBuf>,
-    /// An address of this machine's RDMA device (ADDRESS:PORT): where a publisher that is started here shall listen, or where the suite
-    /// publishes for readers.
+    /// An address of this machine's RDMA device (ADDRESS:PORT): where a publisher that is started
+    /// here shall listen, or where the suite publishes for readers.
     #[arg(long)]
     listen: Option<SocketAddr>,
 }
@@ -63,7 +67,8 @@ pub struct PublisherRun {
 /// Options for readers.
 #[derive(Args)]
 pub struct ReaderRun {
-    /// Shell command that has it pull from {host} and {port} into the file {file}, and end; started for each case.
+    /// Shell command that has it pull from {host} and {port} into the file {file}, and end; started
+    /// for each case.
     #[arg(long, requires = "listen")]
     exec: Option<String>,
     #[command(flatten)]
@@ -73,7 +78,7 @@ pub struct ReaderRun {
 /// Runs the cases, and reports. Returns the exit code of the program.
 #[must_use]
 pub fn run(command: &Command) -> ExitCode {
-    // Gone with the process's other files: a failed case may leave some.
+    // Removed with the process's other files: a failed case may leave some.
     let folder = std::env::temp_dir().join(format!("valkey-rdma-snapshot-suite-{}", std::process::id()));
     if let Err(error) = std::fs::create_dir_all(&folder) {
         return broken(&format!("{}: {error}", folder.display()));

@@ -1,4 +1,4 @@
-//! The connection that READs go over, from either side, of raw verbs.
+//! The connection for READs, from either side, by raw verbs.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,15 +20,15 @@ const fn shape(outbox: usize, window: usize) -> Shape {
     Shape { sends: 16, receives: 1, window, access: Access::REMOTE_READ, outbox }
 }
 
-/// The way to a publisher, known and not gone.
+/// A resolved route to a publisher.
 pub(super) struct Way<B: Descriptors> {
     data: Data<B>,
-    /// Where the connection will come from.
+    /// The local address of the connection.
     pub(super) local: SocketAddr,
 }
 
 impl<B: Descriptors> Way<B> {
-    /// Finds the way to `to`, for READs of at most `most` bytes.
+    /// Resolves the route to `to`, for READs of at most `most` bytes.
     pub(super) fn find(
         backend: &B,
         to: SocketAddr,
@@ -43,7 +43,7 @@ impl<B: Descriptors> Way<B> {
         Ok(Self { data: Data { session, patience }, local })
     }
 
-    /// Connects, for so many READs at a time; none, and why, if the publisher does not accept it.
+    /// Connects, for `depth` READs at a time. Returns the reason if the publisher does not accept.
     pub(super) fn connect(self, depth: u8) -> Result<Result<Data<B>, &'static str>, Failure> {
         let mut data = self.data;
         let params = ConnectParams {
@@ -54,7 +54,7 @@ impl<B: Descriptors> Way<B> {
         };
         data.session.connect(&params, &[]).map_err(wrong("connecting"))?;
         Ok(match data.next()? {
-            // The two depths of an answer are told as its receiver sees them.
+            // An answer's two depths are reported from its receiver's point of view.
             Some(Incoming::Established(granted)) if granted.params.initiator_depth == 0 => {
                 return Err(Failure::wrong("VS-READ-001: it grants no READs"));
             }
@@ -83,7 +83,7 @@ impl<B: Descriptors> Data<B> {
         }
     }
 
-    /// Reads; the status of the completion if that fails.
+    /// Reads. Returns the status of a failed completion.
     pub(super) fn read(
         &mut self,
         from: RemoteAddress,
@@ -91,14 +91,14 @@ impl<B: Descriptors> Data<B> {
     ) -> Result<Result<Vec<u8>, CompletionStatus>, Failure> {
         let mut bytes = vec![0; length];
         Ok(self.answered(SendOp::Read(from), &bytes)?.map(|()| {
-            // As long as what was posted.
+            // As long as the posted request.
             let _inside = self.session.outbox().read(0, &mut bytes);
             bytes
         }))
     }
 
-    /// Returns how a READ fails from a queue pair that is gone: by its completion, or in silence where the device of this side
-    /// asks for longer than anybody waits here.
+    /// Returns how a READ fails from a queue pair that is gone: by its completion, or by silence if
+    /// this side's device retries for longer than the suite waits.
     pub(super) fn read_fails(&mut self, from: RemoteAddress) -> Result<String, Failure> {
         match self.request(SendOp::Read(from), &[0])? {
             Some(Ok(())) => Err(Failure::wrong("its memory can still be read")),
@@ -107,7 +107,7 @@ impl<B: Descriptors> Data<B> {
         }
     }
 
-    /// Writes, which nobody may.
+    /// Writes, which no peer may.
     pub(super) fn write(
         &mut self,
         to: RemoteAddress,
@@ -120,7 +120,7 @@ impl<B: Descriptors> Data<B> {
         self.request(op, bytes)?.ok_or_else(|| Failure::wrong("a request was not answered in time"))
     }
 
-    /// Returns how a request ends; `None` if it does not in time.
+    /// Returns the result of a request; `None` if it does not complete in time.
     fn request(&mut self, op: SendOp, bytes: &[u8]) -> Result<Option<Result<(), CompletionStatus>>, Failure> {
         if let Err(error) = self.session.take(Step::Post(op, bytes.to_vec())) {
             return Err(Failure::Environment(format!("posting: {error}")));
@@ -142,14 +142,14 @@ impl<B: Descriptors> Data<B> {
         if inside { Ok(()) } else { Err(Failure::Environment("the suite's memory is too short".into())) }
     }
 
-    /// The address and the key of that memory.
+    /// Returns the address and the key of that memory.
     pub(super) fn memory(&self) -> Option<RemoteAddress> {
         let window = self.session.window()?;
         Some(RemoteAddress { address: window.address(), rkey: window.rkey() })
     }
 }
 
-/// Listens for the connection of one reader.
+/// Listens for one reader's connection.
 pub(super) struct Door<B: Descriptors> {
     connecting: Connecting<B>,
     pub(super) port: u16,
@@ -163,12 +163,13 @@ impl<B: Descriptors> Door<B> {
         Ok(Self { connecting, port })
     }
 
-    /// Accepts whoever asks within `patience`, and ends that connection. Returns the door while nobody has asked.
+    /// Accepts any request within `patience`, and ends that connection. Returns the door if there
+    /// was no request.
     pub(super) fn admit(self, patience: Duration) -> Option<Self> {
         match self.request(patience) {
             Ok(Err(door)) => Some(door),
             Ok(Ok(candidate)) => {
-                // It is there for as long as it takes to be told.
+                // It exists long enough to be reported.
                 let _ended = accept(candidate, 1, 1, patience);
                 None
             }
@@ -176,13 +177,13 @@ impl<B: Descriptors> Door<B> {
         }
     }
 
-    /// Returns whether somebody has asked, who is not accepted.
+    /// Returns whether there was a request. It is not accepted.
     pub(super) fn has_request(self) -> Result<bool, Failure> {
         Ok(self.request(Duration::ZERO)?.is_ok())
     }
 
-    /// Waits for the connect request, and accepts it for `depth` READs at a time from `memory` bytes. Returns with it the depth that was
-    /// asked for; none if nobody asks.
+    /// Waits for the connect request, and accepts it for `depth` READs at a time from `memory`
+    /// bytes. Also returns the requested depth; none without a request.
     pub(super) fn accept(
         self,
         depth: u8,
@@ -218,7 +219,7 @@ fn accept<B: Descriptors>(
     memory: usize,
     patience: Duration,
 ) -> Result<(Data<B>, u8), Failure> {
-    // The two depths of a request are told as its receiver sees them.
+    // A request's two depths are reported from its receiver's point of view.
     let asked = candidate.asked.map_or(0, |asked| asked.responder_resources);
     let mut session = candidate.session(shape(8, memory)).map_err(wrong("making memory"))?;
     session.create_queue_pair().map_err(wrong("creating a queue pair"))?;

@@ -1,4 +1,4 @@
-//! `valkey-rdma-snapshot-suite`: is a publisher or a reader of the snapshot protocol right?
+//! `valkey-rdma-snapshot-suite`: tests publishers and readers of the snapshot protocol.
 
 use std::process::ExitCode;
 

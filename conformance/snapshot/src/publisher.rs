@@ -1,4 +1,4 @@
-//! Cases for publishers. The suite's side is a reader that is right but for what a case is about.
+//! Cases for publishers. The suite's side is a reader that is correct except for the case's point.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -19,9 +19,9 @@ use conformance::client::Failure;
 pub struct Publisher<B: Descriptors> {
     /// The suite's backend.
     pub backend: B,
-    /// Where it listens for control streams.
+    /// Its address for control streams.
     pub address: SocketAddr,
-    /// What it wants proven.
+    /// The secret that it requires.
     pub secret: Vec<u8>,
     /// How long it may take for anything that must happen.
     pub patience: Duration,
@@ -29,12 +29,12 @@ pub struct Publisher<B: Descriptors> {
 
 /// Bytes of one READ.
 const PIECE: usize = 1 << 20;
-/// How long the suite listens for what must not come.
+/// How long the suite listens for frames that must not come.
 const LISTENING: Duration = Duration::from_millis(300);
-/// What VS-TIME-001 calls bounded: so many times the patience.
+/// The bound of VS-TIME-001, in multiples of the patience.
 const BOUNDED: u32 = 8;
 
-/// The cases. The first shows that there is something to test.
+/// Returns the cases. The first shows that there is something to test.
 #[must_use]
 pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
     let case = |id, intent, requirements, run: fn(&Publisher<B>) -> Result<String, Failure>| {
@@ -230,15 +230,15 @@ struct Reader<'a, B: Descriptors> {
     handshake: Handshake,
     welcome: Frame,
     data: Option<Data<B>>,
-    /// The first announcement, if it was heard.
+    /// The first announcement, if received.
     heard: Option<Frame>,
 }
 
 impl<'a, B: Descriptors> Reader<'a, B> {
-    /// Makes a control stream.
+    /// Establishes a control stream.
     fn meet(on: &'a Publisher<B>) -> Result<Self, Failure> {
         let how = Connect::default().timeout(on.patience).options(Options::default());
-        // One that was just started may not listen yet.
+        // A just started publisher may not listen yet.
         let by = Instant::now() + on.patience;
         let stream = loop {
             match Stream::connect_with(&on.backend, on.address, &how) {
@@ -257,7 +257,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         })
     }
 
-    /// Does the whole handshake and connects for READs, one at a time.
+    /// Performs the whole handshake and connects for READs, one at a time.
     fn open(on: &'a Publisher<B>, snapshot: [u8; 16], first: u64) -> Result<Self, Failure> {
         let mut reader = Self::meet(on)?;
         let challenge = reader.hello(VERSION, snapshot, first)?;
@@ -280,7 +280,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.talk.send(&hello)
     }
 
-    /// Says Hello. Returns Challenge.
+    /// Sends Hello. Returns Challenge.
     fn hello(&mut self, version: u16, snapshot: [u8; 16], first: u64) -> Result<Frame, Failure> {
         self.say_hello(version, snapshot, first)?;
         let challenge = self.expect(kind::CHALLENGE)?;
@@ -291,7 +291,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(challenge)
     }
 
-    /// Finds the way to the port that Challenge names.
+    /// Resolves the route to the port in Challenge.
     fn way(&self, challenge: &Frame) -> Result<Way<B>, Failure> {
         let to = SocketAddr::new(self.on.address.ip(), challenge.u16(10));
         Way::find(&self.on.backend, to, PIECE, self.on.patience)
@@ -313,7 +313,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(())
     }
 
-    /// Takes the next frame that is not Alive.
+    /// Takes the next frame other than Alive.
     fn frame(&mut self) -> Result<Frame, Failure> {
         let by = Instant::now() + self.on.patience;
         loop {
@@ -339,7 +339,8 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.is_refused_within(reason, self.on.patience)
     }
 
-    /// The session must end with Refused for this reason, and name no memory that was not named before.
+    /// Checks that the session ends with Refused for this reason, and that no further memory is
+    /// announced.
     fn is_refused_within(&mut self, reason: u32, patience: Duration) -> Result<String, Failure> {
         let by = Instant::now() + patience;
         loop {
@@ -356,7 +357,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(format!("reason {reason}"))
     }
 
-    /// The control stream must end.
+    /// Checks that the control stream ends.
     fn ends(&mut self, patience: Duration) -> Result<(), Failure> {
         let by = Instant::now() + patience;
         loop {
@@ -376,7 +377,8 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.welcome.field::<1>(32) == [2]
     }
 
-    /// The first memory with bytes of the snapshot that it names, and how long it is: a chunk, or the first area of the seed's table.
+    /// Returns the first announced memory with bytes of the snapshot, and its length: a chunk, or
+    /// the first area of the seed's table.
     fn memory(&mut self) -> Result<(RemoteAddress, usize), Failure> {
         let frame = match self.heard.take() {
             Some(frame) => frame,
@@ -397,7 +399,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(named)
     }
 
-    /// The bytes there.
+    /// Returns the bytes there.
     fn piece(&mut self) -> Result<Vec<u8>, Failure> {
         let (at, length) = self.memory()?;
         self.fetch(at, length)
@@ -416,12 +418,12 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(bytes)
     }
 
-    /// Says how far it is, which renews its lease.
+    /// Reports progress, which renews the lease.
     fn has(&mut self, chunks: u64) -> Result<(), Failure> {
         self.talk.send(&Frame::new(kind::PROGRESS, &[&chunks.to_be_bytes()]))
     }
 
-    /// An entry, which must be in its place, and its bytes.
+    /// Checks the place of an entry, and returns its bytes.
     fn chunk(&mut self, entry: &Entry, index: u64) -> Result<Vec<u8>, Failure> {
         let Entry { address, rkey, length, .. } = *entry;
         let is_possible = (1..=self.welcome.u32(36)).contains(&length)
@@ -438,7 +440,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(bytes)
     }
 
-    /// The areas of the seed's table, whose addresses must be those that are computed.
+    /// Returns the areas of the seed's table, whose addresses must be the computed ones.
     fn areas(&mut self, mapping: &Frame) -> Result<Vec<Vec<u8>>, Failure> {
         let start = RemoteAddress { address: mapping.u64(0), rkey: mapping.u32(8) };
         let (areas, bytes) = (mapping.u32(12) as usize, mapping.u64(16) as usize);

@@ -1,4 +1,4 @@
-//! Cases for readers. The suite's side is a publisher that is right but for what a case is about.
+//! Cases for readers. The suite's side is a publisher that is correct except for the case's point.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,26 +17,26 @@ use conformance::client::Failure;
 
 /// Readers under test: programs that pull a snapshot into a file, and end.
 pub trait Readers {
-    /// Starts one that pulls from `publisher` into `file`, for a case.
+    /// Starts a reader that pulls from `publisher` into `file`, for a case.
     ///
     /// # Errors
     /// It does not start.
     fn start(&self, case: &str, publisher: SocketAddr, file: &Path) -> Result<Box<dyn Running>, String>;
 }
 
-/// Readers under test, and where the suite publishes for them.
+/// Readers under test, and the suite's addresses for them.
 pub struct Reader<B: Descriptors> {
     /// The suite's backend.
     pub backend: B,
     /// Where the suite listens for control streams.
     pub listen: SocketAddr,
-    /// Where readers are told that it does: another address if somebody is in between.
+    /// The address that readers get: another one if a proxy is in between.
     pub told: SocketAddr,
-    /// What they have to prove.
+    /// The secret that they must prove.
     pub secret: Vec<u8>,
     /// Starts them.
     pub readers: Box<dyn Readers>,
-    /// The folder for what they pull.
+    /// The folder for pulled files.
     pub folder: PathBuf,
     /// How long they may take for anything that must happen.
     pub patience: Duration,
@@ -45,17 +45,17 @@ pub struct Reader<B: Descriptors> {
 /// Chunks of the suite's snapshot, and bytes of each.
 const CHUNKS: u64 = 5;
 const CHUNK: usize = 4096;
-/// Bytes of the suite's memory: the snapshot, behind an address area of one.
+/// Bytes of the suite's memory: the snapshot, after an address area of one.
 const MEMORY: usize = 8 + CHUNKS as usize * CHUNK;
-/// The suite's snapshot, and another.
+/// The suite's snapshot, and another one.
 const SNAPSHOT: [u8; 16] = [0x51; 16];
 const OTHER: [u8; 16] = [0x52; 16];
-/// The lease that readers are given.
+/// The lease for readers.
 const LEASE: Duration = Duration::from_secs(2);
-/// What VS-TIME-001 calls bounded: so many times the patience.
+/// The bound of VS-TIME-001, in multiples of the patience.
 const BOUNDED: u32 = 8;
 
-/// The bytes of a chunk of the suite's snapshot.
+/// Returns the bytes of a chunk of the suite's snapshot.
 pub(super) fn content(index: u64) -> Vec<u8> {
     (0..CHUNK as u64).map(|at| (at.wrapping_mul(31) + at / 97 + index * 7) as u8).collect()
 }
@@ -64,7 +64,7 @@ fn snapshot() -> Vec<u8> {
     (0..CHUNKS).flat_map(content).collect()
 }
 
-/// The cases. The first shows that there is something to test.
+/// Returns the cases. The first shows that there is something to test.
 #[must_use]
 pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
     let case = |id, intent, requirements, run: fn(&Reader<B>) -> Result<String, Failure>| {
@@ -159,7 +159,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
                 let mut entry = publisher.entry(2)?;
                 entry.digest[0] ^= 1;
                 publisher.talk.send(&Frame::new(kind::CHUNKS, &[&entry.bytes()]))?;
-                // It may have gone already.
+                // It may already be gone.
                 _ = publisher.announce(3..CHUNKS).and_then(|()| publisher.end());
                 publisher.gives_up(on.patience)?;
                 publisher.resumes(0..=2)
@@ -177,7 +177,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
                         if frame.kind == lying {
                             frame.put(0, &(CHUNKS - 1).to_be_bytes());
                         }
-                        // It may have gone after the first of the two.
+                        // It may be gone after the first of the two.
                         _ = publisher.talk.send(&frame);
                     }
                     publisher.gives_up(on.patience)?;
@@ -219,7 +219,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
             &["VS-LEASE-001"],
             |on| {
                 let mut publisher = Publisher::open(on, "reader.lease", SNAPSHOT, Layout::Chunks)?;
-                // It may come a little late; four are due in one lease.
+                // One may come a little late; four are due in one lease.
                 for _ in 0..4 {
                     match publisher.talk.listen(LEASE)? {
                         Heard::Frame(frame) if frame.kind == kind::PROGRESS => {}
@@ -258,7 +258,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
     ]
 }
 
-/// Announces an entry that cannot be behind one that can: the session ends, and so does the pull.
+/// Announces an impossible entry after a possible one. The session must end, and so must the pull.
 fn lies<B: Descriptors>(on: &Reader<B>, case: &'static str, lie: fn(&mut Entry)) -> Result<String, Failure> {
     let mut publisher = Publisher::open(on, case, SNAPSHOT, Layout::Chunks)?;
     publisher.announce(0..2)?;
@@ -280,7 +280,7 @@ fn table<B: Descriptors>(on: &Reader<B>) -> Result<String, Failure> {
         let mapping = [&at.address.to_be_bytes()[..], &numbers, &bytes.to_be_bytes()];
         publisher.talk.send(&Frame::new(kind::MAPPING, &mapping))?;
         if lie == 0 {
-            // Nothing of this may be looked at before the addresses were read.
+            // The reader must not handle this before it has read the addresses.
             for frame in publisher.ends(1) {
                 publisher.talk.send(&frame)?;
             }
@@ -302,7 +302,7 @@ enum Layout {
 /// The suite's publisher, with a reader.
 struct Publisher<'a, B: Descriptors> {
     on: &'a Reader<B>,
-    /// None when it is not to come again.
+    /// `None` when the reader must not come again.
     listener: Option<Listener<B>>,
     talk: Talk<B>,
     reader: Box<dyn Running>,
@@ -343,7 +343,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Does all up to the first announcement.
+    /// Performs everything up to the first announcement.
     fn open(
         on: &'a Reader<B>,
         case: &'static str,
@@ -355,7 +355,8 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(publisher)
     }
 
-    /// Does all up to the first announcement, and grants `depth` READs at a time. Returns the first chunk that is asked for.
+    /// Performs everything up to the first announcement, and grants `depth` READs at a time.
+    /// Returns the first requested chunk.
     fn enter(&mut self, snapshot: [u8; 16], layout: Layout, depth: u8) -> Result<u64, Failure> {
         let (hello, door) = self.hello(snapshot)?;
         self.proof()?;
@@ -371,7 +372,8 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(hello.u64(32))
     }
 
-    /// Takes Hello, and says Challenge. Returns Hello, and where the connection for READs will come.
+    /// Takes Hello, and sends Challenge. Returns Hello, and the listener for the connection for
+    /// READs.
     fn hello(&mut self, snapshot: [u8; 16]) -> Result<(Frame, Door<B>), Failure> {
         self.hello_as(VERSION, snapshot)
     }
@@ -400,7 +402,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         if proof.field(24) != code {
             return Err(Failure::wrong("the code in its Proof is wrong"));
         }
-        // Whoever connects must come from there, so nobody comes from nowhere.
+        // The reader must connect from this address, so it must name a real one.
         if proof.field(0) == proof_address(SocketAddr::from(([0; 16], 0))) {
             return Err(Failure::wrong("its Proof names no address"));
         }
@@ -428,7 +430,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         self.data()?.memory().ok_or_else(|| Failure::Environment("the suite has no memory".into()))
     }
 
-    /// A right entry.
+    /// Returns a correct entry.
     fn entry(&self, index: u64) -> Result<Entry, Failure> {
         let at = self.memory()?;
         let bytes = content(index);
@@ -443,10 +445,10 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         self.talk.send(&Frame::new(kind::CHUNKS, &[&entries.concat()]))
     }
 
-    /// Mark and End behind all of the snapshot, which is in so many chunks.
+    /// Returns Mark and End after the whole snapshot, which is in `chunks` chunks.
     fn ends(&self, chunks: u64) -> [Frame; 2] {
         let bytes = snapshot();
-        // All of it is the one area of the seed's table.
+        // The whole snapshot is the one area of the seed's table.
         let size = if chunks == 1 { bytes.len() } else { CHUNK };
         let digests: Vec<_> = bytes.chunks(size).map(digest).collect();
         let digest = digest_of_chunks(&digests);
@@ -473,7 +475,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         }
     }
 
-    /// Waits until it says that it has so many chunks.
+    /// Waits until the reader reports that it has `chunks` chunks.
     fn hears_of(&mut self, chunks: u64) -> Result<(), Failure> {
         let (mut by, mut has) = (Instant::now() + self.on.patience, 0);
         while has < chunks {
@@ -484,7 +486,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
                 }
                 other => return Err(Failure::wrong(format!("instead of Progress came {other:02x?}"))),
             };
-            // It has as long again for each chunk.
+            // Each chunk starts the time again.
             if told > has {
                 (by, has) = (Instant::now() + self.on.patience, told);
             }
@@ -492,13 +494,13 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Ends the control stream and the connection for READs, without a word.
+    /// Ends the control stream and the connection for READs without a frame.
     fn cut(&mut self) {
         self.data = None;
         self.talk.end();
     }
 
-    /// It must end the session, and not say Done.
+    /// Checks that the reader ends the session without sending Done.
     fn gives_up(&mut self, patience: Duration) -> Result<(), Failure> {
         let by = Instant::now() + patience;
         loop {
@@ -513,7 +515,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         }
     }
 
-    /// It must come again, for one of these chunks, and then end well.
+    /// Checks that the reader comes again, for one of these chunks, and then succeeds.
     fn resumes(&mut self, first: std::ops::RangeInclusive<u64>) -> Result<String, Failure> {
         self.meet_again()?;
         let asked = self.enter(SNAPSHOT, Layout::Chunks, 16)?;
@@ -526,13 +528,13 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(format!("from chunk {asked} on"))
     }
 
-    /// It must say Done and end well, with the whole snapshot in its file.
+    /// Checks that the reader sends Done and succeeds, with the whole snapshot in its file.
     fn is_whole(&mut self) -> Result<String, Failure> {
         let (mut by, mut has) = (Instant::now() + self.on.patience, 0);
         loop {
             match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
                 Heard::Frame(frame) if frame.kind == kind::DONE => break,
-                // It has as long again for each chunk.
+                // Each chunk starts the time again.
                 Heard::Frame(frame) if frame.kind == kind::PROGRESS => {
                     if (has + 1..=CHUNKS).contains(&frame.u64(0)) {
                         (by, has) = (Instant::now() + self.on.patience, frame.u64(0));
@@ -557,9 +559,9 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         }
     }
 
-    /// It must not end well, nor leave anything that was not published.
+    /// Checks that the reader fails, and leaves nothing that was not published.
     fn fails(&mut self) -> Result<String, Failure> {
-        // Nobody waits for it any more, in case that it tries again.
+        // No listener is there if the reader tries again.
         self.listener = None;
         let told = match self.reader.ended(BOUNDED * self.on.patience) {
             Some(Exit::Success) => return Err(Failure::wrong("it reports success")),

@@ -1,4 +1,5 @@
-//! The frames of the snapshot protocol and the codes of its handshake, written from `spec/snapshot.md` alone.
+//! The frames of the snapshot protocol and the codes of its handshake, written from
+//! `spec/snapshot.md` alone.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -47,13 +48,13 @@ impl Frame {
         Self { kind, payload: parts.concat() }
     }
 
-    /// The frame as it goes over the wire.
+    /// Encodes the frame.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let length = u32::try_from(self.payload.len()).unwrap_or(u32::MAX);
         [&length.to_be_bytes()[..], &[self.kind, 0, 0, 0], &self.payload].concat()
     }
 
-    /// Returns the bytes of the payload from `at`, or zeros where it has none.
+    /// Returns the bytes of the payload from `at`, or zeros beyond its end.
     pub(super) fn field<const N: usize>(&self, at: usize) -> [u8; N] {
         let bytes = self.payload.get(at..).and_then(|rest| rest.first_chunk());
         bytes.copied().unwrap_or([0; N])
@@ -78,12 +79,12 @@ impl Frame {
         }
     }
 
-    /// The entries of Chunks.
+    /// Returns the entries of Chunks.
     pub(super) fn entries(&self) -> Vec<Entry> {
         self.payload.as_chunks().0.iter().map(Entry::read).collect()
     }
 
-    /// Takes the first frame of `bytes`, if it is all there (VS-WIRE-002).
+    /// Takes the first frame of `bytes`, if complete (VS-WIRE-002).
     fn take(bytes: &mut Vec<u8>) -> Result<Option<Self>, Failure> {
         let Some(&[a, b, c, d, kind, ..]) = bytes.first_chunk::<8>() else { return Ok(None) };
         let length = u32::from_be_bytes([a, b, c, d]) as usize;
@@ -138,12 +139,12 @@ impl Entry {
     }
 }
 
-/// The digest of a chunk.
+/// Returns the digest of a chunk.
 pub(super) fn digest(bytes: &[u8]) -> [u8; 32] {
     blake3::hash(bytes).into()
 }
 
-/// The digest of a snapshot, from those of its chunks.
+/// Returns the digest of a snapshot, from those of its chunks.
 pub(super) fn digest_of_chunks<'a>(chunks: impl IntoIterator<Item = &'a [u8; 32]>) -> [u8; 32] {
     let context = "valkey-rdma snapshot version 2: a snapshot by the digests of its chunks";
     let mut hasher = blake3::Hasher::new_derive_key(context);
@@ -153,7 +154,7 @@ pub(super) fn digest_of_chunks<'a>(chunks: impl IntoIterator<Item = &'a [u8; 32]
     hasher.finalize().into()
 }
 
-/// What the codes of both sides are over, besides the address in Proof.
+/// The input of both sides' codes, besides the address in Proof.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Handshake {
     pub(super) reader_nonce: [u8; 32],
@@ -163,7 +164,7 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Takes what Hello or Challenge adds.
+    /// Adds the contents of Hello or Challenge.
     pub(super) fn note(&mut self, frame: &Frame) {
         if frame.kind == kind::HELLO {
             self.reader_nonce = frame.field(40);
@@ -174,12 +175,12 @@ impl Handshake {
         }
     }
 
-    /// The code of the reader, for the address in a Proof.
+    /// Returns the reader's code, for the address in a Proof.
     pub(super) fn readers(&self, secret: &[u8], address: &[u8; 18]) -> [u8; 32] {
         self.code(secret, b'R', address)
     }
 
-    /// The code of the publisher.
+    /// Returns the publisher's code.
     pub(super) fn publishers(&self, secret: &[u8]) -> [u8; 32] {
         self.code(secret, b'P', &[])
     }
@@ -194,7 +195,7 @@ impl Handshake {
     }
 }
 
-/// An address as Proof has it.
+/// Encodes an address for Proof.
 pub(super) fn proof_address(address: SocketAddr) -> [u8; 18] {
     let ip = match address.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -207,13 +208,13 @@ pub(super) fn proof_address(address: SocketAddr) -> [u8; 18] {
     bytes
 }
 
-/// What a wait on the control stream came to.
+/// The result of a wait on the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Frame(Frame),
     /// The other side ended the stream, or it was lost.
     End,
-    /// Nothing came in time.
+    /// Nothing arrived in time.
     Silence,
 }
 
@@ -239,12 +240,12 @@ impl<B: Descriptors> Talk<B> {
         Ok(self.stream.flush()?)
     }
 
-    /// Ends the stream. Whoever is told of it need not listen.
+    /// Ends the stream. The peer need not read.
     pub(super) fn end(&mut self) {
         let _gone = self.stream.close(Duration::from_millis(100));
     }
 
-    /// Takes what came and is no frame.
+    /// Takes received bytes that are no frame.
     pub(super) fn take_rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.inbox)
     }

@@ -1,4 +1,5 @@
-//! The cases for the snapshot protocol: our own sides pass them, and each case notices peers that err.
+//! The cases for the snapshot protocol: our own sides pass them, and each case notices faulty
+//! peers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use snapshot_suite::publisher::{self, Publisher};
 use snapshot_suite::reader::{self, Reader};
 use suite::{Case, Cause, Judged, exit};
 
-/// How long targets that err may take: a right one does not need it.
+/// How long faulty targets may take. A correct one does not need it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A folder of a test's own.
@@ -54,7 +55,7 @@ fn run<S>(cases: &[Case<S>], id: &str, on: &S) -> Judged {
     (case.run)(on, &ProgressBar::hidden())
 }
 
-/// A password in a target is not repeated; where there is no RDMA, nothing is tried.
+/// A password in a target is not repeated. Without RDMA, no case is run.
 #[test]
 fn what_cannot_be_run_is_not() {
     let tried = |arguments: &[&str]| {
@@ -77,7 +78,7 @@ fn what_cannot_be_run_is_not() {
     }
 }
 
-/// Each mistake of a publisher, the case that must notice it, the layout, and words of what it must find.
+/// Each mistake of a publisher, the case that must notice it, the layout, and words of its finding.
 const PUBLISHERS: [(Mistake, &str, Layout, &str); 19] = [
     (Mistake::RepeatsEntries, "publisher.whole", Layout::Chunks, "cannot be as it announces it"),
     (Mistake::WrongChunk, "publisher.whole", Layout::Chunks, "the digest of chunk 0 is wrong"),
@@ -123,7 +124,7 @@ fn wrong_publishers_are_noticed() {
     });
 }
 
-/// Each mistake of a reader, the case that must notice it, and words of what it must find.
+/// Each mistake of a reader, the case that must notice it, and words of its finding.
 const READERS: [(Mistake, &str, &str); 15] = [
     (Mistake::LosesAByte, "reader.whole", "its file has other bytes"),
     (Mistake::SaysDone, "reader.table", "the session should end"),
@@ -165,7 +166,7 @@ fn wrong_readers_are_noticed() {
     });
 }
 
-/// A publisher that is not there has broken no requirement: it is lost.
+/// A missing publisher has violated no requirement: it is lost.
 #[test]
 fn nobody_publishes() {
     let fabric = Fabric::new();
@@ -184,7 +185,7 @@ fn is_noticed(judged: Judged, mistake: Mistake, id: &str, words: &str) {
     }
 }
 
-/// No case is there that notices nothing.
+/// Every case notices a mistake.
 #[test]
 fn every_case_notices_a_mistake() {
     let noticing: BTreeSet<_> =

@@ -1,4 +1,4 @@
-//! Failures that are expected: each with its reason, and each must still be one.
+//! Expected failures, each with its reason. Each must still fail.
 
 use std::path::Path;
 
@@ -18,13 +18,14 @@ pub struct Baseline {
     withheld: Option<Withheld>,
 }
 
-/// Failures that are expected and named nowhere: those that bring the target down, keep it from serving, or harm others.
+/// Failures that are expected without being named: those that bring the target down, keep it from
+/// serving, or harm others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Withheld {
-    /// With fewer of them in a whole run, some are mended.
+    /// If a whole run has fewer of them, some are fixed.
     least: usize,
-    /// With more of them, none is excused: nobody can tell which is new.
+    /// If a run has more of them, none is excused: it is unknown which are new.
     most: usize,
     /// Why they are not named.
     reason: String,
@@ -37,13 +38,13 @@ struct Expected {
     case: String,
     /// Why it fails.
     reason: String,
-    /// How: another failure, say of a process that now dies, is not the one that was expected.
+    /// The cause. Another failure, for example of a process that now dies, is not the expected one.
     #[serde(default = "unmet")]
     cause: Cause,
-    /// What came of it. A failure is not excused by something that could not be decided.
+    /// The expected verdict. An undecided case does not excuse a failure.
     #[serde(default, skip_serializing_if = "Known::is_failure")]
     verdict: Known,
-    /// It need not fail each time.
+    /// Whether it fails only sometimes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sometimes: bool,
 }
@@ -75,7 +76,7 @@ impl Known {
 }
 
 impl Expected {
-    /// Returns whether this is what was expected of the case, or less.
+    /// Returns whether the result is the expected one, or less severe.
     fn excuses(&self, result: &CaseResult) -> bool {
         let known = Known::of(result)
             .is_some_and(|known| known == Known::Inconclusive || self.verdict == Known::Fail);
@@ -91,7 +92,7 @@ impl Baseline {
     /// Reads a file.
     ///
     /// # Errors
-    /// It is no such file, or says nothing about why.
+    /// It is no baseline, or has no reasons.
     pub fn read(file: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         let baseline: Self = toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
@@ -106,8 +107,9 @@ impl Baseline {
         Ok(baseline)
     }
 
-    /// Returns a baseline that expects what failed in `run`. What was expected before and failed keeps its reason, and so does what
-    /// fails sometimes or was not tried; anything new has what was seen for a reason, until somebody writes a better one.
+    /// Returns a baseline that expects the failures of `run`. An expected failure that occurred
+    /// keeps its reason, and so does one that occurs sometimes or was not run. The reason of a new
+    /// one is what was seen, until a person writes a better one.
     #[must_use]
     pub fn renewed(&self, run: &Run) -> Self {
         let result = |case: &str| run.results.iter().find(|result| result.id == case);
@@ -117,7 +119,7 @@ impl Baseline {
             one.sometimes || fails_so || !tried(&one.case)
         };
         let mut expected: Vec<_> = self.expected.iter().filter(is_kept).cloned().collect();
-        // What is withheld is expected without its name.
+        // Withheld failures are expected without their names.
         let is_withheld = |result: &CaseResult| self.withheld.is_some() && result.is_kept_back();
         for result in run.results.iter().filter(|result| !is_withheld(result)) {
             let (Some(verdict), Some(cause)) = (Known::of(result), result.cause) else { continue };
@@ -129,7 +131,7 @@ impl Baseline {
         Self { expected, withheld: self.withheld.clone() }
     }
 
-    /// Writes a file that [`Baseline::read`] reads.
+    /// Writes a file for [`Baseline::read`].
     ///
     /// # Errors
     /// It cannot be written.
@@ -139,8 +141,8 @@ impl Baseline {
         std::fs::write(file, text).map_err(|error| told(&error))
     }
 
-    /// Marks what is expected by this baseline, and by no earlier one; tells of entries that no failure answers to, among the
-    /// cases that were tried.
+    /// Marks failures that this baseline expects, and no earlier one. Returns a message for each
+    /// entry without a failure, among the cases that were run.
     pub fn apply(&self, run: &mut Run) -> Vec<String> {
         run.results.iter_mut().for_each(|result| result.expected = None);
         let mut stale = Vec::new();
@@ -161,7 +163,7 @@ impl Baseline {
 }
 
 impl Withheld {
-    /// Marks them; tells if some of them are mended.
+    /// Marks them. Returns a message if some are fixed.
     fn apply(&self, run: &mut Run) -> Option<String> {
         let unnamed = |result: &CaseResult| result.is_kept_back() && result.expected.is_none();
         let counted = run.results.iter().filter(|result| unnamed(result)).count() + run.withheld();

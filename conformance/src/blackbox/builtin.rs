@@ -21,32 +21,32 @@ use crate::resources::ProcessResources;
 use crate::workload::Entry;
 use kv_store as kv;
 
-/// How long our side waits for a peer that keeps it waiting: short, so that a suite takes seconds, and longer than any case
-/// lets it wait that expects it to go on.
+/// How long our side waits for a peer that stalls: short, so that a suite takes seconds, and longer
+/// than any case lets it wait and expects it to continue.
 const STALL: Duration = Duration::from_secs(2);
-/// How soon our client wonders whether its server is still there.
+/// How soon our client checks whether its server is still alive.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// The small commands of our client, and how many of them one that does not wait is ahead of the replies.
+/// The small commands of our client, and how far a pipelining one runs ahead of the replies.
 const ROUNDS: usize = 70;
 const AHEAD: usize = 20;
 
-/// The length of the windows of our side.
+/// The length of our side's windows.
 pub const WINDOW: u32 = 64 << 10;
 
-/// Options with small windows, and little patience.
+/// Returns options with small windows and short time-outs.
 pub const fn small(options: Options) -> Options {
     with_window(options, WINDOW)
 }
 
-/// Options with windows of this length, and little patience.
+/// Returns options with windows of this length and short time-outs.
 pub const fn with_window(mut options: Options, window: u32) -> Options {
     options.protocol.window = window;
     options.protocol.send_buffer = if window < WINDOW { WINDOW } else { window };
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
     options.linger = PROBE;
-    // So that there is something to answer: a client asks.
+    // A client asks for features, so that there is something to answer.
     options.protocol.negotiate = true;
     options
 }
@@ -58,7 +58,7 @@ pub enum Ended {
     InOrder,
     /// With this error of the connection.
     With(Error),
-    /// With another error: of the application, or of the system.
+    /// With another error, of the application or of the system.
     Otherwise(String),
 }
 
@@ -71,7 +71,7 @@ impl From<&Failure> for Ended {
                 None if error.kind() == std::io::ErrorKind::UnexpectedEof => Self::InOrder,
                 None => Self::Otherwise(error.to_string()),
             },
-            // Whether the stream ended too early is for the application to judge.
+            // The application judges whether the stream ended too early.
             Failure::Closed => Self::InOrder,
             other => Self::Otherwise(other.to_string()),
         }
@@ -79,7 +79,7 @@ impl From<&Failure> for Ended {
 }
 
 impl Ended {
-    /// Returns whether our side says that it has itself made a mistake: as bad as a panic.
+    /// Returns whether our side reports a bug of its own: as bad as a panic.
     const fn is_bug(&self) -> bool {
         matches!(self, Self::With(Error::Protocol(rdma_proto::Error::Bug(_))))
     }
@@ -95,7 +95,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-/// The connections of our side: how many are open, and how the others ended.
+/// The connections of our side: the number of open ones, and the ends of the others.
 #[derive(Clone, Default)]
 pub struct Connections(Arc<Mutex<Counted>>);
 
@@ -106,13 +106,13 @@ struct Counted {
 }
 
 impl Connections {
-    /// Returns the number of connections that are open, those under way included.
+    /// Returns the number of open connections, including those being established.
     #[must_use]
     pub fn open(&self) -> usize {
         self.lock().open
     }
 
-    /// Takes out how connections ended since the last call, in the order of their ends.
+    /// Takes the ends of connections since the last call, in order.
     #[must_use]
     pub fn take_ended(&self) -> Vec<Ended> {
         std::mem::take(&mut self.lock().ended)
@@ -140,15 +140,15 @@ pub struct BuiltInServer {
     accepting: Option<JoinHandle<()>>,
 }
 
-/// The state that a server shares with its threads.
+/// State that a server shares with its threads.
 #[derive(Default)]
 struct Shared {
     store: kv::Store,
     connections: Connections,
-    /// Connections that are accepted are served when nobody holds this.
+    /// Accepted connections are served only while this is not held.
     gate: Mutex<()>,
     over: AtomicBool,
-    /// A thread panicked, or a call said that one has.
+    /// A thread panicked, or a call reported a panic.
     broken: AtomicBool,
 }
 
@@ -172,7 +172,7 @@ impl BuiltInServer {
         Ok(Self { address, shared, accepting: Some(accepting) })
     }
 
-    /// The connections that it accepted.
+    /// Returns the connections that it accepted.
     #[must_use]
     pub fn connections(&self) -> &Connections {
         &self.shared.connections
@@ -186,11 +186,13 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
                 let shared = Arc::clone(shared);
                 shared.connections.opens();
                 std::thread::spawn(move || {
-                    // Only a stream is looked after from behind: until then nobody looks at the connection.
+                    // Only a stream is served in the background. Before that, the connection is not
+                    // polled.
                     drop(shared.gate.lock());
                     let (endpoint, id) = accepted;
                     let mut stream = Stream::from_endpoint(endpoint, id);
-                    // Behind the stream, so that a panic is noted before the peer hears of the end.
+                    // Declared after the stream, so that a panic is recorded before the peer learns
+                    // of the end.
                     let serving = Serving(shared);
                     let served = serving.0.store.serve(&mut stream);
                     drop(stream);
@@ -203,7 +205,7 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
             }
             Ok(None) => {
                 let mut requests = [PollFd::new(listener, PollFlags::IN)];
-                // Waking in vain, or by a signal, does no harm.
+                // A spurious wake-up, or a signal, does no harm.
                 let _woken = poll(&mut requests, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
             }
             Err(error) => tracing::debug!(%error, "cannot accept"),
@@ -211,7 +213,7 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
     }
 }
 
-/// A thread that serves a connection; notes a panic of it.
+/// A thread that serves a connection. Records a panic of it.
 struct Serving(Arc<Shared>);
 
 impl Drop for Serving {
@@ -227,7 +229,7 @@ impl Drop for BuiltInServer {
     fn drop(&mut self) {
         self.shared.over.store(true, Ordering::Relaxed);
         if let Some(accepting) = self.accepting.take() {
-            // A panic there was noted as what it is.
+            // A panic there was recorded.
             let _ended = accepting.join();
         }
     }
@@ -259,20 +261,20 @@ impl TargetServer for BuiltInServer {
     }
 }
 
-/// Our client, with a little of everything to do.
+/// Our client, which uses a little of every feature.
 pub struct BuiltInClients<B> {
-    /// RDMA as the client has it.
+    /// The clients' backend.
     pub backend: B,
     /// Its options.
     pub options: Options,
-    /// Whether it sends commands before it has the replies to those before.
+    /// Whether it sends commands before earlier replies have come.
     pub pipelines: bool,
-    /// The connections that clients made.
+    /// The clients' connections.
     pub connections: Connections,
 }
 
 impl<B> BuiltInClients<B> {
-    /// Clients with these options.
+    /// Returns clients with these options.
     pub fn new(backend: B, mut options: Options) -> Self {
         options.protocol.keepalive.get_or_insert(Keepalive::NONE.probe(Some(PROBE)));
         Self { backend, options, pipelines: false, connections: Connections::default() }
@@ -282,7 +284,7 @@ impl<B> BuiltInClients<B> {
 impl<B: Descriptors> TargetClients for BuiltInClients<B> {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (report, reported) = channel();
-        // Told by its end.
+        // Dropping the sender reports it.
         let (idle, told) = channel::<()>();
         let case = case.to_string();
         let (backend, options, ahead) =
@@ -293,7 +295,7 @@ impl<B: Descriptors> TargetClients for BuiltInClients<B> {
             let work = Work { ahead, ..Work::of(&case, || while told.recv().is_ok() {}) };
             let result = run_client(&backend, address, options.handshake_timeout, options, work);
             connections.ends(&result);
-            // The case may have failed and gone meanwhile.
+            // The case may have failed and ended meanwhile.
             let _read = report.send(result);
         });
         thread.map_err(|error| error.to_string())?;
@@ -304,7 +306,7 @@ impl<B: Descriptors> TargetClients for BuiltInClients<B> {
 struct Thread {
     reported: Receiver<Result<(), Failure>>,
     exit: Option<Exit>,
-    /// As long as this is there, a client that is idle stays so.
+    /// While this exists, an idle client stays idle.
     idle: Option<Sender<()>>,
 }
 
@@ -330,29 +332,30 @@ impl Running for Thread {
     }
 }
 
-/// What a client does besides what every one does.
+/// A client's case-specific work.
 pub struct Work<I> {
     /// Its small commands.
     rounds: usize,
-    /// How many of them it is ahead of the replies.
+    /// How far it runs ahead of the replies.
     ahead: usize,
-    /// Waits in the middle, if that is what the case is about.
+    /// Waits in the middle, if the case is about that.
     idle: Option<I>,
 }
 
 impl<I: FnOnce()> Work<I> {
-    /// Returns what a case takes; `idle` waits for as long as the client shall be idle.
+    /// Returns the work for a case. `idle` waits for as long as the client must be idle.
     pub fn of(case: &str, idle: I) -> Self {
         let counted = case == UNHANDLED || case == ROOM_TO_ASK;
         Self { rounds: if counted { MANY } else { ROUNDS }, ahead: 0, idle: (case == IDLE).then_some(idle) }
     }
 }
 
-/// Does what a client under test should do, with our client: connects, stores and reads back, asks for a reply longer than its windows,
-/// and leaves. Any reply that is not exactly right is an error.
+/// Behaves like a client under test, with our client: connects, stores values and reads them back,
+/// requests a reply longer than its windows, and disconnects. Any reply that is not exactly right
+/// is an error.
 ///
 /// # Errors
-/// The connection fails, or what comes back is not what must.
+/// The connection fails, or a reply is wrong.
 pub fn run_client<B: Descriptors>(
     backend: &B,
     address: SocketAddr,
@@ -380,7 +383,7 @@ pub fn run_client<B: Descriptors>(
         idle();
     }
     let window = options.protocol.window as usize;
-    // Each window takes a message and a wait: what takes too many of them is left out.
+    // Each window costs a message and a wait, so lengths that need too many windows are omitted.
     let lengths = [0, 1, 100, 4096, 70_000, 200_000].into_iter().filter(|len| *len <= 4096.max(100 * window));
     for (number, value_len) in (0..).zip(lengths) {
         let entry = Entry { number, value_len };

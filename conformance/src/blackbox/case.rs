@@ -1,14 +1,15 @@
-//! The form in which cases are written down.
+//! The notation of cases.
 
 use super::context::Context;
 pub use crate::requirements::{Level, Profile};
 pub use suite::{Role, Tag};
 
-/// A case: how the target of one role takes one thing.
+/// A case: the reaction of the target of one role to one behaviour.
 pub type Case<'a, B> = suite::Case<Context<'a, B>>;
 
-/// A list of cases, in lines of: who is tested (`server`, `client` or `both`), the id, what the target is shown, what it
-/// has to make of it, the requirements, tags, and the body, a `fn(&Context<B>) -> Judged`.
+/// A list of cases. Each line has the tested role (`server`, `client` or `both`), the id, the
+/// behaviour shown to the target, the required reaction, the requirements, tags, and the body, a
+/// `fn(&Context<B>) -> Judged`.
 macro_rules! cases {
     ($($who:ident $id:expr, $intent:literal => $expectation:literal,
        [$($requirement:literal),+] $([$($tag:ident),+])?, $body:expr;)+) => {{
@@ -30,7 +31,7 @@ macro_rules! cases {
     }};
 }
 
-/// The roles that a line of `cases!` is for.
+/// Returns the roles of a line of `cases!`.
 pub(super) fn roles(who: &str) -> &'static [Role] {
     match who {
         "server" => &[Role::Server],

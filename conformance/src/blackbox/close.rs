@@ -59,12 +59,14 @@ fn quit<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(waits_for_its_reply(context), || "20 times".into())
 }
 
-/// The reply to QUIT finds no receive for a while: a server that waits for its arrival is still there then.
+/// The reply to QUIT finds no receive for a while. A server that waits for its arrival still exists
+/// then.
 fn waits_for_its_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const HELD: Duration = Duration::from_millis(60);
-    // No server need wait longer. A round that took longer says nothing: this machine may have been at something else.
+    // A server need not wait longer. A longer round shows nothing: this machine may have been busy.
     const SOON: Duration = Duration::from_millis(250);
-    // A server that stood still for as long as receives were held back looks as if it waited. It does not stand still each time.
+    // A server that stood still while receives were held back looks as if it had waited. It does
+    // not stand still each time.
     const TIMES: u32 = 5;
     let mut times = 0;
     let quit = command(&[b"QUIT"]);
@@ -78,14 +80,14 @@ fn waits_for_its_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         else {
             continue;
         };
-        // That took the only receive. One for each window more that the command needs.
+        // The command took the only receive. Post another for each further window that it needs.
         session.peer.post_receives(quit.len().div_ceil(windows.length.max(1) as usize) - 1);
         let begun = Instant::now();
         session.peer.send_bytes(&quit)?;
         let _end_or_not = session.listen_until(HELD, |peer| peer.has_left());
         let is_told = begun.elapsed() < SOON;
         if session.peer.has_left() {
-            // A registration that came before receives were held back left one for the reply.
+            // A registration from before receives were held back left one for the reply.
             let has_replied = session.peer.has_received();
             if is_told && !has_replied {
                 return Err(Stop::unmet("it left before its reply to QUIT had arrived"));
@@ -132,7 +134,7 @@ fn last_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(pass("10 times"))
 }
 
-/// Returns whether the key is there, or comes to be: the other connection may still be at work.
+/// Returns whether the key exists, now or soon: the other connection may still be at work.
 fn kept<B: Descriptors>(session: &mut Session<'_, B>, key: &str, patience: Duration) -> Result<bool, Stop> {
     let deadline = std::time::Instant::now() + patience.min(Duration::from_secs(2));
     loop {
@@ -199,7 +201,7 @@ fn together<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     context.open()?.unharmed()
 }
 
-/// The client is cut off, and must say so.
+/// Cuts the client off, which must report it.
 fn cut_off<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
     session.peer.disconnect()?;
     context.note(Teardown::Clean);
@@ -228,7 +230,7 @@ fn vanishes<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn registered_only<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // Its first command is under way by now, or finds the connection closed.
+    // Its first command is in flight by now, or finds the connection closed.
     if let Some(Incoming::Gone(_)) = session.peer.receive_within(Duration::ZERO)? {
         return Err(Stop::undecided("the client left first"));
     }

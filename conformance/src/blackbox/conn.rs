@@ -1,4 +1,4 @@
-//! Connections: how they come about, and what if not.
+//! Connections: how they are established, and what happens if not.
 
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ fn private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn no_private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let session = context.open()?;
     match session.peer.offered().map(|offered| offered.private_data.iter().any(|byte| *byte != 0)) {
-        // Zeros stand for none: a transport puts them behind what was given.
+        // Zeros stand for none: a transport appends them to the given data.
         Some(false) => session.unharmed(),
         Some(true) => {
             session.unharmed()?;
@@ -92,7 +92,7 @@ fn depths<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let params = session.peer.offered().map(|offered| offered.params);
     match params.map(|params| (params.responder_resources, params.initiator_depth)) {
         Some((1, 1)) => session.unharmed(),
-        // Each side's are the other's, crosswise.
+        // Each side's values are the other's, crosswise.
         Some((resources, depth)) => {
             session.unharmed()?;
             Err(Stop::unmet(format!(
@@ -104,7 +104,7 @@ fn depths<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn first_message<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // A server that can be held does not look at the connection meanwhile: its receives were posted before.
+    // A held server does not look at the connection meanwhile: its receives were posted before.
     let held = match context.role() {
         Role::Server => context.server()?.hold(),
         Role::Client => None,
@@ -112,7 +112,7 @@ fn first_message<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default())?;
     session.peer.message(Message::Keepalive)?;
     session.peer.register()?;
-    // Without a receive neither would be acknowledged.
+    // Without a receive, neither would be acknowledged.
     session.peer.settle()?;
     drop(held);
     session.peer.await_window()?;
@@ -129,8 +129,8 @@ fn withdrawn<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     until_a_keepalive(context)
 }
 
-/// The server serves another until its next keepalive is due: harm that it does itself in its own time shows by then, in the
-/// case that is the cause.
+/// The server serves another client until its next keepalive is due. Delayed damage to the server
+/// shows by then, in the case that caused it.
 pub(super) fn until_a_keepalive<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const DUE: Duration = Duration::from_millis(3500);
     let mut session = context.open()?;

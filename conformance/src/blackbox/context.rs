@@ -47,7 +47,7 @@ impl<B: Descriptors> Clone for Side<'_, B> {
 impl<B: Descriptors> Copy for Side<'_, B> {}
 
 impl<'a, B: Descriptors> Context<'a, B> {
-    /// Makes the context of one case.
+    /// Creates the context of one case.
     pub const fn new(backend: &'a B, patience: Duration, case: &'static str, side: Side<'a, B>) -> Self {
         Self {
             backend,
@@ -60,7 +60,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// The target.
+    /// Returns the target's role.
     pub const fn role(&self) -> Role {
         match self.side {
             Side::Server(_) => Role::Server,
@@ -68,7 +68,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// The server under test.
+    /// Returns the server under test.
     ///
     /// # Errors
     /// It is a client.
@@ -119,8 +119,8 @@ impl<'a, B: Descriptors> Context<'a, B> {
         Ok(session)
     }
 
-    /// Connects, and exchanges windows; those of the suite's peer lie at these places of its memory, each `(offset, length)`, one after
-    /// the other.
+    /// Connects, and exchanges windows. The suite's windows are at these places of its memory, each
+    /// `(offset, length)`, one after the other.
     ///
     /// # Errors
     /// There is no connection, or no window.
@@ -140,7 +140,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         let Side::Client(listener, clients) = self.side else {
             return Err(Stop::not_applicable("about clients only"));
         };
-        // A client of an earlier case may have asked once more.
+        // A client of an earlier case may have sent one more.
         while listener.request_within(Duration::ZERO)?.is_some() {}
         let mut client = clients.start(self.case, listener.address()?).map_err(Stop::broken)?;
         for _ in 0..clients.first() {
@@ -173,13 +173,13 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// Returns whether the client under test asks for one more connection, which it does not get.
+    /// Returns whether the client under test requests one more connection. It is not accepted.
     pub(super) fn is_asked_again(&self) -> Result<bool, Stop> {
         let Side::Client(listener, _) = self.side else { return Ok(false) };
         Ok(listener.request_within(Duration::ZERO)?.is_some())
     }
 
-    /// Serves a connection that does not count, until the client leaves it.
+    /// Serves a connection that does not count, until the client ends it.
     fn introduce(&self, listener: &Listener<B>) -> Result<(), Stop> {
         let mut peer = match listener.request_within(3 * self.patience)? {
             Some((id, _)) => listener.answer(id, Shape { patience: self.patience, ..Shape::default() })?,
@@ -200,7 +200,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// Notes how the connection ended; of several notes, the worst counts.
+    /// Records how the connection ended. The worst of several counts.
     pub(super) fn note(&self, teardown: Teardown) {
         let worst = self.teardown.get().map_or(teardown, |before| before.max(teardown));
         self.teardown.set(Some(worst));

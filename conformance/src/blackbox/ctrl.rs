@@ -1,4 +1,4 @@
-//! Control messages: how they are made, and what becomes of those that are none.
+//! Control messages: their encoding, and the handling of invalid ones.
 
 use intercept::trace::words;
 use rdma_conn::Descriptors;
@@ -79,7 +79,7 @@ fn reserved_zero<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn of_length<B: Descriptors>(context: &Context<'_, B>, length: usize) -> Judged {
     let mut session = context.open()?;
     let mut bytes = vec![0; length];
-    // What of it is there is a keepalive, which a target might take for one.
+    // The part that exists is a keepalive, which a target might accept.
     bytes.iter_mut().skip(1).take(1).for_each(|byte| *byte = 2);
     session.peer.send(&bytes)?;
     session.ends()
@@ -91,7 +91,7 @@ fn unknown<B: Descriptors>(context: &Context<'_, B>, opcode: u16) -> Judged {
     session.ends()
 }
 
-/// A message with all of its other bytes set to `fill`.
+/// Returns a message with all other bytes set to `fill`.
 fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     let mut bytes = [fill; MESSAGE_LEN];
     let [high, low] = opcode.0.to_be_bytes();
@@ -100,7 +100,8 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// Registers the peer's window with `fill` in the reserved bytes, and with an immediate if there is one.
+/// Registers the peer's window with `fill` in the reserved bytes, and with an immediate if there is
+/// one.
 fn disguised<B: Descriptors>(peer: &mut Peer<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);
@@ -132,7 +133,7 @@ fn reserved_in_question<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn with_immediate<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default())?;
-    // No number of bytes: SENDs are about messages.
+    // Not a number of bytes: the immediate of a SEND belongs to a message.
     disguised(&mut session.peer, Some(u32::MAX), 0)?;
     session.peer.send_immediate(&Message::Keepalive.encode(), 1)?;
     let ended = session.or_ends(|session| {
@@ -145,8 +146,9 @@ fn with_immediate<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(ended.unwrap_or_else(|| pass("takes them as messages")))
 }
 
-/// The immediate of a message is no number of bytes. A server that counts it reads that many bytes before they are written, or takes
-/// them for the beginning of the command after the next one: it is out of step from the second exchange on, whichever comes first.
+/// The immediate of a message is not a number of bytes. A server that counts it reads that many
+/// bytes before they are written, or reads them as the beginning of the command after the next one.
+/// From the second exchange on it is out of step, whichever comes first.
 fn not_counted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let ended = session.or_ends(|session| {
@@ -154,7 +156,7 @@ fn not_counted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         session.exchange()?;
         session.exchange().map(drop)
     })?;
-    // One that has answered has taken the message, and not ended the connection for it.
+    // A server that has answered has taken the message, and not ended the connection for it.
     ended.map_or_else(|| session.unharmed(), Ok)
 }
 

@@ -1,29 +1,30 @@
-//! The machine that a run was made on.
+//! The machine of a run.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Where the kernel lists RDMA devices.
+/// The kernel's folder of RDMA devices.
 pub const DEVICES: &str = "/sys/class/infiniband";
 
-/// Properties of a machine that can change the results of a run on it.
+/// Properties of a machine that can change a run's results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// The kernel's version and the processor's architecture.
     pub kernel: String,
     /// Processors that this program may use.
     pub processors: usize,
-    /// Processes that wanted a processor, on average over the last minute, as the run began.
+    /// The load average of the last minute at the start of the run.
     pub load: f32,
     /// RDMA devices, each with its driver and the state of its ports.
     pub devices: Vec<String>,
-    /// The files of librdmacm and libibverbs that were loaded: their last number but one is the version of rdma-core. Empty on softsim.
+    /// The loaded files of librdmacm and libibverbs. Their last number but one is the version of
+    /// rdma-core. Empty on softsim.
     pub libraries: Vec<String>,
 }
 
 impl Environment {
-    /// Looks at this machine. What cannot be seen is left empty.
+    /// Examines this machine. Unknown properties are left empty.
     #[must_use]
     pub fn here() -> Self {
         let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
@@ -38,7 +39,8 @@ impl Environment {
     }
 }
 
-/// Every device in a folder of the kernel's, with its driver and the state of each of its ports as the kernel names it.
+/// Lists the devices in a folder of the kernel's, each with its driver and the states of its ports
+/// in the kernel's words.
 pub fn devices(folder: &Path) -> Vec<String> {
     let told = |device: &PathBuf| {
         let ports = entries(&device.join("ports"));
@@ -46,7 +48,7 @@ pub fn devices(folder: &Path) -> Vec<String> {
             let state = std::fs::read_to_string(port.join("state")).unwrap_or_default();
             format!("port {} {}", name(port), state.trim())
         });
-        // One of software has no hardware, and so no driver there.
+        // A software device has no hardware, and so no driver there.
         let driver = device.join("device/driver").read_link().ok();
         let driver = driver.as_deref().map_or_else(|| "software".into(), name);
         let told: Vec<String> = std::iter::once(driver).chain(ports).collect();
@@ -66,7 +68,7 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The libraries of RDMA among what a process has mapped, `proc_pid_maps(5)`.
+/// Returns the RDMA libraries among a process's mappings, `proc_pid_maps(5)`.
 fn libraries(maps: &str) -> Vec<String> {
     let files =
         maps.lines().filter_map(|line| line.split_whitespace().nth(5)).map(|path| name(Path::new(path)));
@@ -89,7 +91,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<Environment>(&json).unwrap(), here);
     }
 
-    /// A device is named with its driver and the state of its ports.
+    /// A device is listed with its driver and the states of its ports.
     #[test]
     fn devices_are_named_with_their_ports() {
         let folder = std::env::temp_dir().join(format!("conformance-devices-{}", std::process::id()));

@@ -77,7 +77,7 @@ fn skipped<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn unprompted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     (0..20).try_for_each(|_| session.exchange().map(drop))?;
-    // A feature message would have been an error already.
+    // A feature message would already have been an error.
     session.listen(Duration::from_millis(100))?;
     session.unharmed()
 }
@@ -118,7 +118,7 @@ fn answer_and_window<B: Descriptors>(session: &mut Session<'_, B>, answer: Messa
     Ok(())
 }
 
-/// Says something in two parts, with a message in between.
+/// Sends bytes in two parts, with a message in between.
 fn in_between<B: Descriptors>(context: &Context<'_, B>, message: Message, answer: Option<Message>) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(100)?;
@@ -139,7 +139,7 @@ fn asked_mid_stream<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn burst<B: Descriptors>(context: &Context<'_, B>, questions: &[Message]) -> Judged {
     let mut session = context.open()?;
-    // No more at once than a server has receives for.
+    // At most as many at once as a server has receives for.
     for questions in questions.chunks(500) {
         session.peer.burst(questions)?;
         questions.iter().try_for_each(|question| session.expect_message(*question))?;
@@ -148,7 +148,7 @@ fn burst<B: Descriptors>(context: &Context<'_, B>, questions: &[Message]) -> Jud
 }
 
 fn asked_without_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // One receive, for the server's window; no answer ever finds one.
+    // One receive, for the server's window. No answer ever finds one.
     let mut session = context.connect(Shape::default().receives(1))?;
     session.peer.set_reposts(false);
     session.peer.handshake()?;
@@ -159,7 +159,8 @@ fn asked_without_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
             break;
         }
     }
-    // An acknowledged question has a receive, and may be read later: all of them are when the server answers the disconnect.
+    // An acknowledged question has a receive, and may be read later. All of them are read when the
+    // server answers the disconnect.
     session.dismiss()?;
     Ok(pass("2000 questions"))
 }
@@ -198,10 +199,11 @@ fn set_mid_stream<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // If it has asked, it has its answer; this is one more.
+    // If it has asked, it has its answer. This is one more.
     session.require_exchange(0)?;
     session.peer.message(get(0))?;
-    // A question that was under way meanwhile is answered by that: its own answer is then the one too many.
+    // This message answers a question that was in flight meanwhile. The question's own answer is
+    // then the one too many.
     for _ in 0..10 {
         match asks_or_ends(&mut session, context.patience)? {
             Some(select) => session.or_ends(|session| Ok(session.peer.message(get(select))?)).map(drop)?,
@@ -211,7 +213,8 @@ fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Err(Stop::undecided("the client asks again and again: any answer may be one to a question"))
 }
 
-/// Returns the next question; nothing if the client ends the connection, or asks none within `patience`.
+/// Returns the next question; `None` if the client ends the connection, or sends none within
+/// `patience`.
 fn asks_or_ends<B: Descriptors>(
     session: &mut Session<'_, B>,
     patience: Duration,
@@ -247,7 +250,7 @@ fn only_offered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     }
 }
 
-/// Waits for a question; nothing if the client talks without having asked.
+/// Waits for a question; `None` if the client sends commands without having asked.
 fn is_asked<B: Descriptors>(session: &mut Session<'_, B>) -> Result<Option<u16>, Stop> {
     session.peer.serves = false;
     loop {
@@ -267,7 +270,8 @@ fn is_asked<B: Descriptors>(session: &mut Session<'_, B>) -> Result<Option<u16>,
     }
 }
 
-/// Opens a session in which a client has asked, and has no answer yet. Returns what it has asked for.
+/// Opens a session in which a client has asked, and has no answer yet. Returns the question's
+/// `select`.
 fn asked<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, B>, u16), Stop> {
     let mut session = context.connect(Shape::default())?;
     session.peer.register()?;

@@ -1,4 +1,4 @@
-//! Flow control: room in windows, and what is counted against it.
+//! Flow control: room in windows, and notifications that count against it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::session::{
 use crate::tester::Shape;
 use suite::{Judged, Stop};
 
-/// The cases for which a client does many small commands, and whose ids tell it so.
+/// Cases for which a client sends many small commands. Their ids tell it so.
 pub(super) const UNHANDLED: &str = "flow.unhandled";
 pub(super) const ROOM_TO_ASK: &str = "flow.room-to-ask";
 
@@ -54,7 +54,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
 
 fn filled_to_the_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open_with((0..20).map(|exchange| (1000 * exchange, 37)).collect())?;
-    // With a gap at the end of a window, the suite's peer would wait for ever.
+    // With a gap at the end of a window, the suite's peer would wait forever.
     session.exchange_of(3000)?;
     session.unharmed()
 }
@@ -75,16 +75,17 @@ fn beyond<B: Descriptors>(context: &Context<'_, B>, immediate: u32) -> Judged {
     session.ends()
 }
 
-/// Fills what is left of a server's window with commands, and does not tell of them: one that takes an excess for bytes answers them.
+/// Fills the rest of a server's window with commands without notifying them. A server that takes an
+/// excess for bytes answers them.
 fn tempt<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
-    /// Longer windows are filled so far.
+    /// The most bytes to fill of a longer window.
     const MOST: usize = 1 << 20;
     const PIECE: usize = 60_000;
     if session.client_asks() {
         return Ok(());
     }
     let (mut to, room) = session.peer.room()?;
-    // The last is cut off: nothing of it is wrong, for a server that reads so far.
+    // The last command is cut off. A server that reads this far finds no mistake in it.
     let commands: Vec<u8> = b"PING\r\n".iter().copied().cycle().take((room as usize).min(MOST)).collect();
     for piece in commands.chunks(PIECE) {
         session.peer.write(to, piece)?;
@@ -105,7 +106,8 @@ fn wraps<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const WAIT: Duration = Duration::from_millis(1000);
-    // A server that polls takes all it can get, which on a busy machine is little; one that sleeps takes next to nothing.
+    // A server that busy-polls uses all processor time it can get, which is little on a busy
+    // machine. One that sleeps uses almost none.
     const QUIET: Duration = Duration::from_millis(125);
     let server = context.server()?;
     let Some(_) = server.processor_time() else {
@@ -125,10 +127,10 @@ fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(session.leave(), || format!("{used:?} in {WAIT:?}"))
 }
 
-/// Opens a session in which the target has filled the peer's window, which is not registered anew.
+/// Opens a session in which the target has filled the peer's window, which is not registered again.
 fn full<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, B>, Exchange), Stop> {
     let mut session = context.connect(Shape::default())?;
-    // Less than the first command of any client.
+    // Shorter than the first command of any client.
     session.peer.plan = vec![(0, 10)];
     session.be_brief();
     session.peer.drains = false;
@@ -146,7 +148,7 @@ fn full<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, 
     Ok((session, exchange))
 }
 
-/// The full window is given again.
+/// Registers the full window again.
 fn go_on<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
     session.peer.drains = true;
     Ok(session.peer.register()?)

@@ -1,7 +1,8 @@
-//! Hints: what was seen on the wire that may be why a case failed, in one line.
+//! Hints: observations on the wire that may explain a failed case, in one line.
 //!
-//! A reason says what the suite waited for and did not see. A hint says what the target did instead, from the recording of the suite's
-//! side: a field whose bytes are swapped, a window that is full, a question without an answer, the last thing before the end.
+//! A reason says what the suite expected and did not see. A hint says what the target did instead,
+//! from the recording of the suite's side: a field with swapped bytes, a full window, an unanswered
+//! question, the last event before the end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,17 +15,19 @@ use rdma_proto::wire::{MESSAGE_LEN, Message, Opcode, Window};
 use crate::requirements::Role;
 use crate::tester::{ENDED, REFUSED_REQUEST, SILENCE, UNACKNOWLEDGED, UNTOLD};
 
-/// What is said first of a client that stops, and of one that reports a failure.
+/// The first words about a client that stops, and about one that reports a failure.
 pub(super) const SILENT_CLIENT: &str = "the client said nothing more within ";
 pub(super) const NOT_CONTENT: &str = "the client was not content: ";
-/// What is said first of an attempt to connect that failed.
+/// The first words about a failed connection attempt.
 const NO_CONNECTION: &str = "no connection: ";
-/// Requests of the suite's that are told before an end: what the target does not take may have others behind it.
+/// How many of the suite's last requests are listed: there may be others after the one that the
+/// target does not accept.
 const LAST: usize = 3;
-/// A pause between two of them that is told.
+/// A pause between two of them that is mentioned.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Returns the hint for a case that failed for this reason, if there is one. `held` says whether the suite held a connection besides.
+/// Returns the hint for a case that failed for this reason, if there is one. `held` says whether
+/// the suite held another connection.
 #[must_use]
 pub fn of(recording: &Recording, role: Role, reason: &str, held: bool) -> Option<String> {
     let mut ends = BTreeMap::<u32, Facts>::new();
@@ -42,7 +45,7 @@ pub fn of(recording: &Recording, role: Role, reason: &str, held: bool) -> Option
             count => Some(format!("it took {count} connections before this one")),
         };
     }
-    // Of several connections it is not known which one the reason is about.
+    // With several connections, it is unknown which one the reason is about.
     let [facts] = &made[..] else { return None };
     facts
         .message()
@@ -62,31 +65,32 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What one connection of the suite's saw.
+/// The observations of one of the suite's connections.
 #[derive(Default)]
 struct Facts {
     is_made: bool,
-    /// Messages of the target that are none.
+    /// Invalid messages of the target.
     wrong: Vec<(u32, Vec<u8>)>,
-    /// Its windows, and the bytes that the suite told it of in the last.
+    /// The target's windows, and the bytes that the suite notified in the last.
     windows: Vec<Window>,
     used: Option<u64>,
-    /// Its immediates, with the bytes that they stand for.
+    /// The target's immediates, with their bytes.
     notified: Vec<(u32, Vec<u8>)>,
-    /// The window of the suite's that it writes to.
+    /// The suite's window that the target writes to.
     own: Option<Window>,
-    /// Questions for features of the suite's, and GetServerFeature messages of the target: their `select`.
+    /// `select` of the suite's questions for features, and of the target's GetServerFeature
+    /// messages.
     asked: Vec<u16>,
     answered: Vec<u16>,
-    /// What the suite posted: when, in words, and whether it needs a receive.
+    /// The suite's requests: time, description, and whether it needs a receive.
     posted: Vec<(u64, String, bool)>,
-    /// Immediates of the suite's.
+    /// The suite's immediates.
     told: Vec<u32>,
     direction: Direction,
-    /// Requests that were acknowledged.
+    /// Acknowledged requests.
     done: usize,
     failed: Option<CompletionStatus>,
-    /// The target was the first to disconnect.
+    /// The target disconnected first.
     left: bool,
     disconnects: bool,
     /// Entries are missing, so nothing can be counted.
@@ -152,7 +156,7 @@ impl Facts {
         }
     }
 
-    /// A message of the target that is none.
+    /// Describes an invalid message of the target.
     fn message(&self) -> Option<String> {
         let (len, bytes) = self.wrong.first()?;
         if bytes.starts_with(b"*") || bytes.starts_with(b"$") || bytes.starts_with(b"+") {
@@ -177,14 +181,14 @@ impl Facts {
         })
     }
 
-    /// A write of the target's that the suite's device refused.
+    /// Describes a write of the target that the suite's device refused.
     fn stray(&self) -> Option<String> {
         (self.failed == Some(CompletionStatus::LOC_ACCESS_ERR)).then(|| {
             "it wrote where the suite has no window: over its end, to another address, or by another region's key".into()
         })
     }
 
-    /// A window that cannot be what it says, or is not what the windows before were.
+    /// Describes an impossible window, or one that differs from earlier ones.
     fn window(&self, reason: &str) -> Option<String> {
         let Window { address, length, rkey } = *self.windows.last()?;
         let is_place = |address: u64| (4096..1 << 48).contains(&address);
@@ -216,7 +220,7 @@ impl Facts {
         })
     }
 
-    /// An immediate that is not the number of bytes that were written.
+    /// Describes an immediate that is not the number of written bytes.
     fn immediate(&self) -> Option<String> {
         let room = self.own?.length;
         self.notified.iter().find_map(|(count, bytes)| {
@@ -233,7 +237,7 @@ impl Facts {
         })
     }
 
-    /// Answers of a server to questions for features.
+    /// Describes a server's answers to questions for features.
     fn answers(&self, reason: &str) -> Option<String> {
         let (asked, answered) = (self.asked.len(), self.answered.len());
         let questions = counted(asked, "question");
@@ -254,7 +258,8 @@ impl Facts {
         Some(format!("an answer repeats the select of its question: {asked} was asked, {answered} answered"))
     }
 
-    /// What the suite did last before the target stopped, ended the connection or had no receive.
+    /// Describes the suite's last action before the target stopped, ended the connection or had no
+    /// receive.
     fn wait(&self, reason: &str) -> Option<String> {
         let is_silent = reason.contains(SILENCE) || reason.contains(SILENT_CLIENT);
         if is_silent && self.windows.is_empty() {
@@ -280,7 +285,7 @@ impl Facts {
         if self.left && (reason.contains(ENDED) || reason.contains(NOT_CONTENT)) {
             return self.last().map(|last| format!("{ENDED_AFTER}{last}"));
         }
-        // Where bytes came and no immediate did, that was told.
+        // If bytes came without an immediate, the reason says so.
         if is_silent && !reason.contains(UNTOLD) {
             let (least, most) = (self.told.iter().min()?, self.told.iter().max()?);
             let range = if least == most { most.to_string() } else { format!("{least} to {most}") };
@@ -289,7 +294,7 @@ impl Facts {
         None
     }
 
-    /// The last requests of the suite's, in words.
+    /// Describes the suite's last requests.
     fn last(&self) -> Option<String> {
         let last = self.posted.get(self.posted.len().saturating_sub(LAST)..)?;
         let (begin, first, _) = last.first()?;
@@ -306,23 +311,23 @@ impl Facts {
     }
 }
 
-/// A request without what is not needed to know it: keys, unless there is something wrong with it.
+/// Shortens the description of a request: omits keys, unless they are the mistake.
 fn short(text: &str) -> &str {
     text.split_once(", rkey").filter(|(_, end)| !end.contains('[')).map_or(text, |(start, _)| start)
 }
 
-/// Hints that tell of the place where it showed, which is another in each case.
+/// Hints that describe the place of a failure, which differs between cases.
 const ENDED_AFTER: &str = "it ended the connection after ";
 const NOTHING_AFTER: &str = "nothing came after ";
 
-/// Returns whether a hint tells of the place where a failure showed: failures of one cause differ in it.
+/// Returns whether a hint describes the place of a failure. Failures of one cause differ in it.
 #[must_use]
 pub fn is_about_the_place(hint: &str) -> bool {
     [ENDED_AFTER, NOTHING_AFTER].iter().any(|start| hint.starts_with(start))
 }
 
-/// Returns what two failures of one cause have in common: a reason or a hint without its numbers, and without what is said of the
-/// neighbour and of new connections.
+/// Returns the common part of failures of one cause: a reason or a hint without its numbers, and
+/// without the words about the neighbour and new connections.
 #[must_use]
 pub fn cause(text: &str) -> String {
     let text = text.split_once(NEIGHBOUR).map_or(text, |(start, _)| start);
@@ -330,7 +335,7 @@ pub fn cause(text: &str) -> String {
     without_numbers(text)
 }
 
-/// Returns a text with one sign for each number in it.
+/// Returns a text with each number replaced by one sign.
 #[must_use]
 pub fn without_numbers(text: &str) -> String {
     let mut cause = String::new();
@@ -349,7 +354,7 @@ pub fn without_numbers(text: &str) -> String {
     cause
 }
 
-/// What is said before the reason why a neighbour, or a new connection, is not served.
+/// The words before the reason why a neighbour, or a new connection, is not served.
 pub(super) const NEIGHBOUR: &str = "; the neighbour, connected before, is no longer served";
 pub(super) const NEWCOMER: &str = "; a new connection is not served";
 
@@ -454,7 +459,7 @@ mod tests {
         says_so(&ended, entries(), "after WRITE 20 bytes at 0 of 65536, imm 20, then Keepalive");
         let told = hint(&format!("{SILENCE}1s; 20 {UNTOLD}"), vec![registers(WINDOW), writes(20)]);
         assert_eq!(told, None);
-        // Not where the suite disconnected first.
+        // Not if the suite disconnected first.
         let mut entries = entries();
         entries.insert(3, EntryKind::Called { call: "disconnect".into() });
         assert_eq!(hint(&ended, entries), None);

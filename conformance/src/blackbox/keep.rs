@@ -15,7 +15,7 @@ use suite::{Judged, Stop};
 
 /// How often a server sends a keepalive.
 const EVERY: Duration = Duration::from_secs(3);
-/// The case for which a client is idle, and whose id tells it so.
+/// The case for which a client is idle. Its id tells it so.
 pub(super) const IDLE: &str = "keep.idle";
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
@@ -53,20 +53,20 @@ fn unanswered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     session.peer.burst(&[Message::Keepalive; 100])?;
     session.exchange()?;
     session.listen(Duration::from_millis(100))?;
-    // A server's own, one every three seconds, may be among what came.
+    // The server's own keepalive, every three seconds, may be among the received ones.
     match session.peer.seen.count(Opcode::KEEPALIVE) {
         0..=5 => session.unharmed(),
         count => Err(Stop::unmet(format!("{count} keepalives came in answer to 100"))),
     }
 }
 
-/// So many times 500 keepalives.
+/// Sends `rounds` times 500 keepalives.
 pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize) -> Judged {
     let mut session = context.open()?;
     for _ in 0..rounds {
         session.peer.burst(&[Message::Keepalive; 500])?;
         session.peer.settle()?;
-        // Handled, and not only received: the next may come.
+        // Handled, not only received: the next ones may come.
         if !session.exchange()? {
             break;
         }
@@ -75,7 +75,8 @@ pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize
 }
 
 fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // A server may pause, and so may the whole machine: what passes while the suite itself stands still does not count.
+    // A server may pause, and so may the whole machine. Time in which the suite itself stands still
+    // does not count.
     const SLICE: Duration = Duration::from_millis(100);
     let most = 2 * EVERY + context.patience;
     let mut session = context.open()?;
@@ -101,7 +102,7 @@ fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn idle<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    /// More than the receives that everybody has.
+    /// More than the usual number of receives.
     const CROWD: usize = 1500;
     let mut session = context.open()?;
     while !session.is_idle() {
@@ -124,8 +125,8 @@ fn idle<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn vanished<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // A client that sends its second command has said all that it had to say about the connection: with something of it on the way, its
-    // device would notice, whatever the client does.
+    // A client that sends its second command has sent all control messages of the beginning. With
+    // one of them in flight, its device would notice, whatever the client does.
     session.exchange()?;
     session.require_exchange(0)?;
     session.peer.lose_queue_pair();

@@ -1,4 +1,4 @@
-//! Windows: those of the target, and those that the suite's peer registers.
+//! Windows: the target's, and those of the suite's peer.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ fn length_stays<B: Descriptors>(context: &Context<'_, B>) -> Judged {
             )));
         }
     }
-    // A window that differs was booked as a breach.
+    // A differing window was recorded as a breach.
     told(session.unharmed(), || format!("{wanted} windows of {} bytes", first.length))
 }
 
@@ -138,7 +138,8 @@ fn not_before_full<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 /// Returns a SET of `length` bytes.
 fn filling(length: usize) -> Option<Vec<u8>> {
-    // Where the length of the value gets a digit more, one length of the command is left out: another key has it.
+    // At the length where the value's length gets another digit, no command fits. Another key has
+    // it.
     [&b"conformance:mem"[..], b"conformance:mem:"].into_iter().find_map(|key| {
         let around = command(&[b"SET", key, b""]).len() - 1;
         let of_digits = |digits: usize| Some(vec![b'x'; length.checked_sub(around + digits)?]);
@@ -157,7 +158,7 @@ fn written_from_start<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         session.peer.send_bytes(&exchange.send)?;
         session.expect_reply(&exchange)?;
     }
-    // A full window stays as it is until the target has been judged by it.
+    // A full window stays unchanged until the target has been judged by it.
     session.peer.drains = false;
     let taken = covered(&mut session, 101)?;
     session.peer.drains = true;
@@ -170,8 +171,9 @@ fn written_from_start<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(session.unharmed(), || format!("{taken} bytes, and nothing behind them"))
 }
 
-/// Waits until what was written to the window at `offset` is notified, and returns the number of bytes. A target may have written more
-/// than it has notified so far; a client need not wait for its reply.
+/// Waits until bytes written to the window at `offset` are notified, and returns their number. A
+/// target may have written more than it has notified so far, and a client need not wait for its
+/// reply.
 fn covered<B: Descriptors>(session: &mut Session<'_, B>, offset: usize) -> Result<u32, Stop> {
     loop {
         let written = session.peer.painted_to(0xee).saturating_sub(offset);
@@ -187,7 +189,7 @@ fn covered<B: Descriptors>(session: &mut Session<'_, B>, offset: usize) -> Resul
 }
 
 fn early_registration<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // A server that can be held has not even seen that the connection is established.
+    // A held server has not even seen that the connection is established.
     let held = context.server()?.hold();
     let mut session = context.connect(Shape::default())?;
     session.peer.register()?;
@@ -201,7 +203,7 @@ fn windows<B: Descriptors>(context: &Context<'_, B>, payload: usize, plan: Vec<(
     windows_in(context, 64 << 10, payload, plan)
 }
 
-/// The target says something through windows as planned, in a memory of `memory` bytes.
+/// Lets the target send through windows as planned, in a memory of `memory` bytes.
 fn windows_in<B: Descriptors>(
     context: &Context<'_, B>,
     memory: u32,
@@ -218,10 +220,10 @@ fn windows_in<B: Descriptors>(
     session.unharmed()
 }
 
-/// As a client that has a value written where it belongs.
+/// Behaves like a client whose values land in its own memory.
 fn landing<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const ORDINARY: u32 = 64 << 10;
-    // A value begins anywhere.
+    // A value begins at any offset.
     const WINDOW: u32 = 8192;
     let places: Vec<u32> = (0..6).map(|window| ORDINARY + 13 + window * WINDOW).collect();
     let mut session = context.connect(Shape::default().window(ORDINARY))?;
@@ -242,7 +244,7 @@ fn other_length<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(ended.map_or_else(|| pass("goes on"), |ended| lenient(ended.note)))
 }
 
-/// Has the target write something, whatever becomes of it.
+/// Makes the target write something, whatever the result.
 fn provoke<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
     if !session.client_asks() {
         session.peer.send_bytes(b"PING\r\n")?;
@@ -264,7 +266,7 @@ fn of_4_gib<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let window = Window { length: u32::MAX, ..session.peer.own_window() };
     session.peer.message(Message::RegisterXferMemory(window))?;
-    // When the server looks at it is its own affair: it is watched until it has ended the connection.
+    // The server may handle it at any time. It is watched until it has ended the connection.
     let ended = session.ends_watched(|| {
         let now = held();
         if now.zip(most).is_none_or(|(now, most)| now.pinned_kib() > most.pinned_kib()) {
@@ -295,7 +297,7 @@ fn twice<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn one_byte_left<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // The reply to PING is 7 bytes long; a client is given room for its first command and more.
+    // The reply to PING is 7 bytes long. A client gets room for its first command and more.
     let length = if context.role() == Role::Client { 64 << 10 } else { 8 };
     let mut session = context.open_with(vec![(0, length)])?;
     if session.client_asks() {
@@ -311,7 +313,7 @@ fn one_byte_left<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn flood<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let again = session.peer.registration();
-    // It may be over before all are sent.
+    // The connection may end before all are sent.
     if session.peer.burst(&[again; 1000]).is_err() {
         return told(session.ends(), || "before all were sent".into());
     }
@@ -323,7 +325,7 @@ fn flood<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 mod tests {
     use super::filling;
 
-    /// There is a command for every window that a case can fill, whatever its length.
+    /// For every window that a case can fill, there is a command of its length.
     #[test]
     fn a_command_fills_any_window() {
         let around = [1_000, 10_000, 100_000, 1_000_000, 1 << 10, 1 << 16, 1 << 20, 16 << 20];

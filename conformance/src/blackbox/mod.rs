@@ -1,12 +1,13 @@
-//! The suite for any implementation: it judges what a peer can see, on the wire and in RESP, and nothing else.
+//! The suite for any implementation. It judges only what a peer can see, on the wire and in RESP.
 //!
-//! A case ([`case::Case`]) has an id, says which requirements it is about and what it expects, and works on a
-//! [`context::Context`]: a [`Peer`](crate::tester::Peer), correct but for the one thing the case is about, and
-//! the target it meets, a server that the peer connects to or a client that connects to the peer. Most bodies
-//! serve both roles: what differs is how bytes are got out of the target ([`session::Session`]).
+//! A case ([`case::Case`]) has an id, requirements and an expectation, and works on a
+//! [`context::Context`]: a [`Peer`](crate::tester::Peer), correct but for the case's point, and
+//! the target, a server that the peer connects to or a client that connects to the peer. Most
+//! bodies serve both roles. They differ in how the target is made to send bytes
+//! ([`session::Session`]).
 //!
-//! Around every case [`run`] watches the rules that can be watched in all of them, a bystander that was connected before,
-//! and whether the target is still there.
+//! Around every case [`run`] checks the rules that apply to all of them, a bystander that was
+//! connected before, and whether the target is still there.
 
 #[macro_use]
 pub mod case;

@@ -13,18 +13,18 @@ use super::keep::IDLE;
 use super::target::{Exit, Running, TargetClients, TargetServer};
 use crate::resources::ProcessResources;
 
-/// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
+/// The exit status of a client that cannot do what a case needs, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
-/// Bytes that are kept of what a process prints.
+/// The most bytes kept of a process's output.
 const LAST_LINES: usize = 300;
 
 /// A process, ended when this is dropped.
 struct Process {
     child: Child,
     ended: Option<ExitStatus>,
-    /// The end of what it has printed so far, on stdout and stderr.
+    /// The end of its output so far, on stdout and stderr.
     lines: Arc<Mutex<Vec<u8>>>,
-    /// Reads that until the end, so that the process is never kept waiting.
+    /// Reads the output until its end, so that the process is never blocked.
     listener: JoinHandle<()>,
 }
 
@@ -35,14 +35,14 @@ impl Process {
             .replace("{host}", &address.ip().to_string())
             .replace("{port}", &address.port().to_string());
         let told = |error| format!("`{command}` does not start: {error}");
-        // One pipe for both, so that what it prints stays in order.
+        // One pipe for both, so that the output stays in order.
         let (printed, out) = std::io::pipe().map_err(told)?;
         let error = out.try_clone().map_err(told)?;
         let child = Command::new("sh")
-            // Without a shell in between whose end would hide how the program ended.
+            // Without a shell in between, whose end would hide how the program ended.
             .args(["-c", &format!("exec {command}")])
             .env("CONFORMANCE_CASE", case)
-            // A client that is idle waits for its end.
+            // An idle client waits for the end of its stdin.
             .stdin(if case == IDLE { Stdio::piped() } else { Stdio::null() })
             .stdout(out)
             .stderr(error)
@@ -59,7 +59,7 @@ impl Process {
     fn ended(&mut self, patience: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + patience;
         while self.ended.is_none() {
-            // The only error is a process that is no more, which cannot be.
+            // The only error would be a missing process, which is impossible.
             self.ended = self.child.try_wait().ok().flatten();
             if self.ended.is_none() {
                 if Instant::now() >= deadline {
@@ -71,10 +71,10 @@ impl Process {
         self.ended
     }
 
-    /// Returns how it ended, and its last lines.
+    /// Describes how it ended, with its last lines.
     fn told(&self, status: ExitStatus) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
-        // A child of its own may hold the pipe open for ever.
+        // A child process may hold the pipe open forever.
         while !self.listener.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -82,14 +82,14 @@ impl Process {
         if lines.is_empty() { status.to_string() } else { format!("{status}: {lines}") }
     }
 
-    /// The last of what it has printed so far.
+    /// Returns the last lines of its output so far.
     fn last_lines(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&lines).trim().to_string()
     }
 }
 
-/// Keeps the end of what comes.
+/// Keeps the end of the output.
 fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {
     let mut chunk = [0; 4096];
     while let Ok(read @ 1..) = output.read(&mut chunk) {
@@ -103,7 +103,7 @@ fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.ended(Duration::ZERO).is_none() {
-            // It may end by itself just now.
+            // It may be ending by itself.
             let _ended = self.child.kill();
             let _reaped = self.child.wait();
         }
@@ -114,7 +114,7 @@ impl Drop for Process {
 pub struct ExecClients {
     /// The shell command.
     pub command: String,
-    /// Returns the number of connections that it makes before the one that is tested.
+    /// The number of connections that it makes before the tested one.
     pub first: u32,
 }
 
@@ -159,7 +159,7 @@ impl Running for ExecClient {
     }
 }
 
-/// A client under test that somebody else starts, again and again.
+/// A client under test that another program starts repeatedly.
 pub struct AwaitedClients;
 
 impl TargetClients for AwaitedClients {
@@ -172,7 +172,7 @@ struct AwaitedClient;
 
 impl Running for AwaitedClient {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
-        // Time for whatever it has to do before it comes again.
+        // Time for its work before it comes again.
         std::thread::sleep(patience.min(Duration::from_millis(50)));
         None
     }
@@ -182,7 +182,7 @@ impl Running for AwaitedClient {
     }
 }
 
-/// A server under test that runs already.
+/// A running server under test.
 pub struct RunningServer {
     /// Where it listens.
     pub address: SocketAddr,
@@ -210,11 +210,11 @@ impl TargetServer for RunningServer {
     }
 }
 
-/// A server under test that is started here, and again when it is gone.
+/// A server under test that is started here, and restarted when it has ended.
 pub struct ExecServer {
     command: String,
     ip: IpAddr,
-    /// The next port: one that was just in use may not be free yet.
+    /// The next port: a port that was just in use may not be free yet.
     port: Cell<u16>,
     process: RefCell<Process>,
 }
@@ -250,7 +250,7 @@ impl TargetServer for ExecServer {
     }
 
     fn restart(&self) -> Result<bool, String> {
-        // Two numbers on: a server may use the one beside its own.
+        // Two numbers further: a server may use the next port, too.
         self.port.set(self.port.get().checked_add(2).ok_or("no ports are left to start it on")?);
         self.process.replace(Process::start(&self.command, self.address(), "")?);
         Ok(true)
@@ -262,8 +262,8 @@ impl TargetServer for ExecServer {
 
     fn processor_time(&self) -> Option<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
-        // After the name, which is in brackets and may hold anything: state is the third field, utime and stime the 14th
-        // and 15th, in ticks of which Linux counts 100 a second for everybody.
+        // The name, in brackets, may contain anything. After it, state is the third field, utime
+        // and stime the 14th and 15th, in ticks, of which Linux always counts 100 a second.
         let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
         let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
         let ticks = ticks(14)?.checked_add(ticks(15)?)?;

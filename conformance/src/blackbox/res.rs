@@ -1,4 +1,4 @@
-//! Resources: what is kept, what is given back, and what others do not notice.
+//! Resources: what a target keeps and releases, and what other clients do not notice.
 
 use std::time::{Duration, Instant};
 
@@ -42,8 +42,9 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
 }
 
 fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // Most devices that find no receive come again for ever (the target's own choice, VR-CONN-004), and sooner or later find one. What
-    // counts is what is acknowledged while the server posts none.
+    // Most devices that find no receive retry forever (the target's own choice, VR-CONN-004), and
+    // sooner or later find one. The number of acknowledged messages while the server posts none is
+    // what counts.
     if let Some(held) = context.server()?.hold() {
         let mut session = context.connect(crowd())?;
         session.peer.burst(&[Message::Keepalive; CROWD])?;
@@ -60,7 +61,7 @@ fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for seconds in [1, 3, 10] {
         match found_while_asleep(context, seconds)? {
             Found::All(session) => return told(session.unharmed(), || format!("{CROWD} at once")),
-            // A slow machine comes so far one time, and so far another.
+            // A slow machine reaches different counts.
             Found::Only(found) if found > 0 && before == Some(found) => {
                 return Err(Stop::unmet(format!(
                     "{found} of {CROWD} keepalives found a receive while the server was busy"
@@ -72,10 +73,10 @@ fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Err(Stop::undecided("this machine is too slow for a server that is busy for 10 s"))
 }
 
-/// Keepalives at once.
+/// Keepalives sent at once.
 const CROWD: usize = 1000;
 
-/// A peer that can send so many.
+/// Returns a peer that can send so many.
 fn crowd() -> Shape {
     Shape { sends: 2048, ..Shape::default() }
 }
@@ -86,7 +87,8 @@ enum Found<'a, B: Descriptors> {
     Only(usize),
 }
 
-/// Has the server sleep for some seconds; one with one thread serves no connection meanwhile, and posts no receive.
+/// Makes the server sleep for some seconds. A server with one thread serves no connection
+/// meanwhile, and posts no receive.
 fn found_while_asleep<'a, B: Descriptors>(
     context: &'a Context<'a, B>,
     seconds: u64,
@@ -99,7 +101,7 @@ fn found_while_asleep<'a, B: Descriptors>(
     session.peer.burst(&[Message::Keepalive; CROWD])?;
     let mut found = 0;
     while found < CROWD && !holder.peer.has_received() {
-        // As seen before the look for the reply: behind that the server may be at work again.
+        // Counted before polling for the reply: after that the server may be at work again.
         found = CROWD.saturating_sub(session.peer.outstanding());
         holder.listen(Duration::ZERO)?;
         session.listen(Duration::from_millis(5))?;
@@ -124,7 +126,7 @@ fn nothing_left<B: Descriptors>(context: &Context<'_, B>, in_order: bool) -> Jud
         session.exchange()?;
         if in_order { session.leave().map(drop) } else { Ok(()) }
     };
-    // Once before counting, for what a process opens only once.
+    // Once before counting, for resources that a process opens only once.
     cycle()?;
     if server.held().is_none() {
         return Err(Stop::not_applicable("the server's process cannot be seen from here (--exec shows it)"));
@@ -155,7 +157,7 @@ fn never_registers<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     waits_or_ends(context, session)
 }
 
-/// Lets the server wait or end the connection; meanwhile it must serve others.
+/// Lets the server wait or end the connection. Meanwhile it must serve others.
 fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
     let judged = context.open()?.unharmed();
     session.lasts();
@@ -178,15 +180,15 @@ fn never_reposts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     waits_or_ends(context, session)
 }
 
-/// Sends as much as the server takes: it may leave the rest where it is, or end the connection. Returns whether it took all. Rules that it
-/// broke meanwhile are noted as in every case.
+/// Sends as much as the server takes. It may leave the rest unread, or end the connection. Returns
+/// whether it took all. Broken rules are recorded as in every case.
 fn presses<B: Descriptors>(session: &mut Session<'_, B>, bytes: &[u8]) -> bool {
     session.peer.send_bytes(bytes).is_ok()
 }
 
 fn never_polls<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // What the server answers is longer than the window.
+    // The server's answers are longer than the window.
     presses(&mut session, &b"PING\r\n".repeat(10_000));
     waits_or_ends(context, session)
 }

@@ -8,10 +8,10 @@ use crate::workload::Entry;
 use kv_store as resp;
 use kv_store::Store;
 
-/// Keys of this form have values of that many bytes from the beginning, so that a client can ask for long replies.
+/// Keys of this form have values of that many bytes, so that a client can request long replies.
 const MADE_UP: &str = "conformance:bytes:";
 
-/// Takes commands and makes replies.
+/// Takes commands and returns replies.
 #[derive(Default)]
 pub struct Responder {
     store: Store,
@@ -56,7 +56,7 @@ impl Responder {
     }
 }
 
-/// Returns whether the command is the last of a client that is idle from now on: `ECHO idle`.
+/// Returns whether the command is the last one before a client is idle: `ECHO idle`.
 fn is_idle(command: &Frame) -> bool {
     let Frame::Array(Some(words)) = command else { return false };
     matches!(&words[..], [Frame::BulkString(Some(name)), Frame::BulkString(Some(word))]

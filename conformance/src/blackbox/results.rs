@@ -1,4 +1,4 @@
-//! The results of a run, as a file holds them.
+//! The results of a run, as stored in a file.
 
 use std::fmt;
 use std::path::Path;
@@ -24,13 +24,13 @@ pub struct Run {
     pub target: Target,
     /// The suite.
     pub suite: Suite,
-    /// The command line that it was run with, behind the program's name.
+    /// The command line, after the program's name.
     pub arguments: Vec<String>,
     /// Seconds since 1970 at the start.
     pub begun: u64,
-    /// How long it took, in seconds.
+    /// Its duration in seconds.
     pub took: f64,
-    /// The machine that it was made on.
+    /// The machine of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<Environment>,
     /// The results of the cases.
@@ -46,11 +46,11 @@ pub struct Run {
 pub enum Teardown {
     /// With a disconnect that the other side answered.
     Clean,
-    /// Without: its queue pair failed, or the disconnect was never answered.
+    /// Without one: its queue pair failed, or the disconnect was never answered.
     Unclean,
-    /// The target left where it had no reason to.
+    /// The target disconnected without a reason.
     WrongSide,
-    /// The target still holds what belonged to it.
+    /// The target still holds resources of the connection.
     Leaked,
     /// The target's process ended.
     Crashed,
@@ -69,18 +69,19 @@ impl Teardown {
     }
 }
 
-/// Cases of which a published run keeps back everything but how many they are.
+/// The numbers of withheld cases in a published run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
     /// The cases that brought the target down or harmed others.
     pub harmed: Count,
-    /// The cases that passed, if any came to harm: listed, they would give the others away. Else those that may do harm.
+    /// The cases that passed, if any did harm: a list of them would reveal the others. Otherwise
+    /// those that may do harm.
     pub passed: Count,
-    /// The cases that were not run because the target was gone, the first of which follows the case that took it away, and those that may
-    /// do harm and decided nothing.
+    /// The cases that were not run because the target was gone (the first of these follows the case
+    /// that ended it), and undecided cases that may do harm.
     #[serde(default)]
     pub untried: Count,
-    /// Why the harm was expected, if all of it was.
+    /// The reason for which the harm was expected, if all of it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
 }
@@ -88,9 +89,9 @@ pub struct Withheld {
 /// A number of cases of each profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// About the wire contract.
+    /// Cases of the wire contract.
     pub wire: usize,
-    /// About the hardening profile.
+    /// Cases of the hardening profile.
     pub hardened: usize,
 }
 
@@ -117,7 +118,7 @@ impl Count {
     }
 }
 
-/// How many cases of a profile passed, of those that were decided.
+/// How many cases of a profile passed, among the decided ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Score {
     /// The profile.
@@ -139,7 +140,7 @@ impl fmt::Display for Score {
 pub struct Target {
     /// Its name and version, as given on the command line.
     pub name: String,
-    /// The side that it was.
+    /// The tested side.
     pub role: Role,
     /// How it was reached or started.
     pub how: String,
@@ -147,12 +148,12 @@ pub struct Target {
     pub backend: String,
 }
 
-/// The suite that tested.
+/// The suite.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Suite {
     /// The version of this program.
     pub version: String,
-    /// How many requirements it knows.
+    /// The number of its requirements.
     pub requirements: usize,
 }
 
@@ -161,13 +162,13 @@ pub struct Suite {
 pub struct CaseResult {
     /// The case.
     pub id: String,
-    /// The behaviour that the target was shown.
+    /// The behaviour shown to the target.
     pub intent: String,
-    /// The reaction that is required of the target.
+    /// The required reaction of the target.
     pub expectation: String,
-    /// The requirements that it is about.
+    /// The case's requirements.
     pub requirements: Vec<String>,
-    /// How binding the first of them is.
+    /// The level of the first of them.
     pub level: Level,
     /// The purpose of the first of them.
     pub profile: Profile,
@@ -178,12 +179,12 @@ pub struct CaseResult {
     /// How the connection ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teardown: Option<Teardown>,
-    /// The cause of a verdict that is no pass.
+    /// The cause of a verdict other than a pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// The observation on which the verdict rests.
+    /// The observation behind the verdict.
     pub reason: String,
-    /// What was seen on the wire that may be why it failed.
+    /// An observation on the wire that may explain the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Why the failure was expected, if it was.
@@ -191,7 +192,7 @@ pub struct CaseResult {
     pub expected: Option<String>,
     /// In seconds.
     pub took: f64,
-    /// How to run it again.
+    /// The command that repeats it.
     pub repro: String,
     /// The work requests and messages of the connection, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,12 +210,13 @@ impl Run {
         self.results.iter().filter(|result| result.verdict == verdict).count() + withheld
     }
 
-    /// Returns the number of cases that brought the target down or harmed others, and are not listed.
+    /// Returns the number of cases that brought the target down or harmed others, and are not
+    /// listed.
     pub fn withheld(&self) -> usize {
         self.withheld.as_ref().map_or(0, |withheld| withheld.harmed.total())
     }
 
-    /// Returns what a page says of cases that it does not list.
+    /// Returns a page's words about cases that it does not list.
     pub fn says_of_withheld(&self) -> Option<&'static str> {
         self.withheld.as_ref().map(|withheld| {
             if withheld.harmed.total() == 0 {
@@ -226,7 +228,8 @@ impl Run {
         })
     }
 
-    /// Returns what is to be said of withheld cases that nothing excuses: the run has failed, whatever is listed.
+    /// Returns the words about withheld cases that nothing excuses. The run has failed then,
+    /// whatever is listed.
     pub fn unexcused(&self) -> Option<String> {
         let unexcused = self
             .withheld
@@ -236,8 +239,9 @@ impl Run {
             .then(|| format!("{} cases withheld: they bring the target down or harm others", self.withheld()))
     }
 
-    /// Takes out everything by which it could be told which cases brought the target down or harmed others. Cases that may do so are
-    /// listed for no target, also where they passed: so a list that lacks one says nothing.
+    /// Removes everything that could reveal which cases brought the target down or harmed others.
+    /// Cases that may do so are not listed for any target, even if they passed. So a missing case
+    /// reveals nothing.
     pub fn withhold(&mut self) {
         let is_harmed = self.results.iter().any(CaseResult::is_harm);
         let passed = |result: &CaseResult| {
@@ -263,11 +267,11 @@ impl Run {
         }
         self.results.retain(listed);
         self.withheld = Some(withheld);
-        // A run of one case would be named by its command line.
+        // The command line would name the case of a run of one case.
         self.arguments = without(&self.arguments, &["--select", "--skip"]);
     }
 
-    /// Its counts in one line, those that are zero left out.
+    /// Returns its counts in one line, without those that are zero.
     pub fn summary(&self) -> String {
         let counts: Vec<String> = Verdict::ALL
             .into_iter()
@@ -284,7 +288,8 @@ impl Run {
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
     }
 
-    /// Returns the score of each profile among the decided cases, the wire contract first. Withheld cases are counted.
+    /// Returns the score of each profile among the decided cases, the wire contract first. Includes
+    /// withheld cases.
     pub fn scores(&self) -> [Score; 2] {
         let withheld = self.withheld.as_ref();
         Profile::ALL.map(|profile| {
@@ -304,7 +309,7 @@ impl Run {
         self.results.iter().filter(move |result| result.profile == profile)
     }
 
-    /// Returns whether it was ended before its end.
+    /// Returns whether it was interrupted.
     pub fn is_interrupted(&self) -> bool {
         self.results.iter().any(|result| result.reason == INTERRUPTED)
     }
@@ -340,7 +345,7 @@ impl Run {
     pub fn read(file: &Path) -> Result<Self, String> {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
         let text = std::fs::read_to_string(file).map_err(|error| told(&error))?;
-        // Before the rest, which another format has otherwise.
+        // Read before the rest, which differs in another format.
         #[derive(Deserialize)]
         struct Head {
             format: u32,
@@ -377,16 +382,18 @@ pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
     left
 }
 
-/// What the reason of a case begins with that was not run because the target was gone. The case that took it away follows.
+/// The beginning of the reason of a case that was not run because the target was gone. The case
+/// that ended it follows.
 pub(super) const GONE_SINCE: &str = "the target is gone since ";
 
-/// What the reason of a case begins with that was not run because the first case of all failed. Why it did follows.
+/// The beginning of the reason of a case that was not run because the first case failed. The cause
+/// follows.
 pub(super) const UNPROBED: &str = "conn.plain failed: ";
 
 /// The reason of a case that was not run because the run was interrupted.
 pub(super) const INTERRUPTED: &str = "the run was interrupted";
 
-/// Lines of a timeline that are shown where there is no room for all of it.
+/// Lines of a timeline that are shown if there is no room for all of it.
 const LAST_LINES: usize = 6;
 
 impl CaseResult {
@@ -398,18 +405,18 @@ impl CaseResult {
         }
     }
 
-    /// Returns what failures of one cause have in common.
+    /// Returns the common part of failures of one cause.
     pub fn cause_in_words(&self) -> String {
         let hint = self.hint.as_deref().filter(|hint| !hints::is_about_the_place(hint));
         hints::cause(hint.unwrap_or(&self.reason))
     }
 
-    /// Returns the last lines of the timeline: what happened on the wire before the case was given up.
+    /// Returns the last lines of the timeline: the events on the wire before the case was given up.
     pub fn last_on_the_wire(&self) -> Vec<String> {
         self.timeline.as_deref().map(|pages| timeline::last(pages, LAST_LINES)).unwrap_or_default()
     }
 
-    /// Returns whether more came to harm than the connection that the case is about.
+    /// Returns whether more than the case's own connection was harmed.
     pub fn is_harm(&self) -> bool {
         !self.verdict.is_pass() && self.cause.is_some_and(Cause::is_harm)
             || self.teardown == Some(Teardown::Crashed)
@@ -420,8 +427,9 @@ impl CaseResult {
         self.tags.iter().any(|tag| tag == Tag::Disruptive.name())
     }
 
-    /// Returns whether it is counted, and not named, where harm is withheld: harm, and what else failed in a case that may do some. The
-    /// cases that may are known, so a list of those that failed and did none would name the others.
+    /// Returns whether it is counted but not named when harm is withheld: harm, and other failures
+    /// of a case that may do harm. The cases that may are known, so a list of those that failed
+    /// harmlessly would reveal the others.
     pub fn is_kept_back(&self) -> bool {
         self.is_harm() || self.verdict == Verdict::Fail && self.may_harm()
     }
@@ -432,7 +440,8 @@ impl CaseResult {
             && [GONE_SINCE, UNPROBED].iter().any(|why| self.reason.starts_with(why))
     }
 
-    /// Returns why a failure is not counted, where it is known: it was expected, or what it is about need not be so.
+    /// Returns why a failure does not count, if known: it was expected, or its requirement is not
+    /// binding.
     pub fn excuse(&self) -> Option<String> {
         match &self.expected {
             Some(reason) => Some(format!("expected ({reason})")),
@@ -441,12 +450,13 @@ impl CaseResult {
         }
     }
 
-    /// Returns whether it makes the exit code that of a failure: what a report for programs calls one.
+    /// Returns whether it makes the exit code that of a failure, and counts as one in reports for
+    /// programs.
     pub fn is_told_as_failure(&self, strict: bool) -> bool {
         self.is_scored_failure(strict) || self.verdict == Verdict::Broken
     }
 
-    /// A failure that counts. Harm counts whatever the level of the requirement is.
+    /// Returns whether it is a failure that counts. Harm counts at any level of the requirement.
     pub fn is_scored_failure(&self, strict: bool) -> bool {
         let harm = self.cause.is_some_and(Cause::is_harm);
         self.expected.is_none()

@@ -1,5 +1,6 @@
-//! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander. A sanity case that fails
-//! at first is a result as any other; what was not asked for by name is not run then.
+//! Runs cases: the sanity case first and last, and after each case a check of the server and of a
+//! bystander. A sanity case that fails at first is a result like any other. Cases that were not
+//! selected by name are not run then.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -26,12 +27,12 @@ use suite::{Cause, Judged, Stop, Verdict};
 /// The sanity case, run first and last.
 pub const SANITY: &str = "conn.plain";
 
-/// How much of a case is recorded.
+/// The limits of a case's recording.
 pub const RECORDED: Limits = Limits { entries: 120, bytes: 64 };
 
 /// How long a server may take to start.
 pub(super) const STARTING: Duration = Duration::from_secs(10);
-/// How long a process may take to end once its connections have.
+/// How long a process may take to end after its connections.
 const DYING: Duration = Duration::from_millis(500);
 
 /// The settings of a run.
@@ -40,15 +41,15 @@ pub struct Plan<'a> {
     pub patience: Duration,
     /// Whether the target may be harmed.
     pub harm: Harm,
-    /// The command that runs one case again, without the case.
+    /// The command that repeats one case, without the case.
     pub again: &'a str,
     /// The command line, for the results.
     pub arguments: &'a [String],
-    /// Whether the cases were selected by name: they run even where the sanity case failed.
+    /// Whether the cases were selected by name. They run even if the sanity case failed.
     pub selected: bool,
     /// Records the suite's side, for the timelines of cases that did not pass.
     pub recorder: Option<&'a Recorder>,
-    /// Set when the run shall end: what was tried until then is its result.
+    /// Set when the run must end. The results so far are its result.
     pub interrupted: Option<&'a AtomicBool>,
 }
 
@@ -121,7 +122,7 @@ pub fn run<'a, B: Descriptors>(
     }
 }
 
-/// Returns the result of a case that the end of the run came before.
+/// Returns the result of a case that was not run before an interruption.
 fn interrupted<'a, B: Descriptors>(suite: &Runner<'a, B>, case: &Case<'a, B>) -> CaseResult {
     CaseResult { reason: INTERRUPTED.into(), ..suite.blank(case) }
 }
@@ -132,9 +133,10 @@ pub struct Runner<'a, B: Descriptors> {
     side: Side<'a, B>,
     plan: &'a Plan<'a>,
     requirements: Requirements,
-    /// The case since which there is no target any more.
+    /// The case since which the target is gone.
     gone: Option<String>,
-    /// Whether a new connection is a sign of health: not to a target that failed the sanity case before all others.
+    /// Whether a new connection shows health. It does not for a target that failed the sanity case
+    /// at first.
     is_sane: bool,
 }
 
@@ -148,7 +150,8 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
     result.cause = Some(cause);
 }
 
-/// Why a neighbour or a new connection is not served, unless it is for the reason that was told already.
+/// Returns why a neighbour or a new connection is not served, unless it is the reason already
+/// given.
 fn why(known: &str, reason: &str) -> String {
     match hints::cause(known) == hints::cause(reason) {
         true => " either".into(),
@@ -181,7 +184,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         let role = Some(context.role());
         let case = super::cases::<B>().into_iter().find(|case| case.role == role && case.id == SANITY)?;
         let mut result = self.blank(&case);
-        // A target that says that it cannot is none that can be tested.
+        // A target that reports that it cannot do this cannot be tested.
         result.verdict = if stop.verdict.is_tried() { stop.verdict } else { Verdict::Fail };
         result.cause = Some(stop.cause);
         result.teardown = context.teardown.get();
@@ -209,7 +212,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 
     fn sanity_in(&self, context: &Context<'a, B>) -> Judged {
-        // A server that was just started may not listen yet.
+        // A just started server may not listen yet.
         let deadline = Instant::now() + self.plan.patience.max(STARTING);
         loop {
             let judged = context.open().and_then(Session::unharmed);
@@ -279,7 +282,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         is_wanted.then(|| hints::of(recording, role, &result.reason, held)).flatten()
     }
 
-    /// Takes what was recorded since the last call.
+    /// Takes the recording since the last call.
     fn record(&self) -> Option<Recording> {
         self.plan.recorder.map(Recorder::take)
     }
@@ -293,7 +296,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         result: &mut CaseResult,
     ) {
         if let Err(told) = neighbour.check(&self.context(case.id)) {
-            // The peers of a process learn of its end first.
+            // The peers of a process notice its end first.
             if let Some(death) = server.death(DYING) {
                 return self.died(case, server, neighbour, result, &death);
             }
@@ -306,7 +309,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // The bystander's reply shows that the server serves; no new connection is needed after a case that passed and is not disruptive.
+        // The bystander's reply shows that the server serves. No new connection is needed after a
+        // case that passed and is not disruptive.
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
@@ -372,7 +376,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 }
 
-/// A connection to the server under test that was there before the case.
+/// A connection to the server under test from before the case.
 struct Bystander<B: Descriptors> {
     peer: Option<Peer<B>>,
 }

@@ -1,4 +1,4 @@
-//! Reaching for memory with RDMA WRITE and READ.
+//! Access to memory by RDMA WRITE and READ.
 
 use std::time::Duration;
 
@@ -39,21 +39,22 @@ const fn at(window: Window, offset: i64) -> RemoteAddress {
     RemoteAddress { address: window.address.wrapping_add_signed(offset), rkey: window.rkey }
 }
 
-/// The request, of which everything is known now, must have been refused by the target's device.
+/// Checks that the target's device refused the request, whose parameters are all known now.
 fn is_refused<B: Descriptors>(context: &Context<'_, B>, session: &mut Session<'_, B>) -> Judged {
     loop {
         let Some(incoming) = session.peer.receive_within(Duration::ZERO)? else {
             return Err(Stop::unmet("the device let it pass"));
         };
         match incoming {
-            // The two ways in which a device refuses a request from afar: for the memory, and for the operation.
+            // The two statuses of a remotely refused request: for the memory, and for the
+            // operation.
             Incoming::Failed(
                 status @ (CompletionStatus::REM_ACCESS_ERR | CompletionStatus::REM_INV_REQ_ERR),
             ) => {
                 context.note(Teardown::Unclean);
                 return Ok(pass(format!("refused: {status:?}")));
             }
-            // A device may say no more of it than of a peer that is dead (mlx5). This one is not.
+            // Some devices report it like a dead peer (mlx5). This one is not dead.
             Incoming::Failed(CompletionStatus::RETRY_EXC_ERR) => {
                 context.note(Teardown::Unclean);
                 context.open()?.unharmed()?;
@@ -70,7 +71,7 @@ fn is_refused<B: Descriptors>(context: &Context<'_, B>, session: &mut Session<'_
             Incoming::Gone(_) => {
                 return Err(Stop::undecided("the connection ended before the device had answered"));
             }
-            // A client talks meanwhile.
+            // A client sends commands meanwhile.
             Incoming::Notified(_) => {}
             other => session.peer.absorb(other)?,
         }
@@ -82,7 +83,7 @@ fn refuses<B: Descriptors>(
     reach: impl FnOnce(&mut Session<'_, B>, Window) -> Result<(), Stop>,
 ) -> Judged {
     let mut session = context.open()?;
-    // A device refuses for a target that does nothing, too.
+    // A device also refuses for a target that does nothing.
     if !session.exchange()? {
         return Err(Stop::undecided("the client left before it could be shown; it should do more"));
     }
@@ -138,7 +139,7 @@ fn stale_key<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn neighbour<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut other = context.open()?;
     for body in [outside, immediate_outside, before, wrong_key] {
-        // Whether it was refused is for other cases to say; here it must have been tried.
+        // Other cases check whether it was refused. Here it must have been tried.
         if let Err(stop) = body(context)
             && stop.cause != Cause::Requirement
         {

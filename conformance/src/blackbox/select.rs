@@ -7,7 +7,8 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use crate::requirements::{Level, Profile, Requirements, Role};
 
-/// The selection of `--quick`: cases of each area that take a second or two and harm nothing, fifteen for either role.
+/// The selection of `--quick`: cases of each area that take a second or two and harm nothing,
+/// fifteen for either role.
 const QUICK: [&str; 18] = [
     "conn.plain",
     "ctrl.between-payload",
@@ -32,8 +33,8 @@ const QUICK: [&str; 18] = [
 /// The selection of cases.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Select {
-    /// Only cases whose id, one of whose requirements, or one of whose tags matches (`flow.*`, `VR-MEM-*`, `slow`). Repeat it
-    /// for more.
+    /// Only cases whose id, one of whose requirements, or one of whose tags matches (`flow.*`,
+    /// `VR-MEM-*`, `slow`). Repeat it for more.
     #[arg(long, value_name = "GLOB")]
     pub select: Vec<Pattern>,
     /// Not those that match this. Repeat it for more.
@@ -42,10 +43,12 @@ pub struct Select {
     /// Only cases at least this binding.
     #[arg(long, default_value = "may")]
     pub level: Option<Level>,
-    /// Only fifteen cases of all areas, which take seconds: for every build, where all of them are for every night.
+    /// Only fifteen cases of all areas, which take seconds: for every build, where all of them are
+    /// for every night.
     #[arg(long)]
     pub quick: bool,
-    /// Only cases of this profile: the wire contract, or what keeps peers that do wrong from doing harm.
+    /// Only cases of this profile: the wire contract, or what keeps peers that do wrong from doing
+    /// harm.
     #[arg(long)]
     pub profile: Option<Profile>,
 }

@@ -1,4 +1,4 @@
-//! Targets as the suite sees them: an address, and perhaps a process.
+//! Targets from the suite's point of view: an address, and possibly a process.
 
 use std::net::SocketAddr;
 use std::sync::MutexGuard;
@@ -20,18 +20,19 @@ pub trait TargetServer {
     /// It does not start.
     fn restart(&self) -> Result<bool, String>;
 
-    /// Returns the resources of its process, if they can be seen.
+    /// Returns the resources of its process, if visible.
     fn held(&self) -> Option<ProcessResources>;
 
-    /// Returns the processor time of its process, if it can be seen.
+    /// Returns the processor time of its process, if visible.
     fn processor_time(&self) -> Option<Duration>;
 
-    /// Returns the last lines that its process has printed so far; empty if they cannot be seen.
+    /// Returns the last lines of its process's output; empty if not visible.
     fn last_lines(&self) -> String {
         String::new()
     }
 
-    /// Keeps it from looking at connections that it accepts from now on, until the guard is dropped. `None` if it cannot be held.
+    /// Keeps it from serving connections that it accepts from now on, until the guard is dropped.
+    /// `None` if it cannot be held.
     fn hold(&self) -> Option<MutexGuard<'_, ()>> {
         None
     }
@@ -51,26 +52,26 @@ pub trait TargetClients {
     }
 }
 
-/// A client under test that runs.
+/// A running client under test.
 pub trait Running {
     /// Returns how it ended, if it does so within `patience`.
     fn ended(&mut self, patience: Duration) -> Option<Exit>;
 
-    /// Lets one go on that has said `ECHO idle` and waits: its stdin ends.
+    /// Ends the idle time of a client that has sent `ECHO idle`: closes its stdin.
     fn go_on(&mut self) {}
 
-    /// Returns whether its end can be seen at all.
+    /// Returns whether its end is visible at all.
     fn is_observed(&self) -> bool {
         true
     }
 
-    /// Returns the last lines that it has printed so far; empty if they cannot be seen.
+    /// Returns the last lines of its output; empty if not visible.
     fn last_lines(&self) -> String {
         String::new()
     }
 }
 
-/// Adds the last lines of a process to what went wrong, if there are any.
+/// Adds the last lines of a process to a reason, if there are any.
 pub fn with_last_lines(reason: impl Into<String>, lines: &str) -> String {
     let reason = reason.into();
     if lines.is_empty() { reason } else { format!("{reason}; the last that it printed: {lines}") }
@@ -79,11 +80,11 @@ pub fn with_last_lines(reason: impl Into<String>, lines: &str) -> String {
 /// How a client under test ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It says that all went well.
+    /// It reports success.
     Success,
     /// It reports an error.
     Failure(String),
-    /// It does not know how to do this.
+    /// It cannot do this.
     Unsupported,
     /// It did not end itself.
     Crashed(String),

@@ -1,4 +1,4 @@
-//! Payload: bytes in windows, and immediates that say how many.
+//! Payload: bytes in windows, and immediates that give their number.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ fn around_the_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let window = session.usable_window()?.length as usize;
     for whole in [window - 1, window, window + 1, 2 * window] {
-        // The question around so many bytes is that long.
+        // The length of the command around that many bytes.
         let around = question(&vec![b'x'; whole]).send.len() - whole;
         session.exchange_of(whole - around)?;
     }
@@ -100,7 +100,7 @@ fn kept<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(reader.leave(), || format!("{} values", entries.len()))
 }
 
-/// Writes what is to be said in pieces and says nothing of it; then tells of it as `parts` say.
+/// Writes bytes in pieces without notifying them, then notifies them in `parts`.
 fn written<B: Descriptors>(context: &Context<'_, B>, tell: fn(usize) -> Vec<u32>, with_last: bool) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(1000)?;
@@ -179,7 +179,7 @@ fn never_told<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn one_by_one<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(500)?;
-    // No more at once than a target has receives for.
+    // At most as many at once as a target has receives for.
     session.peer.send_bytes_in(
         &exchange.send,
         if exchange.send.len() < 1000 { 1 } else { exchange.send.len().div_ceil(900) },
@@ -221,7 +221,8 @@ fn pipeline<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let exchanges: Vec<_> =
         (0..5000).map(|number: u32| question(format!("{number:08}").as_bytes())).collect();
-    // In parts of 500, so that neither side need hold more than a window of what the other does not take.
+    // In parts of 500, so that neither side has to buffer more than a window that the other does
+    // not take.
     for exchanges in exchanges.chunks(500) {
         let send: Vec<u8> = exchanges.iter().flat_map(|exchange| exchange.send.clone()).collect();
         session.peer.send_bytes(&send)?;
@@ -262,7 +263,7 @@ fn overwritten<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for round in 0..50 {
         session.peer.write(to, &vec![b'0' + round % 10; bytes.len()])?;
     }
-    // This connection may be of no more use; the case is about the others.
+    // This connection may be unusable. The case is about the others.
     let _answered_or_not = session.listen(Duration::from_millis(100));
     drop(session);
     context.open()?.unharmed()

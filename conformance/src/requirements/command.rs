@@ -41,7 +41,7 @@ pub enum Format {
     Json,
 }
 
-/// Does it.
+/// Runs a command.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::List { area, level, origin, profile, format } => {

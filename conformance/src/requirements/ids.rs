@@ -1,6 +1,7 @@
 //! Requirement ids in a text.
 
-/// The requirement ids in a text, in order; `…-004 to 006` stands for all three. They begin with VR, or, of the snapshot protocol, with VS.
+/// Returns the requirement ids in a text, in order; `…-004 to 006` stands for all three. They begin
+/// with VR, or, in the snapshot protocol, with VS.
 pub fn ids(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let starts = |prefix| move |(start, _)| (start, prefix);

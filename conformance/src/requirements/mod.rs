@@ -46,18 +46,19 @@ pub enum Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
-    /// The wire contract: what two faultless peers need in order to lose no byte and not to wait for ever.
+    /// The wire contract: what two faultless peers need in order to lose no byte and not to wait
+    /// for ever.
     Wire,
-    /// Everything else: what keeps a peer that errs, attacks, is slow or vanishes from costing more than its
-    /// connection.
+    /// Everything else: what keeps a peer that errs, attacks, is slow or vanishes from costing more
+    /// than its connection.
     Hardened,
 }
 
 impl Profile {
-    /// All of them, in the order in which reports have them.
+    /// All of them, in the order of reports.
     pub const ALL: [Self; 2] = [Self::Wire, Self::Hardened];
 
-    /// Returns the words that reports have for it.
+    /// Returns its name in reports.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Wire => "wire contract",
@@ -72,34 +73,34 @@ impl Profile {
 pub struct Requirement {
     /// `VR-<AREA>-<NNN>`.
     pub id: String,
-    /// How binding it is.
+    /// Its level.
     pub level: Level,
-    /// Where it comes from.
+    /// Its origin.
     pub origin: Origin,
-    /// The purpose.
+    /// Its purpose.
     pub profile: Profile,
-    /// Where to look it up.
+    /// Its source.
     pub source: String,
     /// The requirement itself.
     pub text: String,
-    /// Why, or what to know.
+    /// Its reason, or a remark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Where the document and deployed code differ.
+    /// The difference between the document and deployed code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub differs: Option<Difference>,
-    /// Whom it binds.
+    /// The roles that it binds.
     #[serde(default = "both")]
     pub roles: Vec<Role>,
-    /// Tests and cases that show it and do not say so themselves.
+    /// Tests and cases that show it without naming it.
     #[serde(default)]
     pub tests: Vec<String>,
-    /// Why no test can show it.
+    /// The reason for which no test can show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untestable: Option<String>,
 }
 
-/// A difference between Valkey's page and deployed programs about the subject of a requirement.
+/// A difference between Valkey's page and deployed programs, about a requirement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Difference {
@@ -110,7 +111,7 @@ pub struct Difference {
     /// Cases that show it.
     #[serde(default)]
     pub cases: Vec<String>,
-    /// Where it is in their source.
+    /// Its place in their source.
     pub source: String,
 }
 
@@ -119,13 +120,13 @@ fn both() -> Vec<Role> {
 }
 
 impl Requirement {
-    /// The middle part of its id.
+    /// Returns the middle part of its id.
     pub fn area(&self) -> &str {
         self.id.split('-').nth(1).unwrap_or_default()
     }
 }
 
-/// The names of an enum's values, as in the file.
+/// Displays an enum's values by their names in the file.
 macro_rules! display_as_in_the_file {
     ($($name:ident)*) => { $(
         impl fmt::Display for $name {
@@ -145,7 +146,7 @@ pub struct Requirements {
     format: u32,
     #[serde(rename = "requirement")]
     all: Vec<Requirement>,
-    /// Of a file that has its vectors in it: those of others are in files of their own.
+    /// Vectors in the file itself. Other files have their vectors in files of their own.
     #[serde(default, rename = "vector")]
     vectors: Vec<Vector>,
 }
@@ -158,10 +159,10 @@ struct Vector {
 }
 
 impl Requirements {
-    /// Returns the requirements this program was built with.
+    /// Returns the requirements that this program was built with.
     ///
     /// # Panics
-    /// If the file it was built with is broken, which a test excludes.
+    /// If the file that it was built with is broken, which a test excludes.
     pub fn built_in() -> Self {
         Self::parse(include_str!("../../requirements.toml")).unwrap_or_else(|problem| panic!("{problem}"))
     }
@@ -205,45 +206,46 @@ impl Requirements {
         Ok(parsed)
     }
 
-    /// In the order of the file.
+    /// Iterates in the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = &Requirement> {
         self.all.iter()
     }
 
-    /// The vectors that are in the file, each with the requirements that it shows.
+    /// Returns the vectors in the file, each with its requirements.
     pub fn vectors(&self) -> impl Iterator<Item = (&str, &[String])> {
         self.vectors.iter().map(|vector| (vector.name.as_str(), vector.requirements.as_slice()))
     }
 
-    /// The one of this id.
+    /// Returns the requirement with this id.
     pub fn get(&self, id: &str) -> Option<&Requirement> {
         self.all.iter().find(|requirement| requirement.id == id)
     }
 
-    /// Returns the level of a case about these requirements: that of the first.
+    /// Returns the level of a case with these requirements: that of the first.
     pub fn level(&self, ids: &[&str]) -> Level {
         let first = ids.first().and_then(|id| self.get(id));
         first.map_or(Level::May, |requirement| requirement.level)
     }
 
-    /// Returns the profile of a case about these requirements: that of the first, and [`Profile::Wire`] without any.
+    /// Returns the profile of a case with these requirements: that of the first, and
+    /// [`Profile::Wire`] without any.
     pub fn profile(&self, ids: &[&str]) -> Profile {
         let first = ids.first().and_then(|id| self.get(id));
         first.map_or(Profile::Wire, |requirement| requirement.profile)
     }
 
-    /// Returns whether there is one of this id.
+    /// Returns whether there is one with this id.
     pub fn has(&self, id: &str) -> bool {
         self.get(id).is_some()
     }
 
-    /// Returns whether the one of this id is a *must*, if there is one.
+    /// Returns whether the one with this id is a *must*, if it exists.
     pub fn is_must(&self, id: &str) -> Option<bool> {
         self.get(id).map(|requirement| requirement.level == Level::Must)
     }
 }
 
-/// The workspace that the current directory is in.
+/// Returns the workspace of the current directory.
 ///
 /// # Errors
 /// It is in none.

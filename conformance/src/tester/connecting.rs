@@ -1,4 +1,4 @@
-//! The connection of the suite's peer, from either side, one step at a time.
+//! Establishes the connection of the suite's peer, from either side, one step at a time.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::client::Failure;
 /// Room for the longest burst of any case.
 const OUTBOX: usize = 256 << 10;
 
-/// Finds the way to `to`, from which a connection can be asked for.
+/// Resolves the route to `to`, over which a connection can be requested.
 pub fn way<B: Descriptors>(backend: &B, to: SocketAddr, patience: Duration) -> Result<Candidate<B>, Failure> {
     let deadline = Deadline::after(patience);
     let mut connecting = Connecting::dial(backend, to, patience).map_err(wrong("resolving the address"))?;
@@ -35,14 +35,14 @@ pub fn way<B: Descriptors>(backend: &B, to: SocketAddr, patience: Duration) -> R
 }
 
 impl<B: Descriptors> Peer<B> {
-    /// Connects; neither side has sent anything then.
+    /// Connects. Neither side has sent anything then.
     pub fn dial(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
         let mut peer = Self::request(backend, to, shape)?;
         peer.await_established()?;
         Ok(peer)
     }
 
-    /// Asks for a connection and does not wait for the answer.
+    /// Requests a connection without waiting for the answer.
     pub fn request(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
         let candidate = way(backend, to, PATIENCE)?;
         let peer = Self::new(candidate.session(shape.session()), shape, Dialect::Commands)?;
@@ -130,14 +130,14 @@ impl<B: Descriptors> Listener<B> {
         self.id.local_addr().ok_or_else(|| Failure::wrong("the suite's listener has no address"))
     }
 
-    /// Takes the next request and does nothing with it. Dropping it rejects it.
+    /// Takes the next request without handling it. Dropping it rejects it.
     pub fn request(&self) -> Result<B::Identifier, Failure> {
         self.request_within(PATIENCE)?
             .map(|(id, _)| id)
             .ok_or_else(|| Failure::Unreached("nobody asked for a connection in time".into()))
     }
 
-    /// The next request within `patience`, if there is one, and what it offers.
+    /// Returns the next request within `patience`, if there is one, and its offer.
     pub fn request_within(&self, patience: Duration) -> Result<Option<(B::Identifier, Offer)>, Failure> {
         find_event::<B, _>(&self.events, patience, |event| match event.kind {
             CmEventKind::ConnectRequest { id, peer: params } => {
@@ -152,7 +152,7 @@ impl<B: Descriptors> Listener<B> {
         self.request()?.reject(&[]).map_err(wrong("rejecting"))
     }
 
-    /// Accepts the next request; the connection is not established yet.
+    /// Accepts the next request. The connection is not established yet.
     pub fn accept(&self, shape: Shape) -> Result<Peer<B>, Failure> {
         self.answer(self.request()?, shape)
     }
@@ -167,7 +167,7 @@ impl<B: Descriptors> Listener<B> {
     }
 }
 
-/// Waits for at most `patience` for the event that `wanted` takes something from.
+/// Waits for at most `patience` for an event from which `wanted` takes something.
 fn find_event<B: Descriptors, T>(
     events: &B::EventChannel,
     patience: Duration,

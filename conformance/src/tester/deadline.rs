@@ -14,12 +14,12 @@ use crate::client::Failure;
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// So long from now.
+    /// Returns a deadline after `patience` from now.
     pub fn after(patience: Duration) -> Self {
         Self(Instant::now() + patience)
     }
 
-    /// Waits until one of the descriptors is readable; false when the time is up.
+    /// Waits until one of the descriptors is readable. Returns false at the deadline.
     pub fn wait(self, one: &impl AsFd, other: &impl AsFd) -> Result<bool, Failure> {
         let left = self.0.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -34,7 +34,7 @@ impl Deadline {
     }
 }
 
-/// Makes a failure of the suite's own side, for use with `map_err`.
+/// Creates a failure of the suite's own side, for use with `map_err`.
 pub fn wrong<E: Display>(doing: &'static str) -> impl Fn(E) -> Failure {
     move |error| Failure::Environment(format!("the suite's peer, {doing}: {error}"))
 }

@@ -1,8 +1,9 @@
-//! The suite's peer: correct unless told otherwise, so that each case deviates in exactly one thing.
+//! The suite's peer: correct unless told otherwise, so that each case deviates in exactly one
+//! thing.
 //!
-//! It uses the backend seam directly, because the libraries above it would not let it misbehave. What it does right by
-//! itself: [`Peer::handshake`], [`Peer::send_bytes`] and [`Peer::receive_bytes`]. Everything else sends what it is told.
-//! Whatever waits has a deadline.
+//! It uses the backend seam directly, because the libraries above it would not let it misbehave. It
+//! is correct in [`Peer::handshake`], [`Peer::send_bytes`] and [`Peer::receive_bytes`]. Everything
+//! else sends what it is told. Every wait has a deadline.
 
 mod connecting;
 mod deadline;
@@ -29,16 +30,17 @@ pub use deadline::{Deadline, wrong};
 use said::Said;
 pub use seen::{Breach, Seen};
 
-/// What is said first of a wait in vain, of a request that finds no receive, of a request that the target's device refuses, and of a
-/// connection that the target ended: [`crate::blackbox::hints`] looks closer at these.
+/// The first words about a wait in vain, a request that finds no receive, a request that the
+/// target's device refuses, and a connection that the target ended. [`crate::blackbox::hints`]
+/// examines these further.
 pub(crate) const SILENCE: &str = "nothing came within ";
 pub(crate) const UNACKNOWLEDGED: &str = "no acknowledgement within ";
 pub(crate) const REFUSED_REQUEST: &str = "the suite's request failed: ";
 pub(crate) const ENDED: &str = "the connection ended: ";
-/// What is said of bytes that came without an immediate.
+/// The words about bytes that came without an immediate.
 pub(crate) const UNTOLD: &str = "in its window that no immediate told of";
 
-/// How long the peer waits for anything: enough for a device in software on a busy machine.
+/// How long the peer waits: enough for a software device on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The parameters of a peer.
@@ -46,17 +48,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Shape {
     /// Depth of the send queue.
     pub sends: u32,
-    /// Receives posted, each posted again once used, unless [`Peer::set_reposts`] says otherwise.
+    /// Receives, each posted again once used, unless [`Peer::set_reposts`] says otherwise.
     pub receives: u32,
-    /// Of these, the receives that are posted at first.
+    /// How many of these receives are posted at first.
     pub posted: u32,
-    /// Bytes of memory to register windows in.
+    /// Bytes of memory for windows.
     pub window: u32,
     /// The parameters that it offers when it connects.
     pub params: ConnectParams,
     /// The private data that it sends with them.
     pub private_data: &'static [u8],
-    /// How long it waits for anything.
+    /// How long it waits.
     pub patience: Duration,
 }
 
@@ -70,7 +72,7 @@ impl Default for Shape {
             params: ConnectParams {
                 responder_resources: 1,
                 initiator_depth: 1,
-                // Soft-RoCE takes 7 for endless.
+                // Soft-RoCE treats 7 as endless.
                 retry_count: 6,
                 rnr_retry_count: RNR_RETRY_INFINITE,
             },
@@ -98,20 +100,21 @@ impl Shape {
         Self { receives, ..self }
     }
 
-    /// Posts only so many of its receives at first.
+    /// Posts only this many of its receives at first.
     #[must_use]
     pub const fn posting(self, posted: u32) -> Self {
         Self { posted, ..self }
     }
 
-    /// Lets the target's device give up at once when it finds no receive, as that of a client of a Valkey server does.
+    /// Makes the target's device give up at once when it finds no receive, as for a client of a
+    /// Valkey server.
     #[must_use]
     pub const fn without_rnr_retries(self) -> Self {
         Self { params: ConnectParams { rnr_retry_count: 0, ..self.params }, ..self }
     }
 }
 
-/// Something that came.
+/// Input from the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// A SEND, with its bytes.
@@ -120,9 +123,9 @@ pub enum Incoming {
     Notified(u32),
     /// The answer to a READ.
     Read,
-    /// A work request failed, and not in the wake of another.
+    /// A work request failed, not as a consequence of another failure.
     Failed(CompletionStatus),
-    /// The connection has ended, or did not come about.
+    /// The connection has ended, or was not established.
     Gone(&'static str),
 }
 
@@ -139,12 +142,12 @@ pub struct Peer<B: Descriptors> {
     shape: Shape,
     established: bool,
     incoming: VecDeque<Incoming>,
-    /// When a wait began in which nothing but keepalives has come yet.
+    /// When a wait began in which only keepalives have come so far.
     waits_since: Option<Instant>,
-    /// Whether a window that was filled is registered anew.
+    /// Whether a filled window is registered again.
     pub drains: bool,
-    /// Parts of its memory (offset, length) to register in turn, each once the one before is full. Offsets behind that memory are places in
-    /// the memory of [`Peer::lands`].
+    /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
+    /// Offsets beyond that memory are places in the memory of [`Peer::lands`].
     pub plan: Vec<(u32, u32)>,
     landing: Option<B::Region>,
     turn: usize,
@@ -156,25 +159,27 @@ pub struct Peer<B: Descriptors> {
     keepalives: u64,
     /// Whether it answers questions for features, as a server does.
     pub serves: bool,
-    /// Whether it keeps the answers until [`Peer::answer_now`].
+    /// Whether it holds back the answers until [`Peer::answer_now`].
     pub answers_late: bool,
-    /// What was asked of it and is not answered yet.
+    /// Unanswered questions of the target.
     owed: Vec<u16>,
-    /// Questions for features that were not answered yet.
+    /// Unanswered questions for features to the target.
     asked: u32,
-    /// Whether its memory for windows was filled with something.
+    /// Whether its memory for windows was filled.
     painted: bool,
-    /// The contents that its memory for windows has if the target writes what it notifies, and nothing else.
+    /// The expected contents of its memory for windows, if the target writes the notified bytes and
+    /// nothing else.
     mirror: Option<Vec<u8>>,
     /// Whether it has given the peer a window.
     registered: bool,
     offered: Option<Offer>,
-    /// What it has said in RESP; `None` if it says what another program does.
+    /// The RESP that it has sent; `None` if it forwards another program's bytes.
     said: Option<Said>,
-    /// Whether the end of the connection was told, and whether a request failed or could not be made any more.
+    /// Whether the end of the connection was reported, and whether a request failed or could no
+    /// longer be posted.
     left: bool,
     failed: bool,
-    /// The record of what the target did so far.
+    /// The record of the target's actions so far.
     pub seen: Seen,
 }
 
@@ -193,11 +198,11 @@ impl<B: Descriptors> Peer<B> {
     pub fn burst(&mut self, messages: &[Message]) -> Result<(), Failure> {
         let bytes: Vec<_> = messages.iter().map(Message::encode).collect();
         let requests: Vec<_> = bytes.iter().map(|bytes| (SendOp::Send, &bytes[..])).collect();
-        // At most half of the send queue at a time, so that there is room for the whole.
+        // At most half of the send queue at a time, so that the next chunk has room.
         requests.chunks(self.shape.sends as usize / 2).try_for_each(|chunk| self.post(chunk))
     }
 
-    /// Sends bytes as one message that has an immediate.
+    /// Sends bytes as one message with an immediate.
     pub fn send_immediate(&mut self, bytes: &[u8], immediate: u32) -> Result<(), Failure> {
         self.post(&[(SendOp::SendImmediate(Immediate(immediate)), bytes)])
     }
@@ -227,13 +232,13 @@ impl<B: Descriptors> Peer<B> {
         self.post(&[(SendOp::Read(from), &vec![0; len])])
     }
 
-    /// Returns its memory as a window, as a correct registration has it.
+    /// Returns its memory as a window, for a correct registration.
     pub fn own_window(&self) -> Window {
         let window = self.window();
         Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
     }
 
-    /// Registers `len` bytes more, with a key of their own, for windows that lie elsewhere.
+    /// Registers `len` more bytes, with a key of their own, for windows elsewhere.
     pub fn lands(&mut self, len: u32) -> Result<(), Failure> {
         self.landing = Some(self.session.register(len as usize).map_err(wrong("registering memory"))?);
         Ok(())
@@ -248,33 +253,34 @@ impl<B: Descriptors> Peer<B> {
         self.session.reposts = reposts;
     }
 
-    /// Posts `count` receives more, as far as its shape has them.
+    /// Posts up to `count` more receives, within its shape.
     pub fn post_receives(&mut self, count: usize) {
-        // It fails when the connection has ended, which is told otherwise.
+        // It fails when the connection has ended, which is reported otherwise.
         let _ended = self.session.take(Step::Receive(count));
     }
 
-    /// Has what finds no receive come again soon.
+    /// Makes a request that finds no receive come again soon.
     pub fn hurries(&self) -> Result<(), Failure> {
         self.session.set_min_rnr_timer(RnrTimer::MICROS_640).map_err(wrong("setting a timer"))
     }
 
-    /// From now on says what another program does, which is not checked.
+    /// Forwards another program's bytes from now on, which are not checked.
     pub fn relays(&mut self) {
         self.said = None;
     }
 
-    /// Returns the number of requests that were neither acknowledged nor failed.
+    /// Returns the number of requests in flight.
     pub const fn outstanding(&self) -> usize {
         self.session.outstanding()
     }
 
-    /// Returns whether the end of the connection was told.
+    /// Returns whether the end of the connection was reported.
     pub const fn has_left(&self) -> bool {
         self.left
     }
 
-    /// Returns whether the connection is of no more use: its end was told, or a request of the suite failed.
+    /// Returns whether the connection is unusable: its end was reported, or a request of the suite
+    /// failed.
     pub const fn is_lost(&self) -> bool {
         self.left || self.failed
     }
@@ -285,12 +291,13 @@ impl<B: Descriptors> Peer<B> {
         Window { address: outbox.address(), length: self.shape.window, rkey: outbox.rkey() }
     }
 
-    /// Returns what the target offered when the connection was made.
+    /// Returns the target's offer when the connection was established.
     pub const fn offered(&self) -> Option<&Offer> {
         self.offered.as_ref()
     }
 
-    /// Notes what came with the target's request, which the event of the connection does not repeat.
+    /// Records the offer in the target's request, which the event of the connection does not
+    /// repeat.
     pub(crate) fn was_offered(&mut self, offer: Offer) {
         self.offered = Some(offer);
     }
@@ -311,7 +318,7 @@ impl<B: Descriptors> Peer<B> {
         })
     }
 
-    /// Tells of bytes in its first window that no immediate told of.
+    /// Describes bytes in its first window that no immediate notified.
     pub(crate) fn untold(&self) -> String {
         let (offset, length) = self.part();
         let mut bytes = vec![0; length as usize];
@@ -338,7 +345,7 @@ impl<B: Descriptors> Peer<B> {
         debug_assert!(inside, "as long as the region");
     }
 
-    /// Returns where the last byte ends that is not this one in its memory for windows.
+    /// Returns the end of the last byte that differs from this one in its memory for windows.
     pub fn painted_to(&self, byte: u8) -> usize {
         let mut bytes = vec![0; self.window().len()];
         let inside = self.window().memory().read(0, &mut bytes);
@@ -346,14 +353,15 @@ impl<B: Descriptors> Peer<B> {
         bytes.iter().rposition(|one| *one != byte).map_or(0, |last| last + 1)
     }
 
-    /// Fills its memory for windows, and keeps account from now on of what it must hold.
+    /// Fills its memory for windows, and records its expected contents from now on.
     pub fn mirror(&mut self) {
         const PAINT: u8 = 0xa5;
         self.paint(PAINT);
         self.mirror = Some(vec![PAINT; self.window().len()]);
     }
 
-    /// Returns the first byte of its memory for windows that is not what the notifications since [`Peer::mirror`] cover.
+    /// Returns the first byte of its memory for windows that the notifications since
+    /// [`Peer::mirror`] do not explain.
     pub fn strayed(&self) -> Option<usize> {
         let mirror = self.mirror.as_ref()?;
         let mut bytes = vec![0; mirror.len()];
@@ -367,12 +375,12 @@ impl<B: Descriptors> Peer<B> {
         self.session.disconnect().map_err(wrong("disconnecting"))
     }
 
-    /// Destroys the queue pair without a disconnect, as a host that loses power does.
+    /// Destroys the queue pair without a disconnect, like a host that loses power.
     pub fn lose_queue_pair(&mut self) {
         let _done = self.session.take(Step::LoseQueuePair);
     }
 
-    /// Waits for what comes next, as [`Peer::receive_in_time`], which must be something.
+    /// Waits for the next input, like [`Peer::receive_in_time`]. Silence is an error.
     pub fn receive(&mut self) -> Result<Incoming, Failure> {
         self.receive_in_time()?.ok_or_else(|| {
             Failure::wrong(if self.left {
@@ -383,8 +391,8 @@ impl<B: Descriptors> Peer<B> {
         })
     }
 
-    /// Waits for what comes next, for as long as its shape is patient. Keepalives do not prolong that: a call after one waits for the
-    /// rest of the time.
+    /// Waits for the next input, within its shape's patience. Keepalives do not prolong that: a
+    /// call after one waits for the rest of the time.
     pub fn receive_in_time(&mut self) -> Result<Option<Incoming>, Failure> {
         let since = *self.waits_since.get_or_insert_with(Instant::now);
         let left = self.shape.patience.saturating_sub(since.elapsed());
@@ -396,9 +404,9 @@ impl<B: Descriptors> Peer<B> {
         Ok(in_time)
     }
 
-    /// Waits for what comes next, for at most `patience`.
+    /// Waits for the next input, for at most `patience`.
     pub fn receive_within(&mut self, patience: Duration) -> Result<Option<Incoming>, Failure> {
-        // Nothing comes behind the end.
+        // Nothing comes after the end.
         let deadline = Deadline::after(if self.left { Duration::ZERO } else { patience });
         loop {
             if let Some(incoming) = self.incoming.pop_front() {
@@ -415,7 +423,7 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Waits until everything sent was acknowledged, or failed.
+    /// Waits until every request was acknowledged, or failed.
     pub fn settle(&mut self) -> Result<(), Failure> {
         let patience = self.shape.patience;
         let deadline = Deadline::after(patience);
@@ -433,7 +441,7 @@ impl<B: Descriptors> Peer<B> {
     }
 
     fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
-        // What follows is another wait.
+        // The next wait begins later.
         self.waits_since = None;
         for (op, bytes) in requests {
             let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
@@ -461,7 +469,7 @@ impl<B: Descriptors> Peer<B> {
         })
     }
 
-    /// Takes what has come; waits for something if nothing has. Returns false at the deadline.
+    /// Takes input, waiting for it if needed. Returns false at the deadline.
     fn step(&mut self, deadline: Deadline) -> Result<bool, Failure> {
         loop {
             self.session.arm().map_err(wrong("arming the completion queue"))?;
@@ -474,7 +482,7 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Takes what has come, in the order in which it came. Returns whether there was anything.
+    /// Takes input in the order of arrival. Returns whether there was any.
     fn collect(&mut self) -> Result<bool, Failure> {
         let mut any = false;
         while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {
@@ -492,7 +500,8 @@ impl<B: Descriptors> Peer<B> {
                 Came::Failed(status) => Some(Incoming::Failed(status)),
                 Came::Gone(why) => {
                     if why == "disconnected" {
-                        // As every peer does; it ends what is still under way. Refused if it was the first to disconnect.
+                        // Every peer does this. It ends pending requests. Refused if this side
+                        // disconnected first.
                         let _ended = self.session.disconnect();
                     }
                     Some(Incoming::Gone(why))

@@ -1,14 +1,15 @@
-//! A strict check of what the suite says in RESP: a target is not accused of what the suite said wrongly.
+//! A strict check of the RESP that the suite sends, so that no target is blamed for the suite's
+//! mistake.
 //!
-//! It looks at each byte once, as it is given to the target, and keeps no more than a line. The beginning of a command is right: a
-//! case may leave in the middle of one.
+//! It examines each byte once, when it is sent, and keeps at most a line. An incomplete command is
+//! valid: a case may disconnect in the middle of one.
 
-/// The direction of what is said.
+/// The direction of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
-    /// What a client says: arrays of strings, and inline commands.
+    /// From a client: arrays of strings, and inline commands.
     Commands,
-    /// What a server says.
+    /// From a server.
     Replies,
 }
 
@@ -17,15 +18,15 @@ const LONGEST_LINE: usize = 64 << 10;
 /// The longest string, and the longest array: those of Valkey.
 const LONGEST: u64 = 512 << 20;
 
-/// What was said so far.
+/// The bytes so far.
 #[derive(Debug)]
 pub(super) struct Said {
     dialect: Dialect,
-    /// The line that was begun.
+    /// The incomplete line.
     line: Vec<u8>,
-    /// The bytes that are missing of a string, its end of two bytes included.
+    /// Missing bytes of a string, including its end of two bytes.
     string: u64,
-    /// The elements that are missing of each array that was begun, the innermost last.
+    /// Missing elements of each open array, the innermost last.
     arrays: Vec<u64>,
 }
 
@@ -34,10 +35,10 @@ impl Said {
         Self { dialect, line: Vec::new(), string: 0, arrays: Vec::new() }
     }
 
-    /// Takes what is said next.
+    /// Takes the next bytes.
     ///
     /// # Errors
-    /// It is not RESP.
+    /// They are not RESP.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         while let Some(first) = bytes.first() {
             if self.string > 2 {
@@ -73,7 +74,7 @@ impl Said {
         Ok(())
     }
 
-    /// Takes a line; `None` if it is none that may stand here.
+    /// Takes a line; `None` if it is not allowed here.
     fn line(&mut self, line: &[u8]) -> Option<()> {
         let text = std::str::from_utf8(line.strip_suffix(b"\r\n")?).ok()?;
         if text.contains('\r') {
@@ -104,7 +105,7 @@ impl Said {
         Some(())
     }
 
-    /// An element is whole, and with it each array whose last it is.
+    /// Completes an element, and each array that ends with it.
     fn is_whole(&mut self) {
         while let Some(missing) = self.arrays.last_mut() {
             *missing -= 1;
@@ -121,7 +122,7 @@ fn length(text: &str) -> Option<u64> {
     number(text).filter(|length| *length <= LONGEST)
 }
 
-/// Reads a number as it must be written: digits, of which the first is no needless zero.
+/// Reads a number in its required form: digits, without a needless leading zero.
 fn number(text: &str) -> Option<u64> {
     let value: u64 = text.parse().ok()?;
     (value <= i64::MAX as u64 && value.to_string() == text).then_some(value)

@@ -1,5 +1,5 @@
-//! A record of the messages of a target, as the suite's peer sees them, and of the rules that it broke. Kept in every case, whatever
-//! the case is about.
+//! A record of a target's messages, from the suite's point of view, and of broken rules. Kept in
+//! every case, whatever its point.
 
 use rdma_proto::wire::{Message, Opcode, Window};
 use suite::hex;
@@ -20,15 +20,15 @@ pub struct Seen {
     pub windows: Vec<Window>,
     /// Messages by opcode.
     pub messages: [u64; 4],
-    /// Feature bits that it asked to be in force.
+    /// Feature bits that it requested.
     pub features_set: u64,
     /// Notifications of payload.
     pub notifications: u64,
     /// Notifications of no bytes.
     pub empty: u64,
-    /// Messages with reserved bytes that are not zero.
+    /// Messages with reserved bytes other than zero.
     pub reserved: u64,
-    /// Rules that it broke, the first of each kind.
+    /// Broken rules, the first of each kind.
     pub breaches: Vec<Breach>,
 }
 
@@ -55,7 +55,7 @@ impl Seen {
         if let Message::SetClientFeature { features, .. } = message {
             self.features_set |= features.0;
         }
-        // A question's features are no reserved bytes, although they mean nothing.
+        // A question's features are not reserved bytes, although they mean nothing.
         if bytes != message.encode() {
             self.reserved += 1;
             tracing::debug!(?opcode, "reserved bytes are not zero");

@@ -1,4 +1,4 @@
-//! The correct part of the suite's peer: windows both ways, and the byte streams through them.
+//! The correct part of the suite's peer: windows both ways, and byte streams through them.
 
 use intercept::trace::words;
 use rdma_backend::{Region, RemoteAddress};
@@ -9,11 +9,11 @@ use suite::hex;
 use super::{ENDED, Incoming, Peer, REFUSED_REQUEST};
 use crate::client::Failure;
 
-/// Bytes written at once: what is to be sent has to find room.
+/// Bytes written at once. The rest must wait for room.
 const LONGEST: usize = 64 << 10;
 
 impl<B: Descriptors> Peer<B> {
-    /// Registers a window, and waits for that of the target.
+    /// Registers a window, and waits for the target's.
     pub fn handshake(&mut self) -> Result<(), Failure> {
         self.register()?;
         self.await_window().map(drop)
@@ -47,7 +47,7 @@ impl<B: Descriptors> Peer<B> {
         self.plan[self.turn % self.plan.len()]
     }
 
-    /// Returns the region of the current part, and where in it the part begins.
+    /// Returns the region of the current part, and where the part begins in it.
     fn place(&self) -> (&B::Region, u32) {
         let (offset, _) = self.part();
         match (&self.landing, offset.checked_sub(self.shape.window)) {
@@ -67,12 +67,12 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Writes bytes as a correct peer does: as much as there is room for, with one notification each.
+    /// Writes bytes correctly: as much as there is room for, with one notification each.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.send_bytes_in(bytes, bytes.len())
     }
 
-    /// Writes bytes as a correct peer does, at most `piece` of them with one notification.
+    /// Writes bytes correctly, at most `piece` of them with one notification.
     pub fn send_bytes_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
         self.says(bytes)?;
         while !bytes.is_empty() {
@@ -86,13 +86,14 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Returns the place of the next byte and the number of bytes that fit; waits for a new window if none does.
+    /// Returns the place of the next byte and the number of bytes that fit; waits for a new window
+    /// if none does.
     pub fn room(&mut self) -> Result<(RemoteAddress, u32), Failure> {
         loop {
             let Window { address, length, rkey } = self.await_window()?;
             if self.used < length {
                 return Ok((
-                    // Its number: if it wraps, the device refuses it.
+                    // The target's address. If it wraps, the device refuses it.
                     RemoteAddress { address: address.wrapping_add(u64::from(self.used)), rkey },
                     length - self.used,
                 ));
@@ -102,7 +103,7 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Returns whether bytes of the stream are there that nobody has taken.
+    /// Returns whether untaken bytes of the stream are there.
     pub const fn has_received(&self) -> bool {
         !self.received.is_empty()
     }
@@ -116,8 +117,8 @@ impl<B: Descriptors> Peer<B> {
         Ok(self.received.drain(..len).collect())
     }
 
-    /// Waits for the next message other than a keepalive and a registration, which may come at any time; handles everything before it as a
-    /// correct peer does.
+    /// Waits for the next message other than a keepalive and a registration, which may come at any
+    /// time. Handles everything before it correctly.
     pub fn receive_message(&mut self) -> Result<Message, Failure> {
         loop {
             match self.receive()? {
@@ -133,7 +134,7 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Asks a server for its features. Whatever is waited for next takes the answer.
+    /// Asks a server for its features. The next wait takes the answer.
     pub fn ask_features(&mut self, select: u16) -> Result<(), Failure> {
         self.asked += 1;
         self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })
@@ -163,7 +164,7 @@ impl<B: Descriptors> Peer<B> {
         self.keepalives
     }
 
-    /// Handles `incoming` as a correct peer does.
+    /// Handles `incoming` correctly.
     pub fn absorb(&mut self, incoming: Incoming) -> Result<(), Failure> {
         match incoming {
             Incoming::Message(bytes) => match self.decode(&bytes)? {
@@ -197,7 +198,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Answers the questions that were kept, and those that come.
+    /// Answers the questions that were held back, and later ones.
     pub fn answer_now(&mut self) -> Result<(), Failure> {
         self.answers_late = false;
         std::mem::take(&mut self.owed).into_iter().try_for_each(|select| {
@@ -218,19 +219,19 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Takes all bytes of the stream that came so far.
+    /// Takes all received bytes of the stream so far.
     pub fn take_received(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.received)
     }
 
-    /// Counts bytes of the target's window that were written by hand.
+    /// Counts bytes that a case has written to the target's window itself.
     pub fn advance(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.says(bytes)?;
         self.used += u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Ok(())
     }
 
-    /// Checks what is about to be said: everything passes here.
+    /// Checks bytes before they are sent. All bytes pass here.
     fn says(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let Some(said) = &mut self.said else { return Ok(()) };
         said.take(bytes)

@@ -57,31 +57,31 @@ impl Tag {
     }
 }
 
-/// The body of a case, which works on an `S`. The bar is for those that take long.
+/// The body of a case, which works on an `S`. The bar is for long ones.
 pub type Body<S> = Box<dyn Fn(&S, &ProgressBar) -> Judged + Send + Sync>;
 
-/// One case, run on an `S`.
+/// A case for an `S`.
 pub struct Case<S> {
     /// A stable name, `suite.intent` or `area.intent`; one for each role.
     pub id: &'static str,
-    /// The side that is tested, in a suite that has cases for both.
+    /// The tested side, in a suite with cases for both.
     pub role: Option<Role>,
-    /// The point that the case makes, or the behaviour that the target is shown, in a few words.
+    /// The case's point, or the behaviour shown to the target, in a few words.
     pub intent: &'static str,
-    /// The reaction that is required of the target; empty if the intent says it all.
+    /// The required reaction of the target; empty if the intent says it all.
     pub expectation: &'static str,
-    /// The requirements it is about, the one that matters most first.
+    /// Its requirements, the most important first.
     pub requirements: &'static [&'static str],
-    /// Where else it is written, for instance a man page; empty if the requirements say it all.
+    /// Another source, for instance a man page; empty if the requirements suffice.
     pub source: &'static str,
-    /// The tags by which it can be selected.
+    /// Its tags, for selection.
     pub tags: &'static [Tag],
     /// The case itself.
     pub run: Body<S>,
 }
 
 impl<S> Case<S> {
-    /// A case whose body has a remark when it passes, and says what was wrong when it does not.
+    /// Creates a case whose body returns a remark if it passes, and otherwise the fault.
     pub fn new<F: Into<Stop>>(
         id: &'static str,
         intent: &'static str,
@@ -101,13 +101,13 @@ impl<S> Case<S> {
         }
     }
 
-    /// Names a source.
+    /// Sets the source.
     #[must_use]
     pub fn from_source(self, source: &'static str) -> Self {
         Self { source, ..self }
     }
 
-    /// Says which side is tested.
+    /// Sets the tested side.
     #[must_use]
     pub fn of(self, role: Role) -> Self {
         Self { role: Some(role), ..self }

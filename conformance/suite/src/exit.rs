@@ -1,20 +1,20 @@
-//! The exit codes of programs, as scripts see them.
+//! Exit codes of programs.
 
 pub use rdma_program::{
     DONE, FAILED, INTERNAL, INTERRUPTED, NO_RDMA as NO_ENVIRONMENT, UNREAD, USAGE, guarded, misused, run,
     run_as, with_common,
 };
 
-/// Nothing failed, and something could not be decided.
+/// Nothing failed, but something could not be decided.
 pub const UNDECIDED: u8 = 2;
-/// The suite, or what it needs beside RDMA, could not do its work: nothing is known about the target.
+/// The suite, or something that it needs beside RDMA, failed: nothing is known about the target.
 pub const BROKEN: u8 = 3;
 /// The target died, hung, or took no connection.
 pub const LOST: u8 = 4;
-/// Nothing is selected, or nothing of what is selected was run.
+/// No case is selected, or none of the selected was run.
 pub const NOTHING: u8 = 5;
 
-/// The codes of runs, the worst first: several together come to the worst of them.
+/// The codes of runs, the worst first. Several together result in the worst of them.
 const RANKS: [u8; 6] = [LOST, FAILED, BROKEN, UNDECIDED, NOTHING, DONE];
 
 /// Returns the worse of two codes.

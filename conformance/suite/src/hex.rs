@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes that are shown of many.
+/// The most bytes shown.
 const SHOWN: usize = 32;
 
 /// Returns the first bytes as pairs of digits, for people.

@@ -14,7 +14,7 @@ use indicatif::ProgressBar;
 pub use case::{Body, Case, Role, Tag};
 pub use verdict::{Cause, Judged, Pass, Stop, Verdict};
 
-/// A case that was run.
+/// The result of a case.
 pub struct Report {
     /// Its id.
     pub id: &'static str,
@@ -22,18 +22,18 @@ pub struct Report {
     pub role: Option<Role>,
     /// The intent of the case.
     pub intent: &'static str,
-    /// Where else that is written.
+    /// The case's other source.
     pub source: &'static str,
     /// The verdict.
     pub judged: Judged,
-    /// Why it was expected to fail as it did, if it was.
+    /// The reason for which it was expected to fail, if it was.
     pub expected: Option<&'static str>,
     /// How long it took.
     pub took: Duration,
 }
 
 impl Report {
-    /// The report on `case`; no failure is expected.
+    /// Returns the report on `case`, with no failure expected.
     #[must_use]
     pub const fn new<S>(case: &Case<S>, judged: Judged, took: Duration) -> Self {
         let Case { id, role, intent, source, .. } = case;
@@ -66,8 +66,8 @@ impl Report {
     }
 }
 
-/// Runs the cases whose id contains `select`, in order, with a bar from `progress` for each. Ends early when the suite's
-/// first case fails: it shows that there is something to test at all.
+/// Runs the cases whose id contains `select`, in order, with a bar from `progress` for each. Ends
+/// early if the suite's first case fails: it shows that there is something to test at all.
 pub fn run<S>(
     cases: &[Case<S>],
     on: &S,

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessResources {
     descriptors: usize,
-    /// `VmPin` of `/proc/self/status`: what registered regions pin on a real device.
+    /// `VmPin` of `/proc/self/status`: the memory that registered regions pin on a real device.
     pinned_kib: u64,
 }
 
 impl ProcessResources {
-    /// Makes a value from its parts.
+    /// Creates a value from its parts.
     pub const fn new(descriptors: usize, pinned_kib: u64) -> Self {
         Self { descriptors, pinned_kib }
     }
@@ -25,7 +25,7 @@ impl ProcessResources {
         Self::of("self").expect("/proc shows this process")
     }
 
-    /// Returns the resources of another process on this machine, if they can be seen.
+    /// Returns the resources of another process on this machine, if visible.
     pub fn of_process(pid: u32) -> Option<Self> {
         Self::of(&pid.to_string())
     }
@@ -44,7 +44,7 @@ impl ProcessResources {
         self.pinned_kib
     }
 
-    /// Returns whether it has more of anything than `other`.
+    /// Returns whether it has more of any resource than `other`.
     pub fn exceeds(&self, other: Self) -> bool {
         self.descriptors > other.descriptors || self.pinned_kib > other.pinned_kib
     }
@@ -56,7 +56,8 @@ impl fmt::Display for ProcessResources {
     }
 }
 
-/// Waits until this process holds no less than 200 ms before: a peer in it closes its side a little later.
+/// Waits until this process has held no less for 200 ms: a peer in it closes its side a little
+/// later.
 pub fn settle() {
     let mut last = ProcessResources::now();
     loop {
@@ -69,7 +70,8 @@ pub fn settle() {
     }
 }
 
-/// Waits, for at most 5 s, until this process holds no more than `before`. Returns what it holds then.
+/// Waits, for at most 5 s, until this process holds no more than `before`. Returns what it holds
+/// then.
 pub fn await_no_more_than(before: ProcessResources) -> ProcessResources {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

@@ -1,4 +1,5 @@
-//! Runs suites on a terminal, with a bar while a case runs, and a table at the end; folds lines to its width.
+//! Runs suites on a terminal, with a bar while a case runs, and a table at the end; wraps lines to
+//! its width.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -13,7 +14,7 @@ use textwrap::{Options, WordSplitter};
 use crate::exit::{DONE, NO_ENVIRONMENT, NOTHING, worse};
 use crate::{Case, Report};
 
-/// The columns of output that goes to no terminal.
+/// The columns of output that is not to a terminal.
 pub const PIPED: usize = 120;
 
 /// Returns the columns of the output: those of its terminal, or [`PIPED`].
@@ -29,15 +30,15 @@ pub fn error_columns() -> usize {
 }
 
 fn columns_of(output: impl AsFd) -> usize {
-    // A terminal that was never told its size says that it has no columns.
+    // A terminal whose size was never set reports no columns.
     tcgetwinsize(output).ok().filter(|size| size.ws_col > 0).map_or(PIPED, |size| size.ws_col.into())
 }
 
-/// Folds a line between words, so that it fits into `columns`; what follows is indented by `hanging`.
+/// Wraps a line between words to `columns`. Further lines are indented by `hanging`.
 #[must_use]
 pub fn fold(line: &str, hanging: usize, columns: usize) -> String {
     let indent = " ".repeat(hanging);
-    // A word that is longer than a line is an address or a path, which is to be copied.
+    // A word longer than a line is an address or a path, which people copy.
     let options = Options::new(columns)
         .subsequent_indent(&indent)
         .break_words(false)
@@ -45,23 +46,25 @@ pub fn fold(line: &str, hanging: usize, columns: usize) -> String {
     textwrap::fill(line, options)
 }
 
-/// Folds each line of a text.
+/// Wraps each line of a text.
 #[must_use]
 pub fn fold_lines(text: &str, hanging: usize, columns: usize) -> String {
     text.lines().map(|line| fold(line, hanging, columns)).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints a text, each line folded to the columns of the output; what follows is indented by `hanging`.
+/// Prints a text, each line wrapped to the columns of the output. Further lines are indented by
+/// `hanging`.
 pub fn tell(text: &str, hanging: usize) {
     println!("{}", fold_lines(text, hanging, columns()));
 }
 
-/// Prints an error, each line folded to the columns of errors; what follows is indented by `hanging`.
+/// Prints an error, each line wrapped to the columns of errors. Further lines are indented by
+/// `hanging`.
 pub fn complain(text: &str, hanging: usize) {
     eprintln!("{}", fold_lines(text, hanging, error_columns()));
 }
 
-/// Returns an empty table that is as wide as the output at most.
+/// Returns an empty table, at most as wide as the output.
 #[must_use]
 pub fn table() -> Table {
     let mut table = Table::new();
@@ -70,7 +73,7 @@ pub fn table() -> Table {
     table
 }
 
-/// Prints why nothing can be tried on this machine.
+/// Prints why nothing can be run on this machine.
 pub fn cannot_run(reason: &str) -> ExitCode {
     complain(&format!("cannot run here: {reason}"), 4);
     ExitCode::from(NO_ENVIRONMENT)
@@ -81,7 +84,8 @@ pub fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> Exit
     run_judged(title, cases, setting, select, |_| {})
 }
 
-/// Runs cases and reports; `judge` may change reports before, where failures are expected. Returns the worst that came of a case.
+/// Runs cases and reports. `judge` may change reports before that, if failures are expected.
+/// Returns the worst result.
 pub fn run_judged<S>(
     title: &str,
     cases: &[Case<S>],
@@ -114,7 +118,8 @@ fn is_untried(report: &Report) -> bool {
     report.is_failure() && !report.verdict().is_tried()
 }
 
-/// Returns the exit code of a run: the worst of its cases. One that was not tried counts where none was.
+/// Returns the exit code of a run: the worst of its cases. A case that was not run counts only if
+/// no case was run.
 fn code(reports: &[Report]) -> u8 {
     if reports.iter().all(is_untried) {
         return NOTHING;
@@ -147,7 +152,7 @@ fn results(reports: &[Report]) -> Table {
     table
 }
 
-/// A progress bar on a terminal; nothing elsewhere.
+/// Returns a progress bar on a terminal, and a hidden one elsewhere.
 fn progress(case: &'static str) -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()

@@ -1,4 +1,4 @@
-//! Verdicts: what can come of a case.
+//! Verdicts on cases.
 
 use std::fmt;
 
@@ -59,12 +59,12 @@ impl Verdict {
         }
     }
 
-    /// Returns whether the target was tried and found right.
+    /// Returns whether the target was tested and passed.
     pub const fn is_pass(self) -> bool {
         matches!(self, Self::Pass | Self::PassLenient)
     }
 
-    /// Returns whether the target was tried at all, whatever came of it.
+    /// Returns whether the target was tested at all, whatever the result.
     pub const fn is_tried(self) -> bool {
         !matches!(self, Self::Unsupported | Self::NotApplicable | Self::Skipped)
     }
@@ -82,11 +82,11 @@ impl fmt::Display for Verdict {
 pub enum Cause {
     /// A requirement is not met.
     Requirement,
-    /// Another connection came to harm.
+    /// Another connection was harmed.
     Bystander,
     /// The target's process ended.
     Died,
-    /// The target's process is there and does nothing any more.
+    /// The target's process exists, but is hung.
     Hung,
     /// The target takes no connection.
     Refused,
@@ -107,17 +107,17 @@ impl Cause {
         }
     }
 
-    /// Returns whether there is no target any more, as far as a peer can tell.
+    /// Returns whether the target is gone, as far as a peer can tell.
     pub const fn is_loss(self) -> bool {
         matches!(self, Self::Died | Self::Hung | Self::Refused)
     }
 
-    /// Returns whether more came to harm than the connection that the case is about.
+    /// Returns whether more than the case's own connection was harmed.
     pub const fn is_harm(self) -> bool {
         self.is_loss() || matches!(self, Self::Bystander)
     }
 
-    /// Returns the exit code of a run that comes to nothing for this cause.
+    /// Returns the exit code of a run that ends with this cause.
     pub const fn code(self) -> u8 {
         match self {
             Self::Died | Self::Hung | Self::Refused => exit::LOST,
@@ -143,25 +143,25 @@ pub struct Stop {
     pub verdict: Verdict,
     /// The cause.
     pub cause: Cause,
-    /// The observation on which the verdict rests.
+    /// The observation behind the verdict.
     pub reason: String,
 }
 
 /// The outcome of a case's body.
 pub type Judged = Result<Pass, Stop>;
 
-/// Makes a pass.
+/// Creates a pass.
 pub fn pass(note: impl Into<String>) -> Pass {
     Pass { verdict: Verdict::Pass, note: note.into() }
 }
 
-/// Makes a pass of what is allowed, and not best.
+/// Creates a pass for an allowed reaction that is not the best.
 pub fn lenient(note: impl Into<String>) -> Pass {
     Pass { verdict: Verdict::PassLenient, note: note.into() }
 }
 
 impl Stop {
-    /// Returns the exit code of a run that comes to nothing for this.
+    /// Returns the exit code of a run that ends with this.
     pub const fn code(&self) -> u8 {
         match self.verdict {
             Verdict::Pass | Verdict::PassLenient | Verdict::Informational => exit::DONE,
@@ -176,32 +176,32 @@ impl Stop {
         Self { verdict: Verdict::Fail, cause: Cause::Requirement, reason: reason.into() }
     }
 
-    /// It cannot be told from what was seen.
+    /// The observations decide nothing.
     pub fn undecided(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Inconclusive, ..Self::unmet(reason) }
     }
 
-    /// Not about such a target.
+    /// The case does not apply to such a target.
     pub fn not_applicable(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::NotApplicable, ..Self::unmet(reason) }
     }
 
-    /// Not tried.
+    /// Not run.
     pub fn skipped(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Skipped, ..Self::unmet(reason) }
     }
 
-    /// The target said that it cannot.
+    /// The target reported that it cannot do this.
     pub fn unsupported(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Unsupported, ..Self::unmet(reason) }
     }
 
-    /// The target's process ended where it must not.
+    /// The target's process ended when it must not.
     pub fn died(reason: impl Into<String>) -> Self {
         Self { cause: Cause::Died, ..Self::unmet(reason) }
     }
 
-    /// The target's process is there and does nothing.
+    /// The target's process exists, but is hung.
     pub fn hung(reason: impl Into<String>) -> Self {
         Self { cause: Cause::Hung, ..Self::unmet(reason) }
     }
@@ -211,7 +211,7 @@ impl Stop {
         Self { cause: Cause::Refused, ..Self::unmet(reason) }
     }
 
-    /// It could not be tried: nothing is known about the target.
+    /// The case could not be run: nothing is known about the target.
     pub fn broken(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Broken, cause: Cause::Environment, reason: reason.into() }
     }

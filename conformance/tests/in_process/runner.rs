@@ -1,4 +1,4 @@
-//! The runner's verdicts on targets that err outside the protocol: as processes.
+//! The runner's verdicts on targets with faults outside the protocol: as processes.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -47,7 +47,7 @@ fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> 
 struct Ending {
     own: BuiltInClients<SoftSim>,
     exit: Option<Exit>,
-    /// How often it is asked in vain.
+    /// How many times a request for its end is in vain.
     late: u32,
     is_seen: bool,
 }
@@ -93,14 +93,15 @@ impl Running for Process {
     }
 }
 
-/// A client that hangs, as a process: the report has the last that it printed, and what was on the wire last.
+/// A client that hangs as a process: the report has the last lines it printed, and the last events
+/// on the wire.
 #[test]
 fn a_hang_is_told_with_what_came_before_it() {
     let fabric = Fabric::new();
     let recorder = Recorder::new(Limits::default());
     let backend = Recorded::new(fabric.host(&[OURS.ip()]), &recorder);
     let listener = Listener::new(&backend, OURS).unwrap();
-    // One never connects; the other does all that it should, and does not end.
+    // One never connects. The other does everything right, but does not end.
     let silent =
         ExecClients { command: "sh -c 'echo waiting; echo for a server >&2; sleep 60'".into(), first: 0 };
     let staying = Ending::new(fabric.host(&[THEIRS.ip()]), None);
@@ -146,7 +147,8 @@ fn a_hang_is_told_with_what_came_before_it() {
     }
 }
 
-/// A client that does all that it should on the wire, and whose process stays or ends wrongly, passes nothing that ends with it.
+/// A client that is correct on the wire, but whose process stays or ends wrongly, passes no case
+/// that includes its end.
 #[test]
 fn a_client_has_to_end() {
     for (exit, cause) in [
@@ -172,7 +174,7 @@ fn a_client_has_to_end() {
     }
 }
 
-/// Judges a client that ends so.
+/// Judges a client with such an end.
 fn judge_ending(change: impl FnOnce(&mut Ending), case: &str) -> CaseResult {
     let fabric = Fabric::new();
     let backend = fabric.host(&[OURS.ip()]);
@@ -192,7 +194,7 @@ fn success_is_no_report_of_a_failure() {
     }
 }
 
-/// What is about the end of a client is not judged where that cannot be seen; what can be seen is.
+/// Cases about the end of a client are not judged if the end is not visible; other cases are.
 #[test]
 fn an_end_that_cannot_be_seen_passes_nothing() {
     for case in
@@ -207,7 +209,7 @@ fn an_end_that_cannot_be_seen_passes_nothing() {
     }
 }
 
-/// A client that takes its time is told so, and does not count as one that hangs.
+/// A slow client is reported as slow, and does not count as hung.
 #[test]
 fn a_slow_client_is_not_hung() {
     let result = judge_ending(|clients| clients.late = 1, "close.clean");
@@ -221,7 +223,7 @@ fn a_slow_client_is_not_hung() {
     assert_eq!(result.verdict, Verdict::PassLenient, "{}", result.reason);
 }
 
-/// What the suite itself says wrongly is never held against the target.
+/// The suite's own mistakes are never blamed on the target.
 #[test]
 fn the_suite_may_not_misspeak() {
     let fabric = Fabric::new();
@@ -240,7 +242,7 @@ fn the_suite_may_not_misspeak() {
     }
 }
 
-/// A client that sends ten commands and then nothing, until its server leaves.
+/// A client that sends ten commands and then nothing, until its server disconnects.
 struct Pausing(SoftSim);
 
 impl TargetClients for Pausing {
@@ -269,7 +271,8 @@ impl Running for Thread {
     }
 }
 
-/// Ten commands are enough where each takes long. A client that sends no more then has done nothing wrong.
+/// Ten commands are enough if each takes long. A client that then sends no more has done nothing
+/// wrong.
 #[test]
 fn a_client_may_pause_when_it_has_shown_enough() {
     let fabric = Fabric::new();
@@ -281,7 +284,7 @@ fn a_client_may_pause_when_it_has_shown_enough() {
     assert_eq!(result.reason, "goes on (10 commands)");
 }
 
-/// Keepalives are no reply: a wait for one ends in their midst.
+/// Keepalives are no reply: a wait for one ends among them.
 #[test]
 fn a_server_that_only_keeps_alive_is_given_up() {
     let fabric = Fabric::new();
@@ -309,7 +312,7 @@ fn a_server_that_only_keeps_alive_is_given_up() {
     assert!(result.reason.starts_with("nothing came within 2s"), "{}", result.reason);
 }
 
-/// A server that pins what it was asked for only when it comes to look at the message.
+/// A server that pins the requested memory only when it handles the message.
 struct Pinning {
     own: BuiltInServer,
     looks: Cell<u32>,
@@ -330,7 +333,7 @@ impl TargetServer for Pinning {
 
     fn held(&self) -> Option<ProcessResources> {
         self.looks.set(self.looks.get() + 1);
-        // Not yet right behind the message, and no longer at the end.
+        // Not yet right after the message, and no longer at the end.
         Some(ProcessResources::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
     }
 
@@ -350,7 +353,8 @@ fn memory_pinned_in_between_is_seen() {
     assert!(result.reason.contains("4194304 KiB pinned"), "{}", result.reason);
 }
 
-/// A run that is interrupted has the results until then; the case under way is none of them, for its target may have been ended, too.
+/// An interrupted run has the results so far, without the current case, whose target may have been
+/// ended, too.
 #[test]
 fn an_interrupted_run_tells_what_there_is() {
     let fabric = Fabric::new();

@@ -1,4 +1,5 @@
-//! The raw peer of the suites takes things in the order in which they came, however they fall between two looks.
+//! The suite's raw peer handles input in the order of arrival, whichever way it falls between two
+//! polls.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,7 +11,7 @@ use rdma_backend::{Backend, QueuePairLimits};
 use rdma_softsim::{Error, Fabric, SoftSim};
 use rustix::event::{PollFd, PollFlags, poll};
 
-/// Does something before each look for an event; it is given the channel's descriptor.
+/// Calls a function before each poll for an event, with the channel's descriptor.
 struct BeforeEvents<F>(F);
 
 impl<F: Fn(BorrowedFd<'_>) + Send + Sync + 'static> Interceptor<SoftSim> for BeforeEvents<F> {
@@ -34,12 +35,13 @@ impl<F: Fn(BorrowedFd<'_>) + Send + Sync + 'static> Interceptor<SoftSim> for Bef
     }
 }
 
-/// The last bytes and the disconnect both come after the queue was found empty and before the look for an event.
+/// The last bytes and the disconnect both arrive after the queue was found empty and before the
+/// poll for an event.
 #[test]
 fn last_bytes_come_before_the_end() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    // Whoever leaves, once there is somebody.
+    // The peer that disconnects, once it exists.
     let leaving: Arc<Mutex<Option<Peer<SoftSim>>>> = Arc::default();
     let what = {
         let leaving = Arc::clone(&leaving);

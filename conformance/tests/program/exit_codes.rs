@@ -1,5 +1,5 @@
-//! Every way to exit that docs/adopt.md promises, as a script sees it. Targets that die, hang or refuse need a device: lab/run test
-//! has them (`conformance-exits`).
+//! Every exit status that docs/adopt.md promises, as seen by a script. Targets that die, hang or
+//! refuse need a device: lab/run test has them (`conformance-exits`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,7 +27,7 @@ fn file(name: &str, text: &str) -> PathBuf {
     file
 }
 
-/// A run of one case, which came to this.
+/// Returns a run of one case with this result.
 fn came_to(verdict: &str, cause: &str) -> Run {
     let case = format!(
         r#"{{"id":"conn.plain","intent":"","expectation":"","requirements":["VR-CONN-001"],"level":"must","profile":"wire","tags":[],
@@ -76,7 +76,7 @@ fn what_fails_and_what_is_lost() {
     }
 }
 
-/// A failure of another kind than the expected one is none that was expected.
+/// A failure of another kind than the expected one is unexpected.
 #[test]
 fn what_a_baseline_excuses() {
     for (verdict, cause, entry, stale, code) in [
@@ -89,7 +89,7 @@ fn what_a_baseline_excuses() {
         ("pass-lenient", "requirement", "", 1, exit::DONE),
         ("pass", "requirement", "sometimes = true", 0, exit::DONE),
         ("skipped", "requirement", "", 0, exit::NOTHING),
-        // What could not be decided excuses no failure.
+        // An undecided case excuses no failure.
         ("inconclusive", "requirement", "verdict = \"inconclusive\"", 0, exit::DONE),
         ("fail", "requirement", "verdict = \"inconclusive\"", 0, exit::FAILED),
         ("pass", "requirement", "verdict = \"inconclusive\"", 1, exit::DONE),
@@ -102,7 +102,7 @@ fn what_a_baseline_excuses() {
     }
 }
 
-/// What a run has written down of a case that could not be decided excuses no failure of it, later.
+/// A baseline entry for an undecided case does not excuse a later failure.
 #[test]
 fn an_undecided_case_is_written_down_as_one() {
     let undecided = came_to("inconclusive", "requirement");
@@ -113,14 +113,14 @@ fn an_undecided_case_is_written_down_as_one() {
         let mut run = came_to(verdict, "requirement");
         assert_eq!((known.apply(&mut run).len(), run.code(false)), (0, code), "{verdict}");
     }
-    // Renewed, it is a failure that is known.
+    // Renewed, it is a known failure.
     let failed = came_to("fail", "requirement");
     let known = known.renewed(&failed);
     let mut failed = failed;
     assert_eq!((known.apply(&mut failed).len(), failed.code(false)), (0, exit::DONE));
 }
 
-/// Reports for programs call those cases failures, and no others, that make the exit status one.
+/// Reports for programs mark exactly those cases as failures that make the exit status one.
 #[test]
 fn reports_fail_what_the_exit_status_counts() {
     let verdicts = [
@@ -148,7 +148,7 @@ fn reports_fail_what_the_exit_status_counts() {
                     run.results[0].level = level;
                     run.results[0].expected = expected.then(|| "known".into());
                     assert_told(&run, strict, &format!("{verdict}, {cause}, {level}, {expected}, {strict}"));
-                    // Where it is only counted, too.
+                    // Also if it is only counted.
                     run.withhold();
                     assert_told(
                         &run,
@@ -174,7 +174,7 @@ fn assert_told(run: &Run, strict: bool, what: &str) {
     assert_eq!(tap.lines().nth(1), Some(plan.as_str()), "{what}: {tap}");
 }
 
-/// A case that is gone shows nothing, whatever becomes of the others.
+/// A missing case shows nothing, whatever the others' results.
 #[test]
 fn a_case_that_is_gone_is_not_fixed() {
     let mut run = came_to("fail", "requirement");
@@ -193,7 +193,7 @@ fn a_case_that_is_gone_is_not_fixed() {
     exits(&[&replay[..], &["--select", "conn.plain"]].concat(), exit::DONE);
 }
 
-/// Results of earlier are judged as those of a run are.
+/// Earlier results are judged like those of a run.
 #[test]
 fn results_are_judged_again() {
     let results = file("lost.json", &came_to("fail", "died").json().unwrap());
@@ -205,14 +205,15 @@ fn results_are_judged_again() {
     };
     report(&known, exit::DONE);
     report(&none, exit::LOST);
-    // What an earlier baseline excused is excused no more.
+    // A failure that an earlier baseline excused is not excused any more.
     let excused = Path::new(env!("CARGO_TARGET_TMPDIR")).join("excused.json");
     let judged = ["report", "json", results.to_str().unwrap(), "-o", excused.to_str().unwrap(), "--baseline"];
     exits(&[&judged[..], &[known.to_str().unwrap()]].concat(), exit::DONE);
     exits(&["report", "json", excused.to_str().unwrap(), "--baseline", none.to_str().unwrap()], exit::LOST);
 }
 
-/// Of what harms others only the number is published, and nothing by which it could be told which it was.
+/// For cases that harm others only the number is published, and nothing that reveals which they
+/// are.
 #[test]
 fn what_is_withheld() {
     let mut run = came_to("fail", "died");
@@ -257,7 +258,7 @@ fn what_is_withheld() {
         if ["markdown", "pretty"].contains(&format) {
             assert!(text.contains("1 pass") && text.contains("2 cases withheld"), "{text}");
         }
-        // The scores count what is not listed.
+        // The scores include unlisted cases.
         if ["markdown", "pretty", "html", "junit"].contains(&format) {
             let scores = ["wire contract: 1 of 3", "hardening profile: 0 of 1"];
             assert!(scores.iter().all(|score| text.contains(score)), "{format}: {text}");
@@ -265,8 +266,8 @@ fn what_is_withheld() {
     }
 }
 
-/// The case behind which there was no target any more is named by no case that was not run for it, by none that comes first among
-/// these, and by no command line.
+/// The case after which the target was gone is not revealed by the cases that were not run because
+/// of it, by the first of these, or by a command line.
 #[test]
 fn what_took_the_target_away_is_not_told() {
     let mut run = came_to("fail", "died");
@@ -300,7 +301,8 @@ fn what_took_the_target_away_is_not_told() {
     assert_eq!(run.code(true), strict);
 }
 
-/// A case that may do harm is listed for no target, whatever it came to; a run that harmed nothing passes as before.
+/// A case that may do harm is listed for no target, whatever its result. A run that harmed nothing
+/// passes as before.
 #[test]
 fn what_may_harm_is_listed_for_no_target() {
     let mut run = came_to("pass", "requirement");
@@ -322,7 +324,7 @@ fn what_may_harm_is_listed_for_no_target() {
     assert_eq!(run.withheld, withheld, "withheld once");
 }
 
-/// The published results and baselines of other people's programs keep back what brings these down.
+/// The published results and baselines of other people's programs withhold what brings these down.
 #[test]
 fn nothing_published_is_a_recipe() {
     let root = workspace().unwrap();
@@ -330,7 +332,7 @@ fn nothing_published_is_a_recipe() {
         let may_harm = |one: &&CaseResult| one.tags.iter().any(|tag| tag == "disruptive");
         run.results.iter().filter(may_harm).map(|one| one.id.clone()).collect()
     };
-    // Ours as well: one list of all cases beside another is a list of the rest.
+    // Ours as well: two lists of all cases, compared, would reveal the rest.
     for name in ["own-server", "own-client"] {
         let run = Run::read(&root.join(format!("docs/reports/{name}.json"))).unwrap();
         assert_eq!((listed(&run), run.withheld(), run.code(true)), (Vec::new(), 0, exit::DONE), "{name}");
@@ -338,7 +340,7 @@ fn nothing_published_is_a_recipe() {
     for name in ["valkey-server", "valkey-cli", "valkey-benchmark"] {
         let mut run = Run::read(&root.join(format!("docs/reports/{name}.json"))).unwrap();
         assert!(run.withheld() > 0 && run.results.iter().all(|one| !one.is_harm() && !one.verdict.is_pass()));
-        // With these named, the others would be known by elimination.
+        // If these were named, the others would be known by elimination.
         assert_eq!(listed(&run), Vec::<String>::new(), "{name}");
         let baseline = Baseline::read(&root.join(format!("conformance/baselines/{name}.toml"))).unwrap();
         assert_eq!((baseline.apply(&mut run), run.code(false)), (Vec::new(), exit::DONE), "{name}");
@@ -363,7 +365,7 @@ fn nothing_is_selected() {
     exits(&["smoke", "--select", "no.such-case"], exit::NOTHING);
 }
 
-/// A CI that forgets `--allow-disruptive` is not green.
+/// A CI that forgets `--allow-disruptive` does not pass.
 #[test]
 fn what_was_selected_is_skipped() {
     exits(&["run", "server", "--select", "flow.wraps"], exit::NOTHING);
@@ -375,7 +377,7 @@ fn what_was_selected_is_skipped() {
     exits(&[&part[..], &["--strict"]].concat(), exit::UNDECIDED);
 }
 
-/// One mistake, one answer: whatever is told to use a target that has no address.
+/// Every command gives the same answer to a target without an address.
 #[test]
 fn a_target_without_an_address() {
     for target in ["nosuch.invalid:1", "no-port"] {
@@ -386,7 +388,7 @@ fn a_target_without_an_address() {
     exits(&["smoke", "--idle", "3"], exit::USAGE);
 }
 
-/// As `… | head` leaves it, once head has what it wants.
+/// As with `… | head`, once head has read enough.
 #[test]
 fn nobody_reads_the_output() {
     let results = file("unread.json", &came_to("fail", "requirement").json().unwrap());
@@ -434,11 +436,11 @@ fn the_command_line_makes_no_sense() {
         program().args(["replay", file("old.json", r#"{"format":1}"#).to_str().unwrap()]).output().unwrap();
     assert_eq!(output.status.code(), Some(exit::USAGE.into()));
     assert!(String::from_utf8_lossy(&output.stderr).contains("format 1 is none"), "{output:?}");
-    // Elsewhere, and said only once.
+    // Elsewhere, and given only once.
     exits(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"], exit::USAGE);
 }
 
-/// The suite cannot log in. What it says of a target with a password does not repeat it.
+/// The suite cannot log in. Messages about a target with a password do not repeat it.
 #[test]
 fn a_password_is_not_printed() {
     for target in ["valkey://user:hunter2@192.0.2.1:6379", ":hunter2@192.0.2.1:6379", "user:hunter2@@host"] {
@@ -479,7 +481,7 @@ fn there_is_no_rdma() {
     }
 }
 
-/// A panic: here, because there is no room for what it prints.
+/// A panic, here because its output has no room.
 #[test]
 fn a_mistake_of_the_program() {
     let full = std::fs::File::create("/dev/full").unwrap();

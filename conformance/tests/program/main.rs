@@ -1,4 +1,5 @@
-//! The program `valkey-rdma-conformance` as its users see it, and the files that come with it.
+//! The program `valkey-rdma-conformance` from its users' point of view, and the files that come
+//! with it.
 
 mod exit_codes;
 mod newcomers;

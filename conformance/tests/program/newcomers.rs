@@ -1,4 +1,5 @@
-//! What the program shows to somebody who has neither a device nor an implementation, and what it notes for later runs.
+//! The program's output for a user without a device or an implementation, and its notes for later
+//! runs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,7 +9,7 @@ use conformance::exit;
 
 fn run(arguments: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"));
-    // No Valkey is found, so that the demo is the one of every machine.
+    // No Valkey is found, so that the demo is the same on every machine.
     program.args(arguments).env("PATH", "").output().unwrap()
 }
 
@@ -28,7 +29,8 @@ fn file(name: &str) -> PathBuf {
 const MISTAKE: [&str; 4] = ["run", "server", "--demo-mistake", "registers-early"];
 const CASE: [&str; 2] = ["--select", "mem.not-before-full"];
 
-/// Commands, the wire below each, and a verdict on a server that errs; lines fit a terminal. What is recorded can be shown.
+/// Commands, the wire below each, and a verdict on a faulty server. Lines fit a terminal. The
+/// recording can be shown.
 #[test]
 fn a_demo_without_a_device() {
     let recording = file("demo.jsonl");
@@ -44,7 +46,7 @@ fn a_demo_without_a_device() {
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
-    // Commands are to be copied as they are, and what the report shows of the wire is as wide as that.
+    // Commands are copied unchanged, and the report shows the wire as wide as that.
     let said = String::from_utf8(run(&["demo"]).stdout).unwrap();
     let long = |line: &&str| {
         line.chars().count() > 80
@@ -56,8 +58,8 @@ fn a_demo_without_a_device() {
     assert_eq!(said.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
 }
 
-/// What is piped fits 120 columns, but for commands, which are to be copied, and for words that are longer: whoever reads it later
-/// has no terminal to ask.
+/// Piped output fits 120 columns, except commands, which people copy, and longer words: a later
+/// reader has no terminal to ask.
 #[test]
 fn what_is_piped_is_not_wide() {
     let recording = file("wide.jsonl");
@@ -100,13 +102,13 @@ fn what_is_piped_is_not_wide() {
 fn what_a_failure_looks_like() {
     exits(&[&MISTAKE[..], &CASE].concat(), exit::FAILED);
     exits(&["run", "client", "--demo-mistake", "shifted", "--select", "conn.plain"], exit::FAILED);
-    // Somebody else's program makes its own mistakes.
+    // Another program makes its own mistakes.
     exits(&[&MISTAKE[..], &["--target", "192.0.2.1:6379"]].concat(), exit::USAGE);
     let told = exits(&["run", "server", "--demo-mistake", "any"], exit::USAGE);
     assert!(told.contains("little-endian-immediates"), "{told}");
 }
 
-/// A baseline that a run has written excuses what failed, keeps reasons, and notices what is mended.
+/// A baseline written by a run excuses its failures, keeps reasons, and notices fixes.
 #[test]
 fn a_baseline_is_written() {
     let known = file("written.toml");
@@ -121,7 +123,7 @@ fn a_baseline_is_written() {
     exits(&[&MISTAKE[..], &CASE, &renew].concat(), exit::DONE);
     let kept = std::fs::read_to_string(known).unwrap();
     assert!(kept.contains("issue 17: it registered") && kept.matches("[[expected]]").count() == 1, "{kept}");
-    // What was not tried stays; what passes goes.
+    // Cases that were not run stay; cases that pass are removed.
     exits(&[&["run", "server", "--select", "conn.plain"][..], &renew].concat(), exit::DONE);
     assert_eq!(std::fs::read_to_string(known).unwrap(), kept);
     exits(&[&["run", "server"][..], &CASE, &renew].concat(), exit::FAILED);
@@ -140,8 +142,8 @@ fn results_say_where_they_are_from() {
     assert!(environment.libraries.is_empty(), "softsim needs none: {environment:?}");
 }
 
-/// Peers that do anything the specification allows are served by our own two sides, and notice a mistake that needs more than a
-/// plain exchange; what they found is named for its seed.
+/// Our own two sides serve peers that do anything the specification allows. Such peers notice a
+/// mistake that needs more than a plain exchange, and a finding names its seed.
 #[test]
 fn random_legal_peers() {
     for role in ["server", "client"] {
@@ -161,7 +163,7 @@ fn random_legal_peers() {
     }
 }
 
-/// What a peer drawn at random has found is replayed with that peer.
+/// A finding of a random peer is replayed with that peer.
 #[test]
 fn replay_of_random_legal_peers() {
     let out = file("random-replay");
@@ -219,7 +221,7 @@ fn bash_completes() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "replay report\n", "{output:?}");
 }
 
-/// Every command has a manual page, which is shown without a warning, and the examples as they are to be typed.
+/// Every command has a manual page, which is shown without a warning, with the examples unchanged.
 #[test]
 fn manual_pages() {
     let folder = file("man");
@@ -240,12 +242,13 @@ fn manual_pages() {
     for line in after {
         assert!(shown.lines().any(|one| one.trim() == line.trim()), "{line}: {shown}");
     }
-    // A file stands where the folder would be.
+    // A file is in place of the folder.
     exits(&["man", folder.join("valkey-rdma-conformance.1").to_str().unwrap()], exit::FAILED);
 }
 
-/// A target that fails the probe before the suite has a result as any other: with its reason, its wire and how to run it again, in
-/// every file; the rest is skipped on one line, unless it was asked for by name.
+/// A target that fails the probe has a result like any other: with its reason, its wire and a
+/// command that repeats it, in every file. The rest is skipped on one line, unless it was selected
+/// by name.
 #[test]
 fn the_probe_is_a_result_as_any_other() {
     let probe = ["run", "server", "--demo-mistake", "little-endian-fields", "--patience", "1"];
@@ -265,7 +268,7 @@ fn the_probe_is_a_result_as_any_other() {
     }
 
     let told = exits(&[&probe[..], &["--select", "ctrl.first-message"]].concat(), exit::FAILED);
-    // Both have one cause, which is told once, and named.
+    // Both have one cause, which is reported once, and named.
     assert!(
         told.contains("fail conn.plain [") && told.contains("alike in 1 more: ctrl.first-message"),
         "{told}"

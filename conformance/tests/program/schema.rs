@@ -1,4 +1,5 @@
-//! As much of JSON Schema as the schemas in `spec/vectors/schema` have in them. What is not known here is not taken.
+//! The part of JSON Schema that the schemas in `spec/vectors/schema` use. Unknown keywords are
+//! rejected.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,7 @@ impl Schema {
         Self { rules, patterns }
     }
 
-    /// Says what of `value` is not as the schema has it; the reasons begin with the place.
+    /// Describes where `value` violates the schema. Each reason begins with the place.
     pub(crate) fn problems(&self, value: &Value) -> Vec<String> {
         let mut problems = Vec::new();
         self.judge(&self.rules, value, "", Some(&mut problems));
@@ -37,7 +38,8 @@ impl Schema {
         self.judge(schema, value, "", None)
     }
 
-    /// Returns whether `value` is as `schema` has it. Where nobody asks for the reasons, the first is enough.
+    /// Returns whether `value` matches `schema`. If no reasons are requested, the first violation
+    /// suffices.
     fn judge(
         &self,
         schema: &Value,
@@ -149,7 +151,7 @@ fn is_a(value: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Each rule refuses what it is about, and nothing else.
+/// Each rule refuses its own violations, and nothing else.
 #[test]
 fn rules_are_kept_to() {
     for (schema, met, broken) in [

@@ -1,5 +1,5 @@
-//! The suite for any implementation, as its users see it: what it selects, what it says, and how it exits. That our own
-//! server and client pass all of it is the program's main job.
+//! The suite for any implementation, from its users' point of view: its selection, its output, and
+//! its exit statuses. That our own server and client pass all of it is the program's main job.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ fn quick_is_a_few_harmless_cases_of_each_area() {
         assert_eq!(output.status.code(), Some(0));
         assert!(text(&output).contains("15 pass"), "{}", text(&output));
     }
-    // What failed in it is run again alone.
+    // Its failures are repeated alone.
     let again = run(&["run", "server", "--quick", "--select", "conn.*", "--format", "json"]);
     let results: serde_json::Value = serde_json::from_str(&text(&again)).unwrap();
     assert_eq!(results["results"][0]["repro"], "valkey-rdma-conformance run server --select conn.plain");
@@ -88,10 +88,10 @@ fn what_may_harm_is_skipped_unless_allowed() {
     assert!(text(&output).contains("1 skipped") && text(&output).contains("--allow-disruptive"));
 }
 
-/// The program works where it is brought, and knows nothing of where it was built.
+/// The program works anywhere, and knows nothing of where it was built.
 #[test]
 fn it_travels() {
-    // Not below the workspace, and nothing else there.
+    // Outside of the workspace, in an empty folder.
     let folder = std::env::temp_dir().join(format!("conformance-{}", std::process::id()));
     let empty = folder.join("empty");
     std::fs::create_dir_all(&empty).unwrap();
@@ -156,7 +156,7 @@ fn every_format_says_the_same() {
     assert!(read("results.tap").starts_with("TAP version 14\n1..4\nok 1 - ctrl."));
     assert!(read("badge.json").contains("\"4/4\""));
     let page = read("report.html");
-    // The table is there without JavaScript, and each of its rows leads to what is known of its case.
+    // The table exists without JavaScript, and each of its rows links to the details of its case.
     assert!(page.contains("<a href=\"#client-keep.flood\">") && page.contains("id=\"client-keep.flood\""));
     assert!(page.contains("wire contract: 3 of 3") && page.contains("hardening profile: 1 of 1"));
     assert!(!page.contains("src=\"http") && !page.contains("href=\"http") && !page.contains("@import"));

@@ -1,5 +1,5 @@
-//! The requirements held against the record of their check; the vectors against their schemas, the requirements, and
-//! implementations.
+//! Compares the requirements with the record of their check, and the vectors with their schemas,
+//! the requirements, and implementations.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +47,7 @@ fn assert_passed(report: &Report) {
     assert!(report.passed > 0);
 }
 
-/// The sum of what was read of a requirement when it was checked.
+/// Returns the checksum of a requirement's text when it was checked.
 fn sum(requirement: &Requirement) -> String {
     let Requirement { level, origin, profile, source, text, differs, .. } = requirement;
     let row = differs.as_ref().map(|one| [&one.document, &one.code, &one.source].map(String::as_str));
@@ -57,7 +57,7 @@ fn sum(requirement: &Requirement) -> String {
     format!("{:08x}", crc32fast::hash(read.join("\n").as_bytes()))
 }
 
-/// `spec/checked.md` has one row for each requirement, whose sum is that of what the requirement says now.
+/// `spec/checked.md` has one row for each requirement, with the checksum of its present text.
 #[test]
 fn every_requirement_was_checked_as_it_stands() {
     let page = read(&workspace().unwrap().join("spec/checked.md"));
@@ -111,8 +111,8 @@ fn every_schema_has_an_id() {
     }
 }
 
-/// Each rule of the text says its level where it stands. Between the id of a requirement and the id before
-/// it is its MUST, SHOULD or MAY, and no other.
+/// Each rule of the text gives its level in place. Between the id of a requirement and the id
+/// before it is its MUST, SHOULD or MAY, and no other.
 #[test]
 fn the_text_says_each_level() {
     let text = read(&workspace().unwrap().join("spec/protocol.md"));
@@ -196,8 +196,8 @@ fn a_sentence_has_one_id() {
     assert_none(&problems);
 }
 
-/// The page allows a server to answer before it sees the event; what it sends then counts as sent at the
-/// event.
+/// The page allows a server to answer before it sees the event. What it sends then counts as sent
+/// at the event.
 #[test]
 fn an_answer_may_come_early() {
     if !have("python3", "--version") {
@@ -217,7 +217,7 @@ fn an_answer_may_come_early() {
     }
 }
 
-/// An implementation whose lines are held against the protocol's schema.
+/// An implementation whose lines are validated with the protocol's schema.
 struct Validated<I> {
     inner: I,
     schema: Schema,
@@ -247,7 +247,7 @@ fn our_implementation() {
     assert_eq!(report.skipped, []);
 }
 
-/// Returns whether the program is there and tells its version.
+/// Returns whether the program exists and prints its version.
 fn have(program: &str, version: &str) -> bool {
     let there = Command::new(program).arg(version).output().is_ok_and(|output| output.status.success());
     if !there {
@@ -286,7 +286,7 @@ fn the_python_consumer() {
     assert_passed(&check::run(&files(), &mut shim(format!("python3 '{}'", consumer.display())), "").unwrap());
 }
 
-/// The checked-in drawn traces are those that the generator writes.
+/// The generator writes the checked-in traces.
 #[test]
 fn the_drawn_traces_are_up_to_date() {
     if !have("python3", "--version") {
@@ -300,7 +300,8 @@ fn the_drawn_traces_are_up_to_date() {
     );
 }
 
-/// Mistakes an implementer might make: what is changed in the Python consumer, into what, and a vector that must notice.
+/// Possible mistakes of an implementer: the text to replace in the Python consumer, the
+/// replacement, and a vector that must notice.
 const MISTAKES: [(&str, &str, &str); 23] = [
     (
         r#"struct.Struct(">H14xQII")"#,
@@ -376,7 +377,7 @@ fn mistakes_are_noticed() {
     }
 }
 
-/// What is against a *should* is told, and fails no vector.
+/// A violated *should* is reported, and fails no vector.
 #[test]
 fn a_should_fails_nothing() {
     if !have("python3", "--version") {
@@ -420,7 +421,7 @@ fn a_should_fails_nothing() {
     }
 }
 
-/// The JSON files of a folder of the vectors, by name without extension, with their text.
+/// Returns the JSON files of a folder of the vectors, by name without extension, with their text.
 fn texts(folder: &Path) -> Vec<(String, String)> {
     let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -436,7 +437,8 @@ const FOLDERS: [(&str, &[(&str, &str)]); 3] = [
     ("trace", valkey_rdma_vectors::TRACES),
 ];
 
-/// The crate holds each file of the folder, as it is; so does this program, which takes them from the crate.
+/// The crate holds each file of the folder, unchanged; so does this program, which takes them from
+/// the crate.
 #[test]
 fn every_vector_is_in_the_crate() {
     for (folder, packed) in FOLDERS {

@@ -1,4 +1,5 @@
-//! The test clients of docs/adopt do what the suite wants of a client, and say so by their status. They speak TCP, so this needs no RDMA.
+//! The test clients of docs/adopt behave as the suite requires, and report by their status. They
+//! speak TCP, so this needs no RDMA.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -8,24 +9,24 @@ use std::process::{Command, Stdio};
 use conformance::blackbox::responder::Responder;
 use conformance::requirements::workspace;
 
-/// What the server does wrong.
+/// The server's mistake.
 #[derive(Clone, Copy, PartialEq)]
 enum Conduct {
     Right,
-    /// One byte of a long reply is another.
+    /// It changes one byte of a long reply.
     Changes,
-    /// It leaves in the middle.
+    /// It disconnects in the middle.
     Leaves,
 }
 
-/// Serves one client; its status, and what it printed.
+/// Serves one client. Returns its status and its output.
 fn meet(client: &mut Command, how: Conduct) -> (Option<i32>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let serving = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let (mut responder, mut chunk) = (Responder::default(), vec![0; 1 << 16]);
-        // The client may leave before it has all, if it is told something wrong.
+        // The client may disconnect early if it receives something wrong.
         while let Ok(read @ 1..) = stream.read(&mut chunk) {
             let mut replies = responder.answer(&chunk[..read]).unwrap();
             let is_long = replies.len() > 50_000 && replies.len() < 100_000;

@@ -1,4 +1,4 @@
-//! Recordings: what is in them, and what becomes of it.
+//! Recordings: their contents, and their conversions.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ fn small(mut options: Options) -> Options {
     options
 }
 
-/// An echo of `len` bytes, between these two backends.
+/// Runs an echo of `len` bytes between these two backends.
 fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketAddr, len: usize) {
     let listener =
         Listener::bind_with(server, address, small(Options::default()), rdma_conn::Limits::default())
@@ -51,7 +51,7 @@ fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketA
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
-/// Both ends, or only the client.
+/// Records both ends, or only the client.
 fn record(both: bool, limits: Limits, len: usize) -> Recording {
     let fabric = Fabric::new();
     let recorder = Recorder::new(limits);
@@ -69,7 +69,8 @@ fn both_ends_recorded_are_one_page_of_two_lanes() {
     println!("{page}");
     assert_eq!(page.matches("connection ").count(), 1);
     let lines = |what: &str| page.lines().filter(|line| line.contains(what)).count();
-    // Each window once at first and once more when it was full, posted by one end and taken by the other.
+    // Each window once at first and once more when it was full, posted by one end and received by
+    // the other.
     assert_eq!(lines("post RegisterXferMemory 4096 bytes"), 4);
     assert_eq!(lines("took RegisterXferMemory 4096 bytes"), 4);
     assert!(
@@ -88,7 +89,8 @@ fn both_ends_recorded_are_one_page_of_two_lanes() {
     assert_eq!(lane_of(accept, "call: accept"), Some(lane), "what the server does is to the right");
 }
 
-/// A terminal that is too narrow for two lanes shows who did what below each other; a wide one shows the page as it is.
+/// A terminal that is too narrow for two lanes shows both sides below each other; a wide one shows
+/// the page unchanged.
 #[test]
 fn a_narrow_terminal_has_one_lane() {
     let page = timeline::render(&record(true, Limits::default(), 6000));
@@ -115,7 +117,7 @@ fn a_peer_that_is_not_recorded_is_told_by_what_arrives() {
         page.contains("at 0 of 4096, full, imm 4096, as it arrived"),
         "its bytes are found in our window"
     );
-    // The bytes themselves: of the echo, the client's and the server's are the same.
+    // The bytes themselves: those of the echo are the same at the client and the server.
     let lines: Vec<u8> = recording
         .entries
         .iter()
@@ -141,7 +143,8 @@ fn a_recording_reads_as_it_was_written() {
     assert!(wrong("{\"valkey-rdma-recording\":1}\n{}").starts_with("line 2: missing field"));
 }
 
-/// A request that never left is no packet; an answer that a completion reports of the peer's device is one.
+/// A request that never left is no packet. An answer of the peer's device that a completion reports
+/// is one.
 #[test]
 fn packets_are_what_was_sent_and_answered() {
     let recording = Recording::read(
@@ -159,7 +162,7 @@ fn packets_are_what_was_sent_and_answered() {
 {"at":9,"end":1,"what":"refused","requests":1,"error":"no room"}"#[..],
     )
     .unwrap();
-    // Behind Ethernet, IPv4 and UDP: the opcode, and after 9 bytes the sequence number.
+    // After Ethernet, IPv4 and UDP: the opcode, and after 9 bytes the sequence number.
     let told = |frame: &packets::Frame| (frame.at.as_nanos(), frame.bytes[42], frame.bytes[53]);
     let told: Vec<_> = packets::frames(&recording).iter().map(told).collect();
     let read = [(1, 12, 0), (2, 13, 0), (2, 15, 1)];
@@ -167,7 +170,8 @@ fn packets_are_what_was_sent_and_answered() {
     assert_eq!(told, [&read[..], &[send, refused_by_the_peer, sent]].concat());
 }
 
-/// A completion behind a gap, or a refusal, is that of a request in the gap, not of an earlier one with its id.
+/// A completion after a gap, or a refusal, belongs to a request in the gap, not to an earlier one
+/// with its id.
 #[test]
 fn packets_before_missing_entries_were_sent() {
     let recording = Recording::read(
@@ -229,7 +233,7 @@ fn a_full_recorder_keeps_both_ends_and_says_what_is_missing() {
     assert_eq!(record(true, Limits::NOTHING, 10).entries, []);
 }
 
-/// Behind the gap nothing is known of windows and of what was written, so nothing is remarked on.
+/// After the gap nothing is known of windows and written bytes, so there are no remarks.
 #[test]
 fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
     for both in [true, false] {
@@ -238,7 +242,7 @@ fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
             assert!(page.contains("entries are missing") && !page.contains(" ["), "{page}");
         }
     }
-    // A plain WRITE that is missing is part of what the next immediate counts.
+    // A missing plain WRITE is part of what the next immediate counts.
     let recording = Recording::read(
         &br#"{"valkey-rdma-recording":1}
 {"at":0,"end":1,"what":"created"}
@@ -258,10 +262,11 @@ fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
     assert!(remarks[0].contains("at 0 of 4096, imm 9 [8 bytes were written]"), "{page}");
 }
 
-/// Frames carry the CRC that a receiver checks: computed as in a capture of real ones.
+/// Frames carry the CRC that a receiver checks, computed as in a capture of real ones.
 #[test]
 fn the_invariant_crc_is_that_of_real_packets() {
-    // A header of 24 bytes, then frames, each behind 16 bytes of which the third four are its length (pcap-savefile(5)).
+    // A header of 24 bytes, then frames, each after 16 bytes, of which the third four are its
+    // length (pcap-savefile(5)).
     let capture = std::fs::read(capture()).unwrap();
     let (mut rest, mut count) = (&capture[24..], 0);
     while let Some((header, behind)) = rest.split_at_checked(16) {
@@ -278,7 +283,8 @@ fn capture() -> PathBuf {
     workspace().unwrap().join("spec/wireshark/valkey-9.1.2.pcap")
 }
 
-/// Returns tshark's description of a file, a line for each packet, with the dissector; `None` if there is no tshark.
+/// Returns tshark's description of a file, a line for each packet, with the dissector; `None` if
+/// there is no tshark.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     let dissector = workspace().unwrap().join("spec/wireshark/valkey-rdma.lua");
     let output = Command::new("tshark")
@@ -315,11 +321,11 @@ fn the_dissector_names_what_is_in_a_real_capture() {
     assert_eq!(clean.as_deref(), Some(""));
 }
 
-/// A recording as packets: Wireshark reads them as it reads real ones.
+/// A recording as packets: Wireshark reads them like real ones.
 #[test]
 fn packets_of_a_recording_open_in_wireshark() {
     for (both, name) in [(true, "both"), (false, "client")] {
-        // Longer than a packet, and than what is recorded of a request.
+        // Longer than a packet, and than the recorded part of a request.
         let recording = record(both, Limits::default(), 6000);
         let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.pcapng"));
         let packets = packets::save(&recording, &file).unwrap();

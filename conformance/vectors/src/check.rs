@@ -14,11 +14,11 @@ pub struct Report {
     pub who: String,
     /// How many vectors passed.
     pub passed: usize,
-    /// Which of these did so against a *should*, and against which.
+    /// Passed vectors that violated a *should*, and which one.
     pub lenient: Vec<(String, String)>,
-    /// Which were skipped, and why. None of them counts as passed.
+    /// Skipped vectors, and why. None of them counts as passed.
     pub skipped: Vec<(String, String)>,
-    /// Which failed, and why.
+    /// Failed vectors, and why.
     pub failed: Vec<(String, String)>,
 }
 

@@ -1,4 +1,5 @@
-//! The rules that hold in every trace, whatever its steps expect: of writes, immediates and registrations.
+//! Rules for writes, immediates and registrations that hold in every trace, whatever its steps
+//! expect.
 
 use std::collections::VecDeque;
 
@@ -7,10 +8,11 @@ use super::protocol::Reply;
 use rdma_proto::wire::Message;
 use suite::Role;
 
-/// What is said of a message whose reserved bytes are not zero.
+/// The words about a message whose reserved bytes are not zero.
 pub(super) const RESERVED: &str = "reserved bytes are zero (VR-CTRL-005)";
 
-/// The state of a trace as the peer knows it: windows, notifications and work requests, against which every output is checked.
+/// The state of a trace from the peer's point of view: windows, notifications and work requests.
+/// Every output is checked against it.
 pub(super) struct Invariants<'a> {
     role: Role,
     settings: &'a Settings,
@@ -18,28 +20,28 @@ pub(super) struct Invariants<'a> {
     ended: bool,
     /// The peer has disconnected.
     left: bool,
-    /// The peer's window and how much of it was written.
+    /// The peer's window, and how much of it was written.
     window: Option<(Fields, u32)>,
     /// Bytes written since the last immediate.
     unnotified: u64,
-    /// Bytes the application gave, and bytes written.
+    /// Bytes from the application, and bytes written.
     given: u64,
     sent: u64,
     /// The `select` of each GetServerFeature that a server may still answer.
     questions: Vec<u16>,
-    /// What it did against a *should*: others take it.
+    /// Violations of a *should*, which others accept.
     pub(super) lenient: Vec<String>,
-    /// Notifications: messages and immediates; and those that say nothing.
+    /// Notifications: messages and immediates; and the empty ones.
     pub(super) notifications: u64,
     empty: u64,
-    /// How many of them the peer has surely handled.
+    /// How many of them the peer has certainly handled.
     handled: Handled,
     /// Work requests that have not completed.
     posted: u64,
-    /// For each of our regions, the number of the window it was last; and how many windows there were.
+    /// For each of our regions, the number of its last window; and the number of windows.
     last: [Option<u64>; 2],
     windows: u64,
-    /// Bytes that arrived in the last of our windows; all that arrived; all that were read.
+    /// Bytes received in our last window; all received bytes; all read bytes.
     received: u64,
     arrived: u64,
     read: u64,
@@ -71,24 +73,24 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Returns how many notifications said something.
+    /// Returns how many notifications were not empty.
     pub(super) const fn telling(&self) -> u64 {
         self.notifications - self.empty
     }
 
-    /// Notes what it did against a *should*, once.
+    /// Records a violation of a *should*, once.
     fn against(&mut self, should: String) {
         if !self.lenient.contains(&should) {
             self.lenient.push(should);
         }
     }
 
-    /// Notes what happens to the implementation.
+    /// Records an input of the implementation.
     pub(super) fn input(&mut self, input: &Input) {
         match input {
             Input::Established { rnr_retry } => {
                 self.established = true;
-                // A server has no question to ask, and goes by completions.
+                // A server does not ask, and relies on completions.
                 self.handled.by_completions = *rnr_retry == 7 || self.role == Role::Server;
             }
             Input::Disconnected {} => self.left = true,
@@ -134,7 +136,8 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Notes what the implementation does: `None` for what counts only together with what follows.
+    /// Records an output of the implementation. `None` if it counts only together with the next
+    /// one.
     pub(super) fn output(&mut self, reply: &Reply) -> Result<Option<Output>, String> {
         if self.ended {
             return Err(format!("{reply:?} after its disconnect (VR-CLOSE-006)"));
@@ -165,20 +168,21 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Returns whether a connection in `state` lacks the disconnect that ends it. Answering the peer's
-    /// disconnect is only a should (VR-CLOSE-005).
+    /// Returns whether a connection in `state` lacks the disconnect that ends it. Answering the
+    /// peer's disconnect is only a should (VR-CLOSE-005).
     pub(super) fn owes_disconnect(&self, state: Phase) -> bool {
         let over = state == Phase::Failed || (state == Phase::Closed && !self.left);
         self.established && !self.ended && over
     }
 
-    /// Returns whether what is posted now may be held against the step in which the connection is established.
+    /// Returns whether requests posted now may count for the step in which the connection is
+    /// established.
     pub(super) const fn is_early(&self) -> bool {
         !self.established
     }
 
-    /// A server can send from the acceptance on, and may answer and send Keepalive before it sees the
-    /// event.
+    /// A server can send from the acceptance on, and may answer and send Keepalive before it sees
+    /// the event.
     fn may_be_early(&self, Bytes(bytes): &Bytes) -> bool {
         let message = Message::decode(bytes);
         self.role == Role::Server
@@ -321,19 +325,19 @@ impl<'a> Invariants<'a> {
     }
 }
 
-/// The notifications of an implementation that the peer has shown to have handled (VR-FLOW-008). An answer counts for its
-/// question, too, whose receive the peer posts again right after it.
+/// The notifications that the peer has proven to have handled (VR-FLOW-008). An answer counts for
+/// its question, too, whose receive the peer posts again right after it.
 #[derive(Default)]
 struct Handled {
     /// Whether the trace is about that.
     counts: bool,
     by_completions: bool,
     notifications: u64,
-    /// The count of notifications after the latest registration, ...
+    /// The count of notifications after the latest registration.
     registered: Option<u64>,
-    /// ... after the one that filled the peer's window, ...
+    /// The count after the one that filled the peer's window.
     filled: Option<u64>,
-    /// ... and after each open question.
+    /// The count after each open question.
     asked: VecDeque<u64>,
 }
 

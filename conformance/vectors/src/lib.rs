@@ -1,5 +1,6 @@
-//! Test vectors: what control messages mean, and what a connection does when. Data in `spec/vectors`, checked against any
-//! implementation that speaks the [`protocol`], ours included.
+//! Test vectors for control messages and for the behaviour of connections. The data is in
+//! `spec/vectors`. It is checked against any implementation that speaks the [`protocol`], ours
+//! included.
 
 pub mod check;
 pub mod data;
@@ -19,12 +20,12 @@ use valkey_rdma_vectors::{CONTROL, TRACES};
 pub struct Files {
     /// `control/*.json`, by name without extension.
     pub control: Vec<(String, ControlFile)>,
-    /// `trace/*.json`, likewise.
+    /// `trace/*.json`, by name without extension.
     pub traces: Vec<(String, TraceFile)>,
 }
 
 impl Files {
-    /// Returns the vectors this program was built with.
+    /// Returns the vectors that this program was built with.
     ///
     /// # Errors
     /// A file is broken, which a test excludes.
@@ -35,12 +36,12 @@ impl Files {
     /// Reads them from a folder.
     ///
     /// # Errors
-    /// A file cannot be read, is not of its format, or has fields that its format does not know.
+    /// A file cannot be read, is not of its format, or has unknown fields.
     pub fn read(folder: &Path) -> Result<Self, String> {
         Ok(Self { control: read_all(&folder.join("control"))?, traces: read_all(&folder.join("trace"))? })
     }
 
-    /// The requirements of each vector, by the vector's id.
+    /// Returns the requirements of each vector, by the vector's id.
     pub fn requirements(&self) -> impl Iterator<Item = (String, &[String])> {
         let control = self.control.iter().flat_map(|(_, file)| &file.vectors);
         let traces = self.traces.iter().flat_map(|(_, file)| &file.traces);
@@ -52,7 +53,7 @@ impl Files {
 /// The result of a vector that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The implementation did what the vector requires; what it did against a *should* on the way.
+    /// The implementation did what the vector requires. Lists violations of a *should*.
     Passed(Vec<String>),
     /// The implementation lacks an optional part that the vector needs; its reason.
     Skipped(String),

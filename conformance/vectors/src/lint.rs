@@ -1,4 +1,4 @@
-//! Are the vectors themselves right?
+//! Checks the vectors themselves.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,10 @@ use super::data::{
 };
 use super::ours::status_of;
 
-/// Everything that is wrong with the vectors: format versions, ids, requirements, flags, and bytes that do not say what
-/// their fields say. (That files have the right shape is seen when they are read.) `is_must` knows of each requirement whether it is a
-/// *must*: a trace that shows none is for those that have a part which others may lack.
+/// Returns all mistakes in the vectors: format versions, ids, requirements, flags, and bytes that
+/// do not match their fields. (Reading them checks the files' structure.) `is_must` returns for
+/// each requirement whether it is a *must*. A trace without one is for implementations with an
+/// optional part.
 pub fn problems(files: &Files, is_must: impl Fn(&str) -> Option<bool>) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, file) in &files.control {

@@ -12,7 +12,7 @@ use super::data::{Blame, Bytes, Hex, Phase, Reason, Settings};
 use super::protocol::{Implementation, Reply, Request, VERSION, line, parse};
 use suite::Role;
 
-/// Our implementation. Requests and answers pass through text, as another's would.
+/// Our implementation. Requests and answers pass through text, like another's.
 #[derive(Default)]
 pub struct Ours {
     machine: Option<Machine>,
@@ -21,7 +21,7 @@ pub struct Ours {
 struct Machine {
     connection: rdma_proto::Machine,
     now: Instant,
-    /// Ids of what was posted with a signal and not completed.
+    /// Ids of signalled requests that have not completed.
     posted: Vec<u64>,
 }
 
@@ -154,7 +154,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets time pass, and everything happen that is due on the way.
+    /// Advances time, and handles everything that is due meanwhile.
     fn advance(&mut self, ms: u64, replies: &mut Vec<Reply>) {
         let until = self.now.after(Duration::from_millis(ms));
         while let Some(due) = self.connection.next_timeout().filter(|due| *due <= until) {

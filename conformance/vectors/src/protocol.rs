@@ -1,6 +1,6 @@
-//! One JSON object a line, flat: strings, numbers and booleans only. To each request an implementation answers with what it
-//! does, a line for each work request, and then with exactly one line that ends the answer. `spec/vectors/README.md` tells
-//! it to implementers.
+//! One flat JSON object a line: strings, numbers and booleans only. To each request an
+//! implementation answers with a line for each work request, and then with exactly one line that
+//! ends the answer. `spec/vectors/README.md` describes it for implementers.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,8 @@ pub enum Request {
         #[serde(flatten)]
         fields: Fields,
     },
-    /// A new connection; the one before, if any, is forgotten. Answer: [`Reply::Ok`] or [`Reply::Skip`].
+    /// Starts a new connection and drops the previous one, if any. Answer: [`Reply::Ok`] or
+    /// [`Reply::Skip`].
     Start {
         trace: String,
         role: Role,
@@ -43,7 +44,7 @@ pub enum Request {
     Write { length: u32 },
     /// The application reads.
     Read { length: u32 },
-    /// All that was posted has completed.
+    /// All posted requests have completed.
     Acknowledged,
     /// A work request failed.
     Failed { status: String },
@@ -83,7 +84,7 @@ pub enum Reply {
     Invalid { reason: Reason },
     /// Ends the answer: the bytes of a message.
     Bytes { hex: Bytes },
-    /// Ends the answer to an event: where the connection stands now.
+    /// Ends the answer to an event: the connection's state now.
     Ok {
         state: Phase,
         unread: u64,
@@ -104,14 +105,14 @@ impl Reply {
 
 /// The implementation that answers.
 pub trait Implementation {
-    /// Answers one request: what it does, and at the end the line that ends the answer.
+    /// Answers one request: the actions, then the line that ends the answer.
     ///
     /// # Errors
     /// It does not answer, or not in this protocol.
     fn ask(&mut self, request: &Request) -> Result<Vec<Reply>, String>;
 }
 
-/// A line of the protocol.
+/// Returns a line of the protocol.
 ///
 /// # Errors
 /// None in practice: every value of these types is JSON.

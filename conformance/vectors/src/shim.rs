@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::protocol::{Implementation, Reply, Request, line, parse};
 
-/// A program that speaks the protocol on its standard input and output. Started when first asked, and anew after it died.
+/// A program that speaks the protocol on its standard input and output. Started at the first
+/// request, and again after it died.
 pub struct Shim {
     command: String,
     patience: Duration,
@@ -21,7 +22,8 @@ struct Process {
 }
 
 impl Shim {
-    /// The program that `command` starts, by the shell. It may take `patience` for each answer.
+    /// Returns the program that `command` starts, by the shell. It may take `patience` for each
+    /// answer.
     pub const fn new(command: String, patience: Duration) -> Self {
         Self { command, patience, process: None }
     }
@@ -40,7 +42,7 @@ impl Implementation for Shim {
         let patience = self.patience;
         let answer = self.process()?.ask(&line(request)?, patience);
         if answer.is_err() {
-            // It may be anywhere now; the next question is for a fresh one.
+            // Its state is unknown now. The next question goes to a new process.
             self.process = None;
         }
         answer

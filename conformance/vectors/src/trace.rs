@@ -6,7 +6,7 @@ use super::invariants::Invariants;
 use super::protocol::{Implementation, Reply, Request};
 use rdma_proto::wire::Message;
 
-/// Runs `trace`; an error says at which step what was wrong.
+/// Runs `trace`. An error names the step and the mistake.
 pub(super) fn run(implementation: &mut dyn Implementation, trace: &Trace) -> Result<Outcome, String> {
     let needs: Vec<String> = trace.needs.iter().map(|need| kebab(*need)).collect();
     let start = Request::Start {

@@ -1,23 +1,23 @@
-//! The formula beside what others have measured on cards.
+//! Comparison of the formula with published measurements on cards.
 
 use comfy_table::Table;
 
 use super::{Machine, Request, Side, plain, rounded};
 
-/// A published figure, and what the formula has in its place.
+/// A published figure, and the formula's.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Point {
-    /// What was measured, and its unit.
+    /// The quantity and its unit.
     pub what: &'static str,
-    /// Where it is published.
+    /// The place of publication.
     pub source: &'static str,
-    /// The figure.
+    /// The published figure.
     pub published: f64,
-    /// The formula's.
+    /// The formula's figure.
     pub predicted: f64,
-    /// Whether a cost of the formula was chosen by this point, so that it proves nothing.
+    /// Whether a cost of the formula was fitted to this point. If so, it proves nothing.
     pub fitted: bool,
-    /// Why the two differ, where that is known or guessed.
+    /// Why the two differ, if known or guessed.
     pub note: &'static str,
 }
 
@@ -29,7 +29,7 @@ impl Point {
     }
 }
 
-/// A PING of so many bytes.
+/// A PING of `size` bytes.
 const fn ping(size: f64) -> Request {
     Request { name: "PING", there: size, back: size, extra: 0.0 }
 }
@@ -108,7 +108,7 @@ pub fn points() -> Vec<Point> {
     points
 }
 
-/// The points as a table, with how far off the formula is.
+/// Returns the points as a table, with the formula's errors.
 #[must_use]
 pub fn calibration(points: &[Point]) -> Table {
     let mut table = plain();
@@ -136,7 +136,7 @@ pub fn calibration(points: &[Point]) -> Table {
 mod tests {
     use super::*;
 
-    /// Points that are further off than twice; each has a note that says why.
+    /// Points that are off by more than a factor of two. Each has a note with the reason.
     const FAR: [&str; 2] = ["store over TCP, GB/s", "processor of an echo, µs"];
 
     #[test]

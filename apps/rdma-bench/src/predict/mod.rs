@@ -1,7 +1,8 @@
-//! What a server would do on a card, by a closed formula.
+//! Predicts a server's performance on a card, by a closed formula.
 //!
-//! Each cost below has its source beside it. Two were fitted to published points and say so; [`calibration`] compares the formula with
-//! all points that were found, those included. No card was measured for it.
+//! Each cost below has its source beside it. Two were fitted to published points and say so.
+//! [`calibration`] compares the formula with all points that were found, including those two. No
+//! card was measured for it.
 //!
 //! The parts of a request, of a server with one thread:
 //!
@@ -26,17 +27,18 @@ type Micros = f64;
 pub struct Machine {
     /// Gb/s of the link.
     pub link: f64,
-    /// Microseconds of two ways over cables and switches alone, of one bit, beside the cards' own time.
+    /// Microseconds of both ways over cables and switches alone, for one bit, without the cards.
     pub rtt: Micros,
-    /// How long the processor takes compared with the one of the published 160 K requests a second over TCP: less is faster.
+    /// The processor's time relative to the one of the published 160 K requests a second over TCP.
+    /// Less is faster.
     pub slowness: f64,
     /// Clients at the same time.
     pub clients: u32,
     /// Requests that a client sends together.
     pub pipeline: u32,
-    /// GB/s of a copy of one core.
+    /// GB/s of a copy by one core.
     pub copy: f64,
-    /// Whether both sides look again and again instead of sleeping.
+    /// Whether both sides busy-poll instead of sleeping.
     pub polls: bool,
 }
 
@@ -46,68 +48,73 @@ impl Default for Machine {
     }
 }
 
-/// `valkey-server` between its layers: PING and small GETs. Pipelined 16 deep over TCP, where the kernel's part is shared by 16, a core answers
-/// 1 to 1.4 M a second (`redis-benchmark -P 16` in Redis' own page on benchmarks; libtpa without the kernel: 1.14 M).
+/// `valkey-server` between its layers: PING and small GETs. Pipelined 16 deep over TCP, where 16
+/// requests share the kernel's part, a core answers 1 to 1.4 M a second (`redis-benchmark -P 16` in
+/// Redis' own page on benchmarks; libtpa without the kernel: 1.14 M).
 const EXECUTION: Micros = 0.75;
-/// What a SET takes longer, by the TCP rates of redis#9270: 1/155 K − 1/159 K.
+/// The extra time of a SET, by the TCP rates of redis#9270: 1/155 K − 1/159 K.
 const SET: Micros = 0.16;
-/// The kernel's part of a request over TCP: fitted, with [`EXECUTION`], to the 159 K a second of redis#9270.
+/// The kernel's part of a request over TCP: fitted, with [`EXECUTION`], to the 159 K a second of
+/// redis#9270.
 const KERNEL_TCP: Micros = 5.22;
 /// A user instruction: 3 GHz at one a cycle.
 const INSTRUCTION: Micros = 0.000_33;
-/// A kernel entry with its work, epoll or a read of an eventfd, with today's mitigations: 0.2 to 0.5 µs.
+/// A kernel entry and its work, epoll or a read of an eventfd, with today's mitigations: 0.2 to 0.5
+/// µs.
 const ENTRY: Micros = 0.3;
-/// A write to the device: a post with its doorbell (Kalia and others, ATC 2016: about 0.1 µs with a write-combining store).
+/// A write to the device: a post with its doorbell (Kalia and others, ATC 2016: about 0.1 µs with a
+/// write-combining store).
 const DOORBELL: Micros = 0.1;
 /// A completion's interrupt on the server's core: fitted to the 524 K PINGs a second of redis#9270.
 const INTERRUPT: Micros = 0.32;
-/// From an interrupt to a thread that slept: 3 to 15 µs are published.
+/// From an interrupt to a thread that slept. Published figures are 3 to 15 µs.
 const WAKE: Micros = 4.0;
-/// One way of a message that travels within its request, of both cards and a switch: 0.83 µs for 32 B.
+/// One way of a message inlined in its request, of both cards and a switch: 0.83 µs for 32 B.
 const ONE_WAY: Micros = 0.83;
-/// What a device's fetch of the bytes adds where they do not fit into the request.
+/// The extra time for a device to fetch bytes that are not inlined.
 const FETCH: Micros = 0.4;
-/// Bytes that fit.
+/// Bytes that can be inlined.
 const INLINE: f64 = 128.0;
-/// Bytes of a packet: the device has fetched one before it sends it, and has received one before it writes it.
+/// Bytes of a packet. The device fetches a whole packet before it sends it, and receives a whole
+/// one before it writes it.
 const PACKET: f64 = 4096.0;
 /// GB/s of a PCIe slot of the third generation, 16 lanes.
 const SLOT: f64 = 12.0;
-/// The part of a link that is the application's, with packets of 4096 bytes.
+/// The application's share of a link, with packets of 4096 bytes.
 const GOODPUT: f64 = 0.97;
-/// GB/s of one queue pair at most (361 to 365 Gb/s on a link of 400: pegaflow 291).
+/// The most GB/s of one queue pair (361 to 365 Gb/s on a link of 400: pegaflow 291).
 const QUEUE_PAIR: f64 = 45.5;
-/// GB/s of one TCP connection at most: copies and packets of the kernel (Mooncake's TCP: 3.2).
+/// The most GB/s of one TCP connection: copies and packets of the kernel (Mooncake's TCP: 3.2).
 const TCP_STREAM: f64 = 3.2;
-/// The window that Valkey and libvalkey announce: a MiB, and again when it is full and drained.
+/// The window that Valkey and libvalkey announce: a MiB, again each time it was filled and drained.
 const WINDOW: f64 = 1_048_576.0;
 
-/// Whose program, and over what.
+/// An implementation and its transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
     /// This project's engine in `valkey-server`, and its client.
     Ours,
-    /// Valkey 9.1.2 as it is, and libvalkey.
+    /// Unmodified Valkey 9.1.2, and libvalkey.
     Valkey,
-    /// Valkey over TCP, without threads for input and output.
+    /// Valkey over TCP, without IO threads.
     Tcp,
 }
 
-/// Costs of a layer: of a small request and its reply, on one side.
+/// Costs of a layer for a small request and its reply, on one side.
 struct Layer {
     /// User instructions: `benches/counts` and `benches/peer/counts`.
     instructions: f64,
-    /// Kernel entries for a request of many, and interrupts; both are shared by the requests that wait when the thread wakes, if
-    /// `shared`.
+    /// Kernel entries and interrupts of one request among many. If `shared`, the requests that wait
+    /// when the thread wakes share both.
     entries: f64,
-    /// Kernel entries of a request that comes alone (`benches/peer/counts`).
+    /// Kernel entries of a single request (`benches/peer/counts`).
     entries_alone: f64,
     interrupts: f64,
     shared: bool,
-    /// Writes to the device: a request, receives posted again, arming.
+    /// Writes to the device: a request, reposted receives, arming.
     doorbells: f64,
-    /// Copies of a byte that is sent, and of one that is received.
+    /// Copies of a sent byte, and of a received byte.
     sends: f64,
     receives: f64,
 }
@@ -150,7 +157,7 @@ impl Side {
     }
 }
 
-/// A request: bytes there, bytes back, and what it executes beyond a PING.
+/// A request: bytes there, bytes back, and its execution time beyond a PING's.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     /// Its name.
@@ -178,14 +185,14 @@ impl Request {
     }
 }
 
-/// What comes of it.
+/// A prediction.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Prediction {
     /// Requests a second of all clients.
     pub rate: f64,
-    /// Microseconds of one request of one client, when nobody else asks.
+    /// Microseconds of one request of one client, without other load.
     pub latency: Micros,
-    /// GB/s of values in one connection that asks for one after the other.
+    /// GB/s of values on one connection that requests one after the other.
     pub gigabytes: f64,
 }
 
@@ -204,12 +211,13 @@ impl Machine {
     #[must_use]
     pub fn one_way(&self, bytes: f64) -> Micros {
         let fetched = if bytes > INLINE { FETCH } else { 0.0 };
-        // The published 0.83 µs have a switch and a cable in them, of about half a microsecond there and back.
+        // The published 0.83 µs include a switch and a cable, about half a microsecond there and
+        // back.
         let far = (self.rtt - 0.5).max(0.0) / 2.0;
         ONE_WAY + far + fetched + Self::at(bytes, self.wire()) + Self::at(2.0 * bytes.min(PACKET), SLOT)
     }
 
-    /// Microseconds of the server's processor for one request of many.
+    /// Microseconds of the server's processor for one request among many.
     #[must_use]
     pub fn processor(&self, side: Side, request: &Request) -> Micros {
         let execution = (EXECUTION + request.extra) * self.slowness;
@@ -218,7 +226,8 @@ impl Machine {
             return execution + kernel + Self::at(request.bytes(), TCP_STREAM);
         }
         let layer = side.layer();
-        // At the limit there is a request of every client whenever the thread looks; it takes sixteen at a time.
+        // At the limit each client has a request pending whenever the thread polls. It takes
+        // sixteen at a time.
         let together =
             f64::from(self.pipeline) * if layer.shared { f64::from(self.clients.min(16)) } else { 1.0 };
         let (entries, interrupts) = if self.polls { (0.0, 0.0) } else { (layer.entries, layer.interrupts) };
@@ -228,7 +237,7 @@ impl Machine {
         execution + work * self.slowness + layer.doorbells * DOORBELL + copies
     }
 
-    /// Microseconds of one request when nobody else asks.
+    /// Microseconds of one request without other load.
     #[must_use]
     pub fn latency(&self, side: Side, request: &Request) -> Micros {
         let woken = if self.polls { 0.0 } else { 2.0 * WAKE };
@@ -241,7 +250,7 @@ impl Machine {
                 + Self::at(request.bytes(), TCP_STREAM.min(self.wire()));
         }
         let layer = side.layer();
-        // The client's, and what the server's thread has to do beyond that of many.
+        // The client's, and the extra entries of the server's thread for a single request.
         let entries = if self.polls { 0.0 } else { 2.0 * layer.entries_alone - layer.entries };
         let client =
             (layer.instructions * INSTRUCTION + entries * ENTRY) * self.slowness + layer.doorbells * DOORBELL;
@@ -257,15 +266,17 @@ impl Machine {
     pub fn stream(&self, side: Side) -> f64 {
         match side {
             Side::Tcp => TCP_STREAM.min(self.wire()),
-            // Two windows: one drains while the other fills; a copy on either side goes on beside the link.
+            // Two windows: one drains while the other fills. A copy on either side overlaps with
+            // the link.
             Side::Ours => {
                 let stall = 2.0 * self.one_way(INLINE);
                 let filled = Self::at(WINDOW, self.wire());
-                // A stall shows only where the other window is full before this one is drained and announced.
+                // A stall shows only if the other window is full before this one is drained and
+                // announced.
                 let drained = Self::at(WINDOW, self.copy) + stall;
                 WINDOW / 1000.0 / filled.max(drained).max(Self::at(WINDOW, self.copy))
             }
-            // The window fills, is drained, and is announced again: nothing flows meanwhile.
+            // The window fills, is drained, and is announced again. Nothing flows meanwhile.
             Side::Valkey => {
                 let stall = 2.0 * self.one_way(INLINE) + if self.polls { 0.0 } else { WAKE };
                 let filled = Self::at(WINDOW, self.wire().min(self.copy));
@@ -274,7 +285,7 @@ impl Machine {
         }
     }
 
-    /// Everything of one request.
+    /// Returns all predictions of one request.
     #[must_use]
     pub fn predict(&self, side: Side, request: &Request) -> Prediction {
         let latency = self.latency(side, request);
@@ -285,14 +296,16 @@ impl Machine {
         Prediction { rate: served.min(asked).min(carried) * 1e6, latency, gigabytes }
     }
 
-    /// This machine, with a processor on which Valkey answers so many PINGs a second over TCP, of `bytes` there and back.
+    /// Returns this machine with a processor on which Valkey answers so many PINGs a second over
+    /// TCP, of `bytes` there and back.
     #[must_use]
     pub fn with_tcp_rate(self, rate: f64, bytes: f64) -> Self {
         let processor = 1e6 / rate - Self::at(2.0 * bytes, TCP_STREAM);
         Self { slowness: (processor / (EXECUTION + KERNEL_TCP)).max(0.01), ..self }
     }
 
-    /// The smallest of the sizes of which a value is asked for faster over RDMA than over TCP, and all longer ones; `None` if none is.
+    /// Returns the smallest size from which on a value is faster over RDMA than over TCP; `None` if
+    /// there is none.
     #[must_use]
     pub fn overtakes(&self) -> Option<f64> {
         let faster = |size: &f64| {
@@ -304,7 +317,7 @@ impl Machine {
     }
 }
 
-/// Bytes of values that are predicted.
+/// Sizes of values to predict.
 pub const SIZES: [f64; 6] = [64.0, 1024.0, 16_384.0, 262_144.0, 1_048_576.0, 16_777_216.0];
 
 /// A row of the table.
@@ -314,14 +327,14 @@ pub struct Row {
     pub request: &'static str,
     /// Bytes of the value.
     pub size: f64,
-    /// Whose.
+    /// The side.
     pub side: Side,
-    /// What comes of it.
+    /// The prediction.
     #[serde(flatten)]
     pub prediction: Prediction,
 }
 
-/// All sizes, requests and sides on a machine.
+/// Predicts all sizes, requests and sides on a machine.
 #[must_use]
 pub fn rows(machine: &Machine) -> Vec<Row> {
     let mut rows = Vec::new();
@@ -336,7 +349,8 @@ pub fn rows(machine: &Machine) -> Vec<Row> {
     rows
 }
 
-/// The rows as a table: for each request and size the requests a second, the latency and the GB/s of each side.
+/// Returns the rows as a table: for each request and size, the requests a second, the latency and
+/// the GB/s of each side.
 #[must_use]
 pub fn table(rows: &[Row]) -> Table {
     let mut table = plain();
@@ -378,7 +392,7 @@ fn plain() -> Table {
     table
 }
 
-/// Three digits: a prediction has no more.
+/// Rounds to three digits. A prediction is no more precise.
 fn rounded(number: f64) -> String {
     match number {
         _ if number >= 1e6 => format!("{:.2} M", number / 1e6),
@@ -425,7 +439,7 @@ mod tests {
         assert!((1.0 / machine.processor(Side::Tcp, &ping) - 0.4).abs() < 1e-9);
     }
 
-    /// The counts that the formula starts from are those that CI keeps.
+    /// The formula's counts are those that CI keeps.
     #[test]
     fn instructions_are_those_that_were_counted() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/counts");

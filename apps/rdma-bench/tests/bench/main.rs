@@ -1,4 +1,4 @@
-//! What is measured in the process, and the program.
+//! Tests of measurements in the process, and of the program.
 
 mod measure;
 mod program;

@@ -1,4 +1,5 @@
-//! Whole measurements: over RDMA on the embedded fabric and over TCP, with servers that answer, refuse, forget and say nothing.
+//! Whole measurements: over RDMA on the embedded fabric and over TCP, with servers that answer,
+//! reject, lose requests and stay silent.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -28,7 +29,7 @@ fn load() -> Load {
     }
 }
 
-/// A store over RDMA, and how to connect to it.
+/// Returns a store over RDMA, and how to connect to it.
 fn over_rdma() -> (impl Fn() -> Rdma<SoftSim>, Address) {
     let fabric = Fabric::new();
     let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
@@ -91,7 +92,7 @@ fn an_open_loop_sends_at_its_rate() {
     let open = Load { requests: 300, rate: Some(1000.0), threads: 2, ..load() };
     let outcome = run(Test::Ping, &open, with, &target, |_| {}).expect("measured");
     plausible(&outcome, 300);
-    // The last request is not due before that; how much later its reply comes is the machine's.
+    // The last request is not due before that. The delay of its reply depends on the machine.
     assert!(outcome.seconds >= 0.297, "{outcome:?}");
 }
 
@@ -99,15 +100,15 @@ fn an_open_loop_sends_at_its_rate() {
 fn tcp_is_measured_alike() {
     let store = Store::default();
     let target = over_tcp(move |client| {
-        // A client that leaves is no failure.
+        // A client that disconnects is no failure.
         let _left = store.serve(client);
     });
     let outcome = run(Test::Get, &Load { pipeline: 4, ..load() }, Tcp::new, &target, |_| {});
     plausible(&outcome.expect("measured"), 1001);
 }
 
-/// Before the clock runs a connection has been asked for as many bytes as its window has, if the test asks it for more: it has registered by
-/// then what it has when it is busy.
+/// Before the clock runs, a connection has requested a window of bytes if the test requests longer
+/// values. By then it has registered all the memory of a busy connection.
 #[test]
 fn connections_are_busy_ones_before_the_clock_runs() {
     let heard = Arc::new(AtomicU64::new(0));
@@ -116,7 +117,7 @@ fn connections_are_busy_ones_before_the_clock_runs() {
     let target = over_tcp(move |client| {
         let _left = store.serve(Counting(client, &counted));
     });
-    // No request of these tests is as long as a window, and one value is.
+    // No request of these tests is as long as a window; one value is.
     for (requests, asked) in [(50, 0), (60, 5)] {
         heard.store(0, Ordering::Relaxed);
         let outcome = run(Test::Get, &Load { requests, size: 100_000, ..load() }, Tcp::new, &target, |_| {});
@@ -125,7 +126,7 @@ fn connections_are_busy_ones_before_the_clock_runs() {
     }
 }
 
-/// A client, and the bytes that were read from it.
+/// A client that counts the bytes read from it.
 struct Counting<'a>(TcpStream, &'a AtomicU64);
 
 impl Read for Counting<'_> {
@@ -151,7 +152,7 @@ fn failure(serve: impl Fn(TcpStream) + Send + Sync + 'static, test: Test) -> Str
     run(test, &short, Tcp::new, &over_tcp(serve), |_| {}).expect_err("no measurement").to_string()
 }
 
-/// A server that replies to whatever comes.
+/// A server that sends the same reply to everything.
 fn replying(reply: &'static [u8]) -> impl Fn(TcpStream) + Send + Sync {
     move |mut client| {
         let mut chunk = [0; 4096];
@@ -173,7 +174,8 @@ fn what_is_no_measurement_is_an_error() {
     assert_eq!(failure(ending, Test::Get), "the server ended a connection");
 }
 
-/// A server that protects itself, or is full, says so before it is asked, and ends the connection.
+/// A server in protected mode, or with too many clients, says so before the request, and ends the
+/// connection.
 #[test]
 fn why_a_server_lets_nobody_in_is_told() {
     let denying = |mut client: TcpStream| drop(client.write_all(b"-DENIED no strangers\r\n"));
@@ -182,7 +184,7 @@ fn why_a_server_lets_nobody_in_is_told() {
     }
 }
 
-/// What the server said before it ended a connection is told, and not that nothing can be written to it any more.
+/// The error is what the server said before it ended a connection, not the failed write.
 #[test]
 fn the_last_words_of_a_server_are_told() {
     let path = std::env::temp_dir().join(format!("rdma-bench-words-{}", std::process::id()));
@@ -193,7 +195,7 @@ fn the_last_words_of_a_server_are_told() {
         assert!(first.read(&mut [0; 64]).expect("a PING") > 0);
         first.write_all(b"$0\r\n\r\n-ERR enough\r\n").expect("there is room");
         drop(first);
-        // The clock runs when this one has its reply as well.
+        // The clock runs once this client has its reply, too.
         assert!(second.read(&mut [0; 64]).expect("a PING") > 0);
         second.write_all(b"$0\r\n\r\n").expect("there is room");
         second
@@ -205,7 +207,7 @@ fn the_last_words_of_a_server_are_told() {
     std::fs::remove_file(path).expect("it is there");
 }
 
-/// An error ends the test, and not when the other threads have waited for as long as they may.
+/// An error ends the test before the other threads reach their time-outs.
 #[test]
 fn an_error_in_one_thread_ends_the_others() {
     let served = AtomicU64::new(0);

@@ -1,4 +1,4 @@
-//! The program as a shell meets it: arguments, what it prints, and its exit status.
+//! The program as seen from a shell: arguments, output, and exit status.
 
 use std::fs::File;
 use std::io::{Read, Write, pipe};
@@ -48,7 +48,7 @@ fn wrong_arguments_have_a_status_of_their_own() {
     }
 }
 
-/// What it says of a target with a password does not repeat it.
+/// Messages about a target do not repeat its password.
 #[test]
 fn a_password_is_not_printed() {
     for arguments in [
@@ -71,7 +71,8 @@ fn a_password_is_not_printed() {
     }
 }
 
-/// Each connection of each thread begins with AUTH and SELECT, and a refusal is told without the password.
+/// Each connection of each thread begins with AUTH and SELECT. A refusal is reported without the
+/// password.
 #[test]
 fn it_logs_in() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -103,7 +104,7 @@ fn it_logs_in() {
     assert_eq!(status(&bench(&line).output().expect("runs")), (Some(1), told.into()));
 }
 
-/// A server of TLS is known by its authority, and nobody else is talked to.
+/// A TLS server needs a certificate of the given authority. Any other is rejected.
 #[test]
 fn it_speaks_tls() {
     let file =
@@ -142,7 +143,7 @@ fn it_speaks_tls() {
     assert!(code == Some(64) && says.contains("--tls-ca"), "{says}");
 }
 
-/// What is piped fits 120 columns: whoever reads it later has no terminal to ask.
+/// Piped output fits 120 columns: a later reader has no terminal to ask.
 #[test]
 fn what_is_piped_is_not_wide() {
     let long = format!("unix:///{}", "no such place ".repeat(12)).replace(' ', "-/");
@@ -171,7 +172,7 @@ fn as_many_are_sent_together_as_there_are() {
 
 #[test]
 fn what_cannot_be_printed_is_an_error_and_no_panic() {
-    // As `| true` and `> /dev/full` in a shell.
+    // Like `| true` and `> /dev/full` in a shell.
     let (nobody, to_nobody) = pipe().expect("a pipe");
     drop(nobody);
     let output = bench("-n 10 -t ping").stdout(to_nobody).output().expect("runs");
@@ -182,7 +183,7 @@ fn what_cannot_be_printed_is_an_error_and_no_panic() {
     assert!(says.starts_with("cannot print: "), "{says}");
 }
 
-/// A test that fails takes nothing from those before it.
+/// A failed test does not lose the results of earlier ones.
 #[test]
 fn what_was_measured_before_a_failure_is_printed() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -205,11 +206,11 @@ fn what_was_measured_before_a_failure_is_printed() {
     assert!(told.lines().nth(1).is_some_and(|line| line.starts_with(r#""PING","#)), "{told}");
 }
 
-/// As many clients as it is told of have the memory that they need.
+/// The given number of clients gets the memory that it needs.
 #[test]
 #[ignore = "takes up to 20 s; .ci/nightly runs it"]
 fn eleven_hundred_clients_find_room() {
     let (status, says) = status(&bench("-c 1100 -n 1100 -t ping --json").output().expect("runs"));
-    // Where it takes long, it says how far it is.
+    // If it takes long, it prints its progress.
     assert_eq!(status, Some(0), "{says}");
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, who is told of it, and what the buffer and the client are good for then.
+//! Errors: which are reported to the caller, and the state of the buffer and the client after each.
 
 use std::io::{self, Read, Write};
 use std::thread;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::world::{LONG, WINDOW, answers, bytes_of, over_rdma, over_tcp, store};
 use rdma_kv::{Buffer, Client, Error, Memory, Part, Transport};
 
-/// A refusal is told to the caller, and the client goes on; after a reply that is none the client is lost.
+/// A refusal is reported to the caller, and the client continues. After an invalid reply the client
+/// is lost.
 fn errors<T: Transport>(mut client: Client<T>) {
     let mut buffer = client.buffer(100).expect("memory");
     let refused = client.get_into(b"key", &mut buffer, 0..100).expect_err("a wrong type");
@@ -29,7 +30,7 @@ fn errors_say_who_is_at_fault() {
     errors(over_tcp(answers(REPLIES)));
 }
 
-/// What a server says before it goes: in the header, in the value, before its end.
+/// What a server sends before it disconnects: in the header, in the value, before its end.
 const CUT: &[&[&[u8]]] = &[
     &[],
     &[b"$10000"],
@@ -40,7 +41,7 @@ const CUT: &[&[&[u8]]] = &[
     &[b"$10\r\n0123456789\r\n", b"$2000000\r\nof another key"],
 ];
 
-/// A server that goes in the middle of a reply: an error, and the client is lost.
+/// A server that disconnects in the middle of a reply causes an error, and the client is lost.
 fn cut<T: Transport>(connect: impl Fn(&'static [&'static [u8]]) -> Client<T>) {
     for replies in CUT {
         let mut client = connect(replies);
@@ -63,7 +64,7 @@ fn a_server_that_goes_loses_the_client() {
     cut(|replies| over_tcp(answers(replies)));
 }
 
-/// A value of any length is refused without a byte of it in the buffer, and the client goes on.
+/// A value of any length is refused without a byte of it in the buffer, and the client continues.
 #[test]
 fn a_value_that_is_too_long_changes_nothing() {
     let mut client = over_rdma(store);
@@ -84,7 +85,7 @@ fn a_value_that_is_too_long_changes_nothing() {
 const NO_LENGTHS: &[&[&[u8]]] =
     &[&[b"$-2\r\n"], &[b"$99999999999999999999\r\n"], &[b"$\r\n"], &[b"*1\r\n$1\r\na\r\n"]];
 
-/// A length that is none, or more than any value has: no memory is taken for it, and no wait is for ever.
+/// For an invalid or too large length no memory is allocated, and no wait lasts forever.
 fn lengths_that_are_none<T: Transport>(connect: impl Fn(&'static [&'static [u8]]) -> Client<T>) {
     for reply in NO_LENGTHS {
         let mut client = connect(reply);
@@ -104,7 +105,7 @@ fn a_length_is_not_believed() {
     lengths_that_are_none(|replies| over_tcp(answers(replies)));
 }
 
-/// A server that sends a byte now and then keeps no call beyond its deadline.
+/// A server that sends a byte now and then cannot extend a call beyond its deadline.
 fn drips<T: Transport>(mut client: Client<T>) {
     client.set_timeout(Some(Duration::from_millis(100)));
     let mut buffer = client.buffer(1_000_000).expect("memory");
@@ -131,7 +132,8 @@ fn a_server_that_drips_is_not_waited_for() {
     }
 }
 
-/// Windows may lie in the memory after an error, so it is given back when the connection has ended, not before.
+/// Windows may lie in the memory after an error. So it is returned when the connection has ended,
+/// not before.
 #[test]
 fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
     let mut client = over_rdma(|mut stream| {
@@ -141,7 +143,7 @@ fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
         stream.write_all(&vec![1; 3 * WINDOW]).expect("written");
         let _until_the_client_goes = stream.read_to_end(&mut Vec::new());
     });
-    // Far longer than what the server sends takes, on a machine that is busy, too.
+    // Far longer than the server's bytes take, also on a busy machine.
     client.set_timeout(Some(Duration::from_secs(2)));
     let memory = Memory::from(vec![0; 10_000_000]);
     let mut buffer = client.register(memory.clone()).expect("registered");
@@ -162,13 +164,15 @@ fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
     assert!(bytes[..2 * WINDOW].iter().all(|byte| *byte == 1));
 }
 
-/// Memory of a device that the transport cannot reach is refused before a server may write to it; over TCP it is copied.
+/// Memory of a device that the transport cannot reach is refused before a server may write to it.
+/// Over TCP it is copied.
 #[test]
 fn a_dma_buf_needs_a_device_that_can() {
     let bytes = Box::leak(vec![0; 100].into_boxed_slice());
     let mut memory = || {
         let descriptor = std::fs::File::open("/dev/null").expect("is there").into();
-        // SAFETY: the bytes are there for ever, and nobody else reaches them. The descriptor is that of no dma-buf, and given to no device.
+        // SAFETY: the bytes live forever, and are not accessed otherwise. The descriptor is that of
+        // no dma-buf, and given to no device.
         unsafe { Memory::from_dma_buf(bytes.as_mut_ptr(), bytes.len(), descriptor, 0, ()) }
     };
     let refused = over_rdma(store).register(memory()).expect_err("there is no device");

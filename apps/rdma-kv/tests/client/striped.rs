@@ -31,7 +31,7 @@ fn one_registration_serves_the_connections_of_a_domain() {
     assert!(foreign.to_string().contains("protection domain"), "{foreign}");
 }
 
-/// Clients of one store, in one protection domain or each in its own.
+/// Returns clients of one store, in one protection domain or each in its own.
 fn connections(count: usize, together: bool) -> Striped<Stream<SoftSim>> {
     let shared = Arc::new(Store::default());
     let (host, address) = fabric(count, move |stream| _ = shared.serve(stream));
@@ -48,7 +48,8 @@ fn connections(count: usize, together: bool) -> Striped<Stream<SoftSim>> {
     Striped::new(streams.into_iter().map(client).collect())
 }
 
-/// Values of all lengths around those of windows, spread over the connections and back.
+/// Moves values of all lengths around multiples of windows, spread over the connections, there and
+/// back.
 fn spread(count: usize, together: bool) {
     let mut client = connections(count, together);
     let lengths: Vec<usize> = (0..30)
@@ -94,10 +95,10 @@ fn keys_are_spread_over_connections() {
     spread(8, true);
 }
 
-/// A call is over with its time-out, though connections linger for what a server does not take.
+/// A call ends by its time-out, even if connections linger for what a server does not take.
 #[test]
 fn a_server_that_takes_nothing_is_not_lingered_for() {
-    // Never dropped, and never read from.
+    // The stream is never dropped, and never read from.
     let (host, address) = fabric(3, std::mem::forget);
     let mut how = how();
     how.options.linger = Duration::from_secs(3600);
@@ -119,13 +120,13 @@ fn a_server_that_takes_nothing_is_not_lingered_for() {
     drop(alone);
 }
 
-/// A lost connection takes the keys with it that were its own; the others go on.
+/// The keys of a lost connection are lost. The other connections continue.
 #[test]
 fn a_lost_connection_leaves_the_others() {
     let shared = Arc::new(Store::default());
     let broken = Arc::new(std::sync::Mutex::new(true));
     let (host, address) = fabric(3, move |mut stream| {
-        // The first that is accepted ends as soon as it is asked for something.
+        // The first accepted connection ends at its first command.
         if std::mem::take(&mut *broken.lock().expect("no panic")) {
             let _asked = stream.read(&mut [0]);
         } else {

@@ -3,7 +3,7 @@
 use crate::world::{WINDOW, bytes_of, over_rdma, over_tcp, pattern, store};
 use rdma_kv::{Buffer, Client, Counts, Error, Memory, Part, Transport};
 
-/// Values of many lengths, set and got back; what each command counts.
+/// Sets values of many lengths, gets them back, and checks the counts of each command.
 fn there_and_back<T: Transport>(mut client: Client<T>) -> Counts {
     let most = 40 * WINDOW;
     let mut buffer = client.buffer(most + 100).expect("memory");
@@ -38,7 +38,7 @@ fn values_are_copied_over_tcp() {
     assert_eq!((counts.bytes_landed, counts.bytes_lent), (0, 0));
 }
 
-/// Memory that exists is used where it is, and given back when the buffer is gone.
+/// Existing memory is used in place, and returned when the buffer is dropped.
 fn into_memory_that_exists<T: Transport>(mut client: Client<T>) -> Counts {
     let len = 20 * WINDOW + 3;
     let value = pattern(len, 5);
@@ -68,7 +68,7 @@ fn memory_that_exists_is_used_where_it_is() {
     into_memory_that_exists(over_tcp(store));
 }
 
-/// All but one window and less than one more of a large value land.
+/// A large value lands, except one window and less than another one.
 #[test]
 fn most_of_a_large_value_lands() {
     let len = 32 * WINDOW;

@@ -14,7 +14,8 @@ use rdma_softsim::{Fabric, SoftSim};
 pub(crate) const WINDOW: usize = 64 << 10;
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A server on the embedded fabric, whose `serve` has each of `connections`; a host for clients, and the server's address.
+/// Starts a server on the embedded fabric whose `serve` gets each of `connections`. Returns a host
+/// for clients, and the server's address.
 pub(crate) fn fabric(
     connections: usize,
     serve: impl Fn(Stream<SoftSim>) + Send + Sync + 'static,
@@ -79,7 +80,7 @@ pub(crate) fn answers<S: Read + Write>(replies: &'static [&'static [u8]]) -> imp
     }
 }
 
-/// Bytes of which no two neighbouring kilobytes are alike.
+/// Returns bytes in which no two neighbouring kilobytes are equal.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
 }

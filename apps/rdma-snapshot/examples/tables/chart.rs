@@ -1,4 +1,4 @@
-//! The chart and the table of raw data.
+//! The chart, and the table of raw data.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::{Failure, Figure, Kind, Part};
 /// The series of a figure.
 type Value = fn(&Figure) -> f64;
 
-/// The median, the least and the greatest of a kind's rounds.
+/// Returns the median, the minimum and the maximum of a kind's rounds.
 fn middle(figures: &[Figure], part: Part, kind: Kind, replicas: usize, value: Value) -> Option<[f64; 3]> {
     let of = |figure: &&Figure| (figure.part, figure.kind, figure.replicas) == (part, kind, replicas);
     let mut values: Vec<_> = figures.iter().filter(of).map(value).collect();
@@ -53,7 +53,8 @@ pub(crate) fn table(figures: &[Figure]) {
     }
 }
 
-/// Draws the medians, with lines from the least to the greatest: one group of bars for each number of replicas.
+/// Draws the medians, with lines from the minimum to the maximum: one group of bars for each number
+/// of replicas.
 pub(crate) fn draw(figures: &[Figure], title: &str, into: &Path) -> Result<(), Failure> {
     let mib = figures.first().map_or(0, |figure| figure.bytes >> 20);
     let area = SVGBackend::new(into, (1200, 860)).into_drawing_area();

@@ -1,10 +1,12 @@
-//! The first tables of the paper again, side by side in one run, to one, two and three replicas:
+//! Repeats the first tables of the paper, side by side in one run, with one, two and three
+//! replicas:
 //!
-//! * `whole`: from a live Valkey's images to replicas that have loaded them. Valkey's own full sync through a disk, without one, without
-//!   compression, and with two channels; an RDB file over a plain TCP stream; that file by READ from the paper's table; chunks by READ from the live Valkey, as a star
-//!   and as a chain.
-//! * `moving`: the images as bytes, from memory to memory, by TCP and by READ in both layouts. Nothing is made or loaded, so what differs is
-//!   what moves them.
+//! * `whole`: from a live Valkey's images to replicas that have loaded them. Valkey's own full sync
+//!   through a disk, without one, without compression, and with two channels; an RDB file over a
+//!   plain TCP stream; that file by READ from the paper's table; chunks by READ from the live
+//!   Valkey, as a star and as a chain.
+//! * `moving`: the images as bytes, from memory to memory, by TCP and by READ in both layouts.
+//!   Nothing is created or loaded, so only the transport differs.
 //!
 //! ```text
 //! cargo run --release -p rdma-snapshot --example tables                                  # 8 MiB, to see that it works
@@ -12,8 +14,9 @@
 //! cargo run --release -p rdma-snapshot --example tables -- --out docs/snapshot --draw    # draws softsim.svg again, and prints the table
 //! ```
 //!
-//! RDMA is softsim, in this process, or, with `--rdma ADDRESS`, the device of that address: `lab/run tables`. Without a `valkey-server`,
-//! which `VALKEY_SERVER` may name, it says so and measures `moving` alone.
+//! RDMA is softsim, in this process, or, with `--rdma ADDRESS`, the device of that address:
+//! `lab/run tables`. Without a `valkey-server` (`VALKEY_SERVER` may name one), it says so and
+//! measures `moving` alone.
 
 mod chart;
 mod moving;
@@ -133,18 +136,21 @@ struct Figure {
     bytes: u64,
     #[serde(flatten)]
     measured: Measured,
-    /// Processors of the whole machine that were busy meanwhile, in seconds: both ends, and what else ran.
+    /// Busy processor time of the whole machine meanwhile, in seconds: both ends, and other
+    /// programs.
     machine_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Measured {
-    /// From the first request to the last replica that has everything; of `moving`, once the table is there.
+    /// From the first request until the last replica has everything; for `moving`, from the
+    /// complete table on.
     seconds: f64,
-    /// Of the side that has the data: its Valkey with children, the threads that send or publish, and those that make what they publish.
+    /// Processor time of the side that has the data: its Valkey with children, the threads that
+    /// send or publish, and those that prepare the data.
     source_seconds: f64,
-    /// Until an RDB file (part of `seconds`), or the table of `moving` (to within 0.2 s, and no part), was there to begin with; 0 where
-    /// making and moving overlap.
+    /// Time to prepare an RDB file (part of `seconds`), or the table of `moving` (to within 0.2 s,
+    /// and not part of them); 0 if preparing and moving overlap.
     making_seconds: f64,
 }
 
@@ -159,7 +165,7 @@ fn machine() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks: Vec<f64> =
         stat.lines().next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
-    // All columns but idle and waiting for a disk; guests are in the first two already.
+    // All columns but idle and waiting for a disk. The first two already include guests.
     ticks
         .iter()
         .enumerate()
@@ -179,7 +185,7 @@ fn images(count: usize) -> Arc<[u8]> {
     (0..count * IMAGE).map(|_| next()).collect()
 }
 
-/// Joins threads, and their errors.
+/// Joins threads, and returns the first error.
 fn all<T>(threads: Vec<std::thread::JoinHandle<Result<T, Failure>>>) -> Result<Vec<T>, Failure> {
     threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked")?).collect()
 }

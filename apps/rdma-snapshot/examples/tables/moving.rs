@@ -1,4 +1,4 @@
-//! From memory to memory.
+//! Measures moving from memory to memory.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use rustix::time::ClockId;
 use crate::place::{Place, Publishing, pull_all};
 use crate::{Failure, Kind, Measured, all, spent};
 
-/// Memory, as a source.
+/// A source in memory.
 struct Memory {
     bytes: Arc<[u8]>,
     at: usize,
@@ -44,7 +44,7 @@ impl Source for Memory {
     }
 }
 
-/// Memory, as a target.
+/// A target in memory.
 struct Kept {
     bytes: Vec<u8>,
     expected: Arc<[u8]>,
@@ -75,7 +75,7 @@ impl Sink for Kept {
     }
 }
 
-/// Nobody reads before the table is there, so that making and moving it are seen apart.
+/// Readers wait until the table is complete, so that preparing and moving are measured separately.
 pub(crate) fn measure<P: Place>(
     place: &P,
     kind: Kind,
@@ -98,7 +98,7 @@ pub(crate) fn measure<P: Place>(
     Ok(Measured { seconds, source_seconds: publishing.end()?, making_seconds })
 }
 
-/// A TCP stream to every sink, to which `send` sends. Returns the processor time of those who send.
+/// Sends by TCP to every sink, with `send`. Returns the processor time of the senders.
 pub(crate) fn stream<S: Sink + 'static>(
     sinks: Vec<S>,
     send: impl Fn(&mut TcpStream, usize) -> Result<(), Failure> + Sync,

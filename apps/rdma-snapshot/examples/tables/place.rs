@@ -1,4 +1,4 @@
-//! Where programs of RDMA run, and a publisher with its pulls as they are run everywhere.
+//! Places where RDMA programs run, and a publisher with its pulls.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -20,12 +20,12 @@ use crate::{Failure, Kind, all, spent};
 /// How long a replica may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Programs by number: the publisher is 0, the replicas follow.
+/// A place for programs by number: the publisher is 0, the replicas follow.
 pub(crate) trait Place {
     type Backend: Descriptors;
-    /// What the program works with.
+    /// Returns the program's backend.
     fn backend(&self, number: usize) -> Self::Backend;
-    /// Where it listens.
+    /// Returns the program's address to listen on.
     fn address(&self, number: usize) -> SocketAddr;
 }
 
@@ -62,7 +62,7 @@ impl Place for OnDevice {
     }
 }
 
-/// What a source costs its own thread.
+/// A source that measures its thread's processor time.
 pub(crate) struct Metered<S> {
     inner: S,
     spent: Arc<AtomicU64>,
@@ -88,7 +88,7 @@ impl<S: Source> Source for Metered<S> {
     }
 }
 
-/// A publisher that runs.
+/// A running publisher.
 pub(crate) struct Publishing {
     thread: JoinHandle<Result<f64, Failure>>,
     complete: mpsc::Receiver<()>,
@@ -96,7 +96,7 @@ pub(crate) struct Publishing {
 }
 
 impl Publishing {
-    /// Begins to publish `source`, as `kind` does it, to so many replicas.
+    /// Begins to publish `source` in the way of `kind`, to a number of replicas.
     pub(crate) fn begin<P: Place>(
         place: &P,
         kind: Kind,
@@ -137,7 +137,8 @@ impl Publishing {
     }
 }
 
-/// Pulls into every sink, each so long after the one before it, as `kind` does it, and waits for all of them.
+/// Pulls into every sink in the way of `kind`, one after the other with a delay, and waits for all
+/// of them.
 pub(crate) fn pull_all<P: Place, S: Sink + 'static>(
     place: &P,
     kind: Kind,

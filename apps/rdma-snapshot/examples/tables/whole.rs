@@ -1,4 +1,4 @@
-//! From a live Valkey to live ones.
+//! Measures from a live Valkey to live ones.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::place::{PATIENCE, Place, Publishing, pull_all};
 use crate::server::Valkey;
 use crate::{Failure, IMAGE, Kind, Measured};
 
-/// An RDB from a file, for a sink that nobody else tells of it.
+/// The offer of an RDB from a file, for a sink outside of a pull.
 pub(crate) const FILE: Offer =
     Offer { layout: Layout::Chunks, content: Content::Rdb, chunk_size: 1 << 20, total: None, position: None };
 
@@ -36,7 +36,7 @@ fn set(server: &Valkey, settings: &[(&str, &str)]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until a field of `INFO section` is as `wanted`.
+/// Waits until a field of `INFO section` has the value `wanted`.
 fn await_info(server: &mut Connection, section: &str, wanted: &str) -> Result<(), Failure> {
     let begun = Instant::now();
     while !cmd("INFO").arg(section).query::<String>(server)?.contains(wanted) {
@@ -49,7 +49,7 @@ fn await_info(server: &mut Connection, section: &str, wanted: &str) -> Result<()
 }
 
 impl Source {
-    /// Starts it; none, and said so, if there is no program.
+    /// Starts it. Prints why and returns `None` if there is no program.
     pub(crate) fn start(images: &[u8]) -> Result<Option<Self>, Failure> {
         let Some(valkey) = Valkey::start() else { return Ok(None) };
         let mut connection = valkey.connect();
@@ -60,7 +60,7 @@ impl Source {
         Ok(Some(Self { valkey, digest }))
     }
 
-    /// Builds so many replicas.
+    /// Builds a number of replicas.
     pub(crate) fn measure<P: Place>(
         &self,
         place: &P,
@@ -71,11 +71,11 @@ impl Source {
         let targets: Vec<_> = (0..replicas).map_while(|_| Valkey::start()).collect();
         let count = replicas.to_string();
         let together = theirs(kind) && apart.is_zero();
-        // Ours takes what a replica takes that is alone.
+        // Our sink takes what a single replica takes.
         let sync = [
             ("repl-diskless-sync", if kind == Kind::Disk { "no" } else { "yes" }),
             ("repl-diskless-sync-delay", if together { "5" } else { "0" }),
-            // It begins as soon as all replicas wait.
+            // Valkey begins as soon as all replicas wait.
             ("repl-diskless-sync-max-replicas", if together { &count } else { "0" }),
         ];
         let dual = ("dual-channel-replication-enabled", if kind == Kind::DualChannel { "yes" } else { "no" });
@@ -103,7 +103,7 @@ impl Source {
         Ok(measured)
     }
 
-    /// Seconds of processor time that it and its children have had. A child counts once it has ended.
+    /// Returns the processor seconds of it and its children. A child counts once it has ended.
     fn processor(&self) -> Result<f64, Failure> {
         let mut connection = self.valkey.connect();
         await_info(&mut connection, "persistence", "rdb_bgsave_in_progress:0")?;
@@ -114,7 +114,7 @@ impl Source {
         Ok(names.into_iter().filter_map(field).sum())
     }
 
-    /// Valkey's own full sync.
+    /// Measures Valkey's own full sync.
     fn replicaof(&self, targets: &[Valkey], apart: Duration) -> Result<Measured, Failure> {
         let begun = Instant::now();
         for (number, target) in (0..).zip(targets) {
@@ -140,7 +140,7 @@ impl Source {
         Ok(self.valkey.folder.join("dump.rdb"))
     }
 
-    /// A file, and what becomes of it.
+    /// Measures the kinds that write a file and move it.
     fn by_file<P: Place>(&self, place: &P, kind: Kind, targets: &[Valkey]) -> Result<Measured, Failure> {
         let begun = Instant::now();
         let file = self.save()?;
@@ -155,13 +155,13 @@ impl Source {
             let source = FileSource::open(&file, Content::Rdb)?;
             let publishing = Publishing::begin(place, kind, source, targets.len())?;
             pull_all(place, kind, sinks(targets), Duration::ZERO)?;
-            // Giving the memory back is not waited for by any replica.
+            // No replica waits for the release of the memory.
             (begun.elapsed(), publishing.end()?)
         };
         Ok(Measured { seconds: seconds.as_secs_f64(), source_seconds, making_seconds })
     }
 
-    /// What `PSYNC` gives, as it comes.
+    /// Measures moving the bytes of `PSYNC` as they come.
     fn live<P: Place>(
         &self,
         place: &P,

@@ -1,7 +1,8 @@
-//! Registered memory that chunks are written to, once, and then published from.
+//! Registered memory for chunks, written once and then published.
 //!
-//! A [`Filler`] is for another thread than the publisher's: bytes go from a source into registered memory there, and are hashed on
-//! the way. Nobody writes a chunk's memory after it was taken (VS-TABLE-004).
+//! A [`Filler`] runs on another thread than the publisher. There, bytes go from a source into
+//! registered memory, and are hashed on the way. A chunk's memory is not written after it was taken
+//! (VS-TABLE-004).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -15,13 +16,14 @@ use crate::digest::Piecewise;
 use crate::error::Error;
 use crate::wire::Digest;
 
-/// Bytes of a slab, at most. Slabs grow, so that a small snapshot pins little and a large one takes few registrations.
+/// The most bytes of a slab. Slabs grow, so that a small snapshot pins little and a large one takes
+/// few registrations.
 const LARGEST: usize = 64 << 20;
 
-/// Memory that a peer can read, and nobody write but this side.
+/// Memory that a peer can read. Only this side can write it.
 pub(super) const READ_ONLY: Access = Access::REMOTE_READ;
 
-/// Pages of the kernel, which zeroes them when they are written to for the first time.
+/// Pages of the kernel, zeroed at the first write.
 struct Pages(Box<[AtomicU8]>);
 
 impl CallerMemory for Pages {
@@ -42,7 +44,7 @@ pub(crate) fn register<B: Descriptors>(
     domain.register_memory(pages, access).map_err(Error::backend(doing))
 }
 
-/// A chunk that is complete, and not published.
+/// A complete chunk, not yet published.
 pub struct Filled<B: Descriptors> {
     pub(super) slab: Arc<B::Region>,
     pub(super) offset: usize,
@@ -50,25 +52,26 @@ pub struct Filled<B: Descriptors> {
     pub(super) digest: Digest,
 }
 
-/// See the module.
+/// Fills registered memory with chunks. See the module.
 pub struct Filler<B: Descriptors> {
     domain: Arc<B::Domain>,
-    /// Bytes of a chunk, at most.
+    /// The most bytes of a chunk.
     chunk: usize,
     slab: Option<Arc<B::Region>>,
-    /// Where in the slab the chunk under way begins, and how long it is.
+    /// Where in the slab the current chunk begins, and its length.
     begun: usize,
     filled: usize,
     digest: Piecewise,
-    /// Bytes that were registered, and that may be.
+    /// Registered bytes, and their limit.
     registered: u64,
     limit: u64,
-    /// Whether the slab is all that there will be.
+    /// Whether the slab is the only one.
     is_fixed: bool,
 }
 
 impl<B: Descriptors> Filler<B> {
-    /// Chunks of at most so many bytes, in slabs of at most `limit` bytes together.
+    /// Creates a filler for chunks of at most `chunk` bytes, in slabs of at most `limit` bytes
+    /// together.
     pub(super) fn new(domain: Arc<B::Domain>, chunk: usize, limit: u64) -> Self {
         Self {
             domain,
@@ -83,34 +86,35 @@ impl<B: Descriptors> Filler<B> {
         }
     }
 
-    /// Chunks one behind the other, from `offset` of this memory on to its end.
+    /// Creates a filler for consecutive chunks, from `offset` of this memory to its end.
     pub(super) fn fixed(domain: Arc<B::Domain>, chunk: usize, slab: Arc<B::Region>, offset: usize) -> Self {
         Self { slab: Some(slab), begun: offset, is_fixed: true, ..Self::new(domain, chunk, 0) }
     }
 
-    /// Bytes that the slab has behind the chunk under way.
+    /// Returns the bytes of the slab after the current chunk.
     fn left(&self) -> usize {
         let end = self.slab.as_ref().map_or(0, |slab| slab.len());
         end.saturating_sub(self.begun.saturating_add(self.filled))
     }
 
-    /// Bytes that the chunk under way can still take; none if it is full, or if there is no memory for another.
+    /// Returns the bytes that the current chunk can still take; 0 if it is full, or if there is no
+    /// memory for another.
     pub fn room(&self) -> usize {
         let left = if self.filled == 0 && self.left() == 0 { self.allowed() } else { self.left() };
         self.chunk.saturating_sub(self.filled).min(left)
     }
 
-    /// Bytes that may still be registered.
+    /// Returns the bytes that may still be registered.
     fn allowed(&self) -> usize {
         usize::try_from(self.limit.saturating_sub(self.registered)).unwrap_or(usize::MAX)
     }
 
-    /// Whether the chunk under way can take no more.
+    /// Returns whether the current chunk is full.
     pub fn is_full(&self) -> bool {
         self.filled > 0 && (self.filled >= self.chunk || self.left() == 0)
     }
 
-    /// Sees to it that a chunk of so many bytes fits. There is none under way.
+    /// Makes room for a chunk of `length` bytes. There must be no current chunk.
     pub(super) fn reserve(&mut self, length: usize) -> Result<(), Error> {
         self.chunk = length.max(1);
         if self.left() < length { self.grow(length) } else { Ok(()) }
@@ -121,7 +125,7 @@ impl<B: Descriptors> Filler<B> {
             let end = self.slab.as_ref().map_or(0, |slab| slab.len());
             return Err(Error::TooMuch { what: "the length of the source", limit: end as u64 });
         }
-        // As much again, in whole chunks.
+        // Doubles the memory, in whole chunks.
         let wanted = usize::try_from(self.registered).unwrap_or(LARGEST).min(LARGEST);
         let wanted = wanted.next_multiple_of(self.chunk).max(self.chunk).max(least);
         let length = wanted.min(self.allowed());
@@ -134,10 +138,10 @@ impl<B: Descriptors> Filler<B> {
         Ok(())
     }
 
-    /// Writes at most [`Filler::room`] bytes behind the others of the chunk under way.
+    /// Appends at most [`Filler::room`] bytes to the current chunk.
     ///
     /// # Errors
-    /// They are more, or there is no memory for them.
+    /// There are more bytes, or there is no memory for them.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if self.filled == 0 && self.left() == 0 && !bytes.is_empty() {
             self.grow(bytes.len())?;
@@ -154,7 +158,7 @@ impl<B: Descriptors> Filler<B> {
         Ok(())
     }
 
-    /// The chunk under way, which is complete. None if it has no byte.
+    /// Completes and returns the current chunk. `None` if it is empty.
     pub fn take(&mut self) -> Option<Filled<B>> {
         let slab = self.slab.as_ref().filter(|_| self.filled > 0).map(Arc::clone)?;
         let (offset, length) = (self.begun, self.filled);

@@ -1,7 +1,7 @@
-//! The side that is read: control streams of readers, a queue pair for each that has proven the secret, and the memory that they
-//! read. READs take nothing of its processor.
+//! The publisher: control streams of readers, a queue pair for each reader that has proven the
+//! secret, and the memory that they read. READs use none of its processor time.
 //!
-//! Nothing here waits but [`Publisher::wait`]: it runs in real and in virtual time.
+//! Only [`Publisher::wait`] blocks, so this runs in real and in virtual time.
 
 pub(crate) mod filler;
 pub(crate) mod session;
@@ -28,20 +28,20 @@ pub use filler::{Filled, Filler};
 use session::{Session, Terms, refused};
 pub(crate) use store::Store;
 
-/// How a publisher behaves.
+/// Settings of a publisher.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What readers must prove to have.
+    /// The secret that readers must prove.
     pub secret: Secret,
-    /// Readers at the same time.
+    /// The most readers at the same time.
     pub readers: usize,
-    /// READs that each may have under way, at most; both devices' limits apply too.
+    /// The most READs in flight of each reader. Both devices' limits apply too.
     pub depth: u8,
-    /// Bytes of memory for the table, at most.
+    /// The most bytes of memory for the table.
     pub memory: u64,
-    /// How long a reader may be silent before its memory is closed to it.
+    /// How long a reader may be silent before it loses access to the memory.
     pub lease: Duration,
-    /// How long each step up to the first chunk may take.
+    /// How long each step of the handshake may take, up to the first chunk.
     pub handshake: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Default for Config {
     }
 }
 
-/// How long a last word may take to reach a reader that does not listen.
+/// How long the last message may take to reach a reader that does not read.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// A reader's connection for READs.
@@ -73,16 +73,16 @@ struct Member<B: Descriptors> {
     channel: Channel,
 }
 
-/// What a publisher has done.
+/// Counts of a publisher.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Readers that are reading now.
     pub reading: usize,
-    /// Readers that have had everything.
+    /// Readers that have received everything.
     pub done: usize,
-    /// Sessions that ended otherwise.
+    /// Sessions that ended in any other way.
     pub lost: usize,
-    /// Chunks that the slowest of the present readers has.
+    /// Chunks of the slowest present reader.
     pub slowest: u64,
     /// Bytes in the table.
     pub bytes: u64,
@@ -94,14 +94,14 @@ pub struct Counts {
 pub struct Publisher<B: Descriptors> {
     members: Vec<Member<B>>,
     pub(crate) store: Store<B>,
-    /// Never has a completion: nothing is posted to a queue pair that is only read through.
+    /// Never has a completion: nothing is posted to a queue pair that only serves READs.
     queue: B::CompletionQueue,
     pub(crate) data_listener: B::Identifier,
     events: B::EventChannel,
     endpoint: Endpoint<B>,
     address: SocketAddr,
     config: Config,
-    /// None before there is something to read.
+    /// `None` until there is something to read.
     terms: Option<Terms>,
     done: usize,
     lost: usize,
@@ -109,15 +109,16 @@ pub struct Publisher<B: Descriptors> {
 }
 
 impl<B: Descriptors> Publisher<B> {
-    /// Listens on `address`, whose IP must be one of an RDMA device. Readers wait until [`Publisher::offer`].
+    /// Listens on `address`, whose IP must be one of an RDMA device. Readers wait until
+    /// [`Publisher::offer`].
     ///
     /// # Errors
-    /// There is no RDMA device, or none has that address, or it is taken.
+    /// There is no RDMA device, no device has that address, or the address is in use.
     pub fn bind(backend: &B, address: SocketAddr, config: Config) -> Result<Self, Error> {
         if address.ip().is_unspecified() {
             return Err(Error::Address(address));
         }
-        // One more than may read: it is told that it is one too many.
+        // One more than may read, so that it can be told so.
         let mut endpoint = Endpoint::new(backend, channel::limits(config.readers.saturating_add(1)))?;
         let listener = endpoint.listen(address, channel::options())?;
         let address = endpoint.local_addr(listener).unwrap_or(address);
@@ -150,16 +151,17 @@ impl<B: Descriptors> Publisher<B> {
         self.address
     }
 
-    /// The protection domain that holds what is published, for a reader whose chunks are handed on.
+    /// Returns the protection domain of the published memory, for a reader whose chunks are handed
+    /// on.
     ///
     /// # Errors
-    /// The backend's: the device may have gone.
+    /// The backend's: the device may be gone.
     pub fn domain(&self) -> Result<Shared<B>, Error> {
         let device = self.data_listener.device().map_err(Error::backend("looking at the device"))?;
         Ok(Shared { domain: Arc::clone(self.store.domain()), device })
     }
 
-    /// Says what there is to read: `snapshot` names it, or a new name is drawn.
+    /// Offers a snapshot to readers. `snapshot` names it, or a new name is drawn.
     ///
     /// # Errors
     /// There is no entropy, or no port for READs.
@@ -181,10 +183,11 @@ impl<B: Descriptors> Publisher<B> {
         Ok(())
     }
 
-    /// Begins a table of the seed's layout, for `total` bytes in all. Readers can read it once it is marked.
+    /// Begins a table of the seed's layout, for `total` bytes in all. Readers can read it once it
+    /// is marked.
     ///
     /// # Errors
-    /// There is no memory for it, or less is allowed.
+    /// There is no memory for it, or the limit is lower.
     pub fn begin_mapping(&mut self, total: u64) -> Result<(), Error> {
         self.store.begin_mapping(total)
     }
@@ -192,21 +195,21 @@ impl<B: Descriptors> Publisher<B> {
     /// Publishes a chunk of these bytes, at least one and at most [`Offer::chunk_size`].
     ///
     /// # Errors
-    /// There is no memory for it, or less is allowed.
+    /// There is no memory for it, or the limit is lower.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.store.append(bytes)
     }
 
-    /// Returns what makes chunks of at most so many bytes, on any thread, in memory that this publisher may publish. For a table of
-    /// the seed's layout it makes the areas.
+    /// Returns a filler for chunks of at most `chunk_size` bytes, on any thread, in memory that
+    /// this publisher may publish. For a table of the seed's layout it fills the areas.
     pub fn filler(&mut self, chunk_size: u32) -> Filler<B> {
         self.store.filler(chunk_size.max(1) as usize)
     }
 
-    /// Publishes a chunk that [`Publisher::filler`] has made.
+    /// Publishes a chunk of [`Publisher::filler`].
     ///
     /// # Errors
-    /// Less memory is allowed.
+    /// The memory limit is lower.
     pub fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
         self.store.publish(filled)
     }
@@ -214,31 +217,31 @@ impl<B: Descriptors> Publisher<B> {
     /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].
     ///
     /// # Errors
-    /// Less memory is allowed.
+    /// The memory limit is lower.
     pub fn hand_on(&mut self, landed: Landed<B>) -> Result<(), Error> {
         self.store.hand_on(landed)
     }
 
-    /// The snapshot is complete; what is appended from now on comes behind it.
+    /// Marks the snapshot as complete. Later chunks follow it.
     ///
     /// # Errors
-    /// A table of the seed's layout has fewer bytes than were announced.
+    /// A table of the seed's layout has fewer bytes than announced.
     pub fn mark(&mut self) -> Result<(), Error> {
         self.store.mark()
     }
 
-    /// The snapshot that is handed on is complete.
+    /// Marks a snapshot that is handed on as complete.
     pub fn hand_on_mark(&mut self, mark: Mark) {
         self.store.log.mark = Some(mark);
     }
 
-    /// Nothing more comes.
+    /// Ends the table.
     pub fn end(&mut self) {
         self.store.log.ended = true;
     }
 
-    /// Takes the snapshot back: readers are told why, their queue pairs are destroyed, and the memory is not reachable any more
-    /// (VS-LEASE-002).
+    /// Withdraws the snapshot. Readers are told why, their queue pairs are destroyed, and the
+    /// memory is no longer reachable (VS-LEASE-002).
     pub fn withdraw(&mut self, reason: Reason) {
         while let Some(mut member) = self.members.pop() {
             self.lost += 1;
@@ -248,15 +251,15 @@ impl<B: Descriptors> Publisher<B> {
         self.terms = None;
     }
 
-    /// Ends a session: closes the memory to the reader, then lets the last word reach it.
+    /// Ends a session: closes the memory to the reader, then lets the last message reach it.
     fn part(&mut self, mut member: Member<B>) {
         drop(member.data.take());
-        // It may be gone already; then there is nobody to tell.
+        // It may already be gone, and is then not told.
         let _gone = member.channel.flush(&mut self.endpoint);
         let _gone = self.endpoint.abandon(member.channel.id(), LINGER);
     }
 
-    /// What it has done.
+    /// Returns the counts.
     pub fn counts(&self) -> Counts {
         let reading = self.members.iter().filter(|member| member.session.is_serving());
         Counts {
@@ -268,10 +271,10 @@ impl<B: Descriptors> Publisher<B> {
         }
     }
 
-    /// Takes what has come from readers, and tells them what is new.
+    /// Handles input of readers, and sends them news.
     ///
     /// # Errors
-    /// The device is gone, or there is no entropy. What a single reader does ends only its own session.
+    /// The device is gone, or there is no entropy. A reader's mistake ends only its own session.
     pub fn progress(&mut self) -> Result<(), Error> {
         loop {
             self.endpoint.progress()?;
@@ -310,13 +313,13 @@ impl<B: Descriptors> Publisher<B> {
                     tracing::warn!(%error, "a reader was not accepted");
                 }
             }
-            // The next look at it finds what there is, its end included.
+            // The next pass finds the rest, including its end.
             _ => {}
         }
         Ok(())
     }
 
-    /// Takes an event of the connections that readers read through.
+    /// Handles an event of the connections for READs.
     fn handle_data(&mut self, event: CmEvent<B>) -> Result<(), Error> {
         let now = self.backend.now();
         match event.kind {
@@ -348,7 +351,7 @@ impl<B: Descriptors> Publisher<B> {
         if key == self.data_listener.key() {
             return Err(Error::DataEnded("the device of the listener failed or was removed"));
         }
-        // A reader that is done may say so after it has disconnected, so its word is waited for.
+        // A finished reader may say so after it has disconnected, so its message is awaited.
         if let Some(member) = self.find(key).and_then(|at| self.members.get_mut(at)) {
             tracing::debug!(?kind, "a reader's connection for READs ended");
             member.data = None;
@@ -356,8 +359,9 @@ impl<B: Descriptors> Publisher<B> {
         Ok(())
     }
 
-    /// Makes a queue pair in the snapshot's domain for a reader that has proven the secret and said that it connects from there.
-    /// Whoever else asks is rejected, by dropping its identifier (VS-AUTH-003).
+    /// Creates a queue pair in the snapshot's domain for a reader that has proven the secret and
+    /// announced this address. All others are rejected, by dropping their identifiers
+    /// (VS-AUTH-003).
     fn admit(&mut self, id: B::Identifier, asked: ConnectParams) {
         let from = id.peer_addr().map(canonical);
         let expected =
@@ -386,7 +390,7 @@ impl<B: Descriptors> Publisher<B> {
         }
     }
 
-    /// Looks at every session. True if anything moved.
+    /// Serves every session. Returns true if anything moved.
     fn serve(&mut self) -> Result<bool, Error> {
         let mut any = false;
         let mut at = 0;
@@ -419,11 +423,11 @@ impl<B: Descriptors> Publisher<B> {
         Ok(any)
     }
 
-    /// Lets last words reach readers, for as long as they may take; for a shorter while once `stop`
-    /// asks for the end.
+    /// Delivers the last messages to readers, for a limited time, which is shorter once `stop` asks
+    /// for the end.
     ///
     /// # Errors
-    /// As [`Publisher::progress`] and [`Publisher::wait`].
+    /// Those of [`Publisher::progress`] and [`Publisher::wait`].
     pub fn drain(mut self, waker: &Waker, stop: &Stop) -> Result<(), Error> {
         let begun = self.backend.now();
         loop {
@@ -438,19 +442,19 @@ impl<B: Descriptors> Publisher<B> {
         }
     }
 
-    /// When [`Publisher::progress`] must be called at the latest.
+    /// Returns when [`Publisher::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
         let sessions = self.members.iter().map(|member| member.session.next_timeout());
         let sessions = if self.terms.is_some() { sessions.min() } else { None };
         sessions.into_iter().chain(self.endpoint.next_timeout()).min()
     }
 
-    /// What wakes it.
+    /// Returns the descriptors to wait for.
     pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
         [self.endpoint.as_fd(), self.events.as_fd()]
     }
 
-    /// Sleeps until something has come, or somebody wakes it, or it is time, at most until `until`.
+    /// Sleeps until there is input, a call of `waker`, or a time-out, at most until `until`.
     ///
     /// # Errors
     /// The system's, from waiting.
@@ -463,11 +467,11 @@ impl<B: Descriptors> Publisher<B> {
     }
 }
 
-/// How a session ends that does not end in order.
+/// An unorderly end of a session.
 enum End {
     /// The reader is told.
     Told(Reason),
-    /// It cannot be.
+    /// The reader cannot be told.
     Gone(Error),
 }
 
@@ -481,7 +485,7 @@ fn serve_one<B: Descriptors>(
     let Member { data, session, channel } = member;
     let now = backend.now();
     let mut any = false;
-    // A reader that writes without reading is not listened to.
+    // Stops reading from a reader that does not read itself.
     while channel.has_room() && !session.is_done() {
         let frame = match channel.receive(endpoint) {
             Ok(Some(frame)) => frame,
@@ -512,7 +516,7 @@ fn serve_one<B: Descriptors>(
     Ok(any)
 }
 
-/// The address without a mapping of IPv4 into IPv6.
+/// Returns the address without a mapping of IPv4 into IPv6.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

@@ -1,7 +1,7 @@
 //! The publisher's side of a session, without IO and clock.
 //!
-//! A reader is told of memory only after it has proven the secret and after the connection that it named in the same breath is there
-//! (VS-AUTH-003). Every state has a time by which it ends (VS-TIME-001).
+//! A reader learns of memory only after it has proven the secret, and after the connection from the
+//! address in that proof is established (VS-AUTH-003). Every state has a deadline (VS-TIME-001).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::wire::{
     SnapshotId, VERSION, Welcome,
 };
 
-/// The state that readers are told: a log of chunks, where the snapshot ends in it, and whether it is complete.
+/// The state announced to readers: a log of chunks, the end of the snapshot in it, and whether it
+/// is complete.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) entries: Vec<Entry>,
@@ -45,22 +46,22 @@ pub(crate) struct Terms {
 enum State {
     Greeting,
     Proving(Hello, Challenge),
-    /// The connection for READs may come, from there.
+    /// The connection for READs may come, from this address.
     Connecting(SocketAddr),
     Serving,
     Done,
 }
 
-/// See the module.
+/// The state of a session. See the module.
 #[derive(Debug)]
 pub(crate) struct Session {
     state: State,
-    /// Chunks that it was told of.
+    /// Chunks announced to the reader.
     sent: u64,
     mapping_sent: bool,
     mark_sent: bool,
     end_sent: bool,
-    /// Chunks that it says it has.
+    /// Chunks that the reader reports to have.
     pub(crate) has: u64,
     by: Instant,
     alive_at: Instant,
@@ -80,10 +81,10 @@ impl Session {
         }
     }
 
-    /// Takes a frame of the reader; returns the answer, if there is one at once.
+    /// Handles a frame of the reader. Returns the answer, if one is due at once.
     ///
     /// # Errors
-    /// The session is over, and why.
+    /// The reason for which the session has ended.
     pub(crate) fn handle_frame(
         &mut self,
         frame: &Frame,
@@ -115,7 +116,7 @@ impl Session {
                 if !terms.secret.is_readers(&hello, &challenge, proof) {
                     return Err(Reason::Secret);
                 }
-                // A replica that publishes may be behind the one whose reader this was.
+                // A replica that publishes may be behind the publisher that this reader had before.
                 if hello.first.get() > log.chunks() && log.ended {
                     return Err(Reason::Misbehaved);
                 }
@@ -152,12 +153,12 @@ impl Session {
         self.by = now.after(limit);
     }
 
-    /// Returns the address from which its connection for READs must come, while one is expected.
+    /// Returns the address from which the connection for READs must come, while one is expected.
     pub(crate) const fn expects(&self) -> Option<SocketAddr> {
         if let State::Connecting(peer) = self.state { Some(peer) } else { None }
     }
 
-    /// Notes that this connection is established.
+    /// Records that the connection for READs is established.
     pub(crate) fn handle_established(&mut self, lease: Duration, now: Instant) {
         if matches!(self.state, State::Connecting(_)) {
             self.enter(State::Serving, lease, now);
@@ -165,17 +166,17 @@ impl Session {
         }
     }
 
-    /// Returns whether it has everything and has said so.
+    /// Returns whether the reader has reported that it has everything.
     pub(crate) const fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// Returns whether it can read.
+    /// Returns whether the reader can read.
     pub(crate) const fn is_serving(&self) -> bool {
         matches!(self.state, State::Serving)
     }
 
-    /// The next frame for a reader that can read, if there is anything to tell.
+    /// Returns the next frame for a reader that can read, if there is news.
     pub(crate) fn announce(&mut self, log: &Log, lease: Duration, now: Instant) -> Option<Frame> {
         if !self.is_serving() {
             return None;
@@ -194,7 +195,7 @@ impl Session {
             self.sent = mapping.areas.get().into();
             return Some(Frame::Mapping(mapping));
         }
-        // The end of the snapshot is told between its last chunk and the one behind.
+        // The end of the snapshot is announced between its last chunk and the next.
         let upto = log.mark.filter(|mark| self.sent <= mark.chunks.get() && !self.mark_sent);
         let upto = upto.map_or(log.entries.len() as u64, |mark| mark.chunks.get());
         let (from, to) = (usize::try_from(self.sent).ok()?, usize::try_from(upto).ok()?);
@@ -214,21 +215,21 @@ impl Session {
         None
     }
 
-    /// When [`Session::handle_timeout`] or [`Session::announce`] has something to do.
+    /// Returns when [`Session::handle_timeout`] or [`Session::announce`] has something to do.
     pub(crate) fn next_timeout(&self) -> Instant {
         if self.is_serving() { self.by.min(self.alive_at) } else { self.by }
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     ///
     /// # Errors
-    /// The session is over, and why (VS-LEASE-001).
+    /// The reason for which the session has ended (VS-LEASE-001).
     pub(crate) fn handle_timeout(&self, now: Instant) -> Result<(), Reason> {
         if now >= self.by && !self.is_done() { Err(Reason::Lease) } else { Ok(()) }
     }
 }
 
-/// The frame that ends a session.
+/// Returns the frame that ends a session.
 pub(crate) fn refused(reason: Reason) -> Frame {
     Frame::Refused(Refused { reason: reason.number().into() })
 }

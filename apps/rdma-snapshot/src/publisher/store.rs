@@ -1,7 +1,7 @@
-//! What a publisher has for readers: the table, and the memory behind it.
+//! The publisher's table, and its memory.
 //!
-//! Memory is written before its entry is in the table, and by nobody after that: readers have no right to write it, and nothing
-//! here does (VS-TABLE-004).
+//! Memory is written before its entry is in the table, and never after that. Readers have no right
+//! to write it, and nothing here does (VS-TABLE-004).
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::wire::{Digest, Entry, Mapping, Mark};
 
 /// The table of a publisher, with its memory.
 pub(crate) struct Store<B: Descriptors> {
-    /// What readers are told.
+    /// The state announced to readers.
     pub(crate) log: Log,
     regions: Vec<Arc<B::Region>>,
-    /// The seed's table while it is built: what is written and what there will be.
+    /// The seed's table while it is built: its written bytes and its total.
     mapped: Option<Mapped<B>>,
     /// Fills memory, unless another thread does.
     filler: Option<Filler<B>>,
     domain: Arc<B::Domain>,
     whole: Whole,
     bytes: u64,
-    /// Bytes that may be kept.
+    /// The most bytes to keep.
     limit: u64,
 }
 
@@ -61,7 +61,8 @@ impl<B: Descriptors> Store<B> {
         self.bytes
     }
 
-    /// Begins the seed's table, for `total` bytes: one piece of memory that cannot grow (VS-RCP-001).
+    /// Begins the seed's table, for `total` bytes: one piece of memory that cannot grow
+    /// (VS-RCP-001).
     pub(super) fn begin_mapping(&mut self, total: u64) -> Result<(), Error> {
         self.room(total)?;
         let too_much = || Error::TooMuch { what: "the length of the seed's table", limit: usize::MAX as u64 };
@@ -85,13 +86,13 @@ impl<B: Descriptors> Store<B> {
         }
     }
 
-    /// What fills this table with chunks of at most so many bytes.
+    /// Returns a filler for this table, for chunks of at most `chunk` bytes.
     pub(super) fn filler(&mut self, chunk: usize) -> Filler<B> {
         let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit);
         self.filler.take().unwrap_or_else(new)
     }
 
-    /// Appends a chunk, which no reader sees before it is written. Of the seed's table, any bytes.
+    /// Appends a chunk, or any bytes of the seed's table. No reader sees it before it is written.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let mut filler = self.filler(bytes.len().max(1));
         let appended = if self.mapped.is_some() {
@@ -126,7 +127,7 @@ impl<B: Descriptors> Store<B> {
         Ok(())
     }
 
-    /// Appends a chunk that was filled.
+    /// Appends a filled chunk.
     pub(super) fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
         self.room(filled.length as u64)?;
         if self.log.mark.is_none() {
@@ -155,9 +156,9 @@ impl<B: Descriptors> Store<B> {
         self.bytes += length as u64;
     }
 
-    /// The snapshot is complete.
+    /// Marks the snapshot as complete.
     pub(super) fn mark(&mut self) -> Result<(), Error> {
-        // The last area may be one that is not full.
+        // The last area may be partly filled.
         let last = self.filler.as_mut().and_then(Filler::take);
         last.map_or(Ok(()), |filled| self.publish(filled))?;
         let chunks = match &self.mapped {
@@ -195,10 +196,11 @@ impl<B: Descriptors> Store<B> {
     }
 }
 
-/// What readers must notice, and nobody does but tests.
+/// Corruptions for tests, which readers must notice.
 #[cfg(test)]
 impl<B: Descriptors> Store<B> {
-    /// Changes what was published of a chunk; a second time, it is as it was. False if there is no such chunk.
+    /// Changes the published bytes of a chunk; a second call restores them. False if there is no
+    /// such chunk.
     pub(crate) fn spoil(&self, chunk: usize) -> bool {
         let (region, at) = match &self.mapped {
             Some(mapped) if self.log.mapping.is_some() => {
@@ -228,13 +230,13 @@ impl<B: Descriptors> Store<B> {
         }
     }
 
-    /// Bytes of its regions.
+    /// Returns the registered bytes.
     pub(crate) fn registered(&self) -> u64 {
         let mapped = self.mapped.as_ref().map_or(0, |mapped| mapped.region.len());
         (self.regions.iter().map(|region| region.len()).sum::<usize>() + mapped) as u64
     }
 
-    /// Its regions.
+    /// Returns the number of regions.
     pub(crate) fn regions(&self) -> usize {
         self.regions.len()
     }

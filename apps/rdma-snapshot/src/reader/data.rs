@@ -1,4 +1,4 @@
-//! The queue pair that READs go over.
+//! The queue pair for READs.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) enum What {
     Chunk(Chunk),
 }
 
-/// A READ under way, and the memory that it lands in.
+/// A READ in flight, and the memory that it lands in.
 pub(super) struct Flight<B: Descriptors> {
     pub(super) what: What,
     pub(super) length: u32,
@@ -29,23 +29,23 @@ pub(super) struct Flight<B: Descriptors> {
     pub(super) region: B::Region,
 }
 
-/// A connection for READs, made or in the making. Nothing is sent over it and nothing received.
+/// A connection for READs, established or not yet. It carries no SENDs.
 pub(super) struct Data<B: Descriptors> {
     pair: B::QueuePair,
     queue: B::CompletionQueue,
     /// Keeps the connection.
     _id: B::Identifier,
     domain: Arc<B::Domain>,
-    /// READs that this side's device can have under way.
+    /// READs that this side's device can have in flight.
     pub(super) depth: u8,
 }
 
-/// How often what is not acknowledged is sent again; soft-RoCE takes 7 for endless.
+/// How often unacknowledged requests are repeated. Soft-RoCE treats 7 as endless.
 pub(crate) const RETRIES: u8 = 6;
 
 impl<B: Descriptors> Data<B> {
-    /// Asks the publisher for a connection of `depth` READs, as far as the device goes. It has a protection domain of its own
-    /// (VS-SEC-001), or that of a replica that hands on what it reads.
+    /// Asks the publisher for a connection of `depth` READs, within the device's limits. It has a
+    /// protection domain of its own (VS-SEC-001), or that of a replica that hands on what it reads.
     pub(super) fn connect(id: B::Identifier, shared: Option<&Shared<B>>, depth: u8) -> Result<Self, Error> {
         let capabilities = id.capabilities().map_err(Error::backend("looking at the device"))?;
         let depth = depth.min(capabilities.max_read_depth).max(1);
@@ -59,7 +59,7 @@ impl<B: Descriptors> Data<B> {
             }
             None => Arc::new(id.create_domain().map_err(Error::backend("creating a protection domain"))?),
         };
-        // One more than can be under way: the addresses of the seed's table.
+        // One more than the READs in flight, for the addresses of the seed's table.
         let sends = u32::from(depth) + 1;
         let queue =
             id.create_completion_queue(sends, 0).map_err(Error::backend("creating a completion queue"))?;
@@ -96,7 +96,7 @@ impl<B: Descriptors> Data<B> {
         self.pair.post_send(&chain).map_err(|error| Error::backend("posting READs")(error.error))
     }
 
-    /// The next READ that has ended. Asks for a wake-up when there is none, and looks again.
+    /// Returns the next finished READ. If there is none, arms the queue and polls again.
     pub(super) fn completed(&self) -> Result<Option<Result<(), CompletionStatus>>, Error> {
         let lost = Error::backend("taking completions");
         let mut one = [Completion::EMPTY];

@@ -1,10 +1,11 @@
-//! The reader's side of a session, without IO and clock: frames, events and time come in, frames and orders go out.
+//! The reader's side of a session, without IO and clock. Input is frames, events and time; output
+//! is frames and actions.
 //!
 //! ```text
 //! Hello ─▶ Challenge ─▶ resolve ─▶ Proof ─▶ Welcome ─▶ connect ─▶ established ─▶ Chunks… READ… Mark … End ─▶ Done
 //! ```
 //!
-//! Every state but the last has a time by which it ends (VS-TIME-001).
+//! Every state but the last has a deadline (VS-TIME-001).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -20,18 +21,18 @@ use crate::wire::{
     VERSION, mapped,
 };
 
-/// How a reader behaves.
+/// Settings of a reader.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What it proves to have, and wants proven.
+    /// The secret that both sides must prove.
     pub secret: Secret,
-    /// What it takes.
+    /// What it accepts.
     pub limits: Limits,
-    /// READs under way at the same time, at most; both devices' limits apply too.
+    /// The most READs in flight. Both devices' limits apply too.
     pub depth: u8,
-    /// How long each step up to the first chunk may take.
+    /// How long each step of the handshake may take, up to the first chunk.
     pub handshake: Duration,
-    /// How long the publisher, or a READ, may say nothing.
+    /// How long the publisher or a READ may be silent.
     pub silence: Duration,
 }
 
@@ -47,40 +48,40 @@ impl Default for Config {
     }
 }
 
-/// What the machine wants done.
+/// An action requested by the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Order {
-    /// Sends a frame.
+    /// Send a frame.
     Send(Frame),
-    /// Finds the way to this port of the publisher, and says which local address that is from.
+    /// Resolve this port of the publisher, and report the local address.
     Resolve(u16),
-    /// Connects there.
+    /// Connect to it.
     Connect,
-    /// Reads the address area of the seed's table: `length` bytes from there.
+    /// Read the address area of the seed's table: `length` bytes from there.
     ReadAddresses(rdma_backend::RemoteAddress, u32),
 }
 
-/// What there is to read.
+/// A publisher's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its layout.
+    /// The table's layout.
     pub layout: Layout,
-    /// What it is.
+    /// The kind of bytes.
     pub content: Content,
-    /// No chunk is longer.
+    /// The longest chunk.
     pub chunk_size: u32,
-    /// Bytes that the snapshot will have, as far as the publisher knows.
+    /// Bytes of the whole snapshot, if the publisher knows.
     pub total: Option<u64>,
-    /// Where in a primary's history an RDB was made.
+    /// The position in a primary's history at which an RDB was made.
     pub position: Option<Position>,
 }
 
-/// A place in the history of a primary: what `PSYNC` is about.
+/// A position in the history of a primary, as in `PSYNC`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The id of the history: 40 hexadecimal digits.
     pub history: [u8; 40],
-    /// Bytes of the history up to there.
+    /// Bytes of the history up to this position.
     pub offset: u64,
 }
 
@@ -91,11 +92,11 @@ enum State {
     Proving(Challenge),
     Connecting,
     Reading,
-    /// Has everything, and has said so.
+    /// It has everything, and has said so.
     Done,
 }
 
-/// See the module.
+/// The state of a reader's session. See the module.
 pub(crate) struct Machine {
     config: Config,
     state: State,
@@ -104,13 +105,13 @@ pub(crate) struct Machine {
     table: Table,
     offer: Option<Offer>,
     mapping: Option<Mapping>,
-    /// Whether the addresses of the seed's table are on their way.
+    /// Whether the READ of the seed's addresses is in flight.
     awaits_addresses: bool,
     orders: VecDeque<Order>,
     depth: usize,
-    /// READs under way, of chunks.
+    /// READs of chunks in flight.
     reading: usize,
-    /// When this state fails.
+    /// The deadline of this state.
     by: Instant,
     renew: Duration,
     renew_at: Instant,
@@ -144,17 +145,18 @@ impl Machine {
         }
     }
 
-    /// What it has, for the next attempt.
+    /// Returns what the reader has, for the next attempt.
     pub(crate) const fn have(&self) -> Have {
         self.have
     }
 
-    /// What there is to read, once the publisher has said so.
+    /// Returns the offer, once the publisher has sent it.
     pub(crate) const fn offer(&self) -> Option<Offer> {
         self.offer
     }
 
-    /// Whether it has everything. The publisher has heard so when it ends the control stream, or is not waited for any longer.
+    /// Returns whether it has everything. The publisher knows when it ends the control stream;
+    /// after a time-out it is not awaited any longer.
     pub(crate) const fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
@@ -168,8 +170,8 @@ impl Machine {
         !self.table.has_room()
     }
 
-    /// Returns whether it takes another frame: not while it is full, and not between the seed's table and its addresses, without which
-    /// nothing behind it can be judged (VS-RCP-002).
+    /// Returns whether it takes another frame. It does not while it is full, nor between the seed's
+    /// table and its addresses, without which no later frame can be checked (VS-RCP-002).
     pub(crate) fn listens(&self) -> bool {
         !self.is_full() && !self.awaits_addresses
     }
@@ -180,7 +182,7 @@ impl Machine {
     }
 
     pub(crate) fn handle_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Error> {
-        // It has everything. What the publisher said before it heard so changes nothing.
+        // It has everything. Messages that the publisher sent before it knew change nothing.
         if self.is_done() {
             return Ok(());
         }
@@ -216,7 +218,7 @@ impl Machine {
                     position: Some(position).filter(|position| position.history != [0; 40]),
                 });
                 let lease = Duration::from_millis(welcome.lease.get().into());
-                // A lease of nothing would mean renewing all the time.
+                // A lease of zero would mean constant renewal.
                 self.renew = (lease / 4).max(Duration::from_millis(10)).min(self.config.silence);
                 self.orders.push_back(Order::Connect);
                 self.enter(State::Connecting, now);
@@ -240,12 +242,12 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether there is nothing to wait for any more, although the control stream is there.
+    /// Returns whether there is nothing left to wait for, although the control stream exists.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.is_done() && now >= self.by
     }
 
-    /// Takes what the publisher says while READs go on.
+    /// Handles a frame of the publisher while READs continue.
     fn told(&mut self, frame: Frame, now: Instant) -> Result<(), Error> {
         self.by = now.after(self.config.silence);
         let layout = self.offer.map(|offer| offer.layout);
@@ -269,7 +271,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The way to the publisher is known, and leaves from `local`.
+    /// Handles a resolved route to the publisher, from the address `local`.
     pub(crate) fn handle_resolved(&mut self, local: SocketAddr, now: Instant) {
         let State::Resolving(challenge) = self.state else { return };
         let mut proof =
@@ -279,7 +281,7 @@ impl Machine {
         self.enter(State::Proving(challenge), now);
     }
 
-    /// READs can go; the devices allow `depth` at a time.
+    /// Handles the established connection for READs. The devices allow `depth` at a time.
     pub(crate) fn handle_established(&mut self, depth: u8, now: Instant) -> Result<(), Error> {
         if !matches!(self.state, State::Connecting) {
             return Err(Error::Misbehaved("a connection for READs out of order"));
@@ -294,19 +296,19 @@ impl Machine {
         Ok(())
     }
 
-    /// The chunk to read next, if a READ may be posted.
+    /// Returns the chunk to read next, if a READ may be posted.
     pub(crate) fn next_read(&self) -> Option<Chunk> {
         if self.reading < self.depth { self.table.peek().copied() } else { None }
     }
 
-    /// The READ of that chunk was posted.
+    /// Records that the READ of this chunk was posted.
     pub(crate) fn posted(&mut self, now: Instant) {
         self.table.taken();
         self.reading = self.reading.saturating_add(1);
         self.by = now.after(self.config.silence);
     }
 
-    /// The addresses of the seed's table have come.
+    /// Handles the addresses of the seed's table.
     pub(crate) fn handle_addresses(&mut self, addresses: &[u8], now: Instant) -> Result<(), Error> {
         let Some(mapping) = self.mapping else { return Err(Error::Misbehaved("addresses without a table")) };
         self.table.map(&mapping, addresses)?;
@@ -319,7 +321,8 @@ impl Machine {
         Order::Send(Frame::Progress(Progress { chunks: self.have.chunks.into() }))
     }
 
-    /// A chunk has come that has this digest. READs are answered in the order in which they were posted (VS-READ-002).
+    /// Handles a chunk with this digest. READs are answered in the order in which they were posted
+    /// (VS-READ-002).
     pub(crate) fn handle_chunk(&mut self, chunk: &Chunk, digest: &Digest, now: Instant) -> Result<(), Error> {
         self.reading = self.reading.saturating_sub(1);
         self.by = now.after(self.config.silence);
@@ -335,7 +338,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Says that it has everything, when it has.
+    /// Reports that it has everything, once it has.
     fn finish(&mut self, now: Instant) {
         if matches!(self.state, State::Reading) && self.table.is_used_up() && self.reading == 0 {
             self.orders.push_back(self.progress());
@@ -344,12 +347,13 @@ impl Machine {
         }
     }
 
-    /// When [`Machine::handle_timeout`] has something to do.
+    /// Returns when [`Machine::handle_timeout`] has something to do.
     pub(crate) fn next_timeout(&self) -> Instant {
         if matches!(self.state, State::Reading) { self.by.min(self.renew_at) } else { self.by }
     }
 
-    /// Time has passed. `held` says that this side did not listen or post, because what it has was not taken from it.
+    /// Handles the passing of time. `held` says that this side did not read frames or post, because
+    /// its caller took no chunks.
     pub(crate) fn handle_timeout(&mut self, held: bool, now: Instant) -> Result<(), Error> {
         let reading = matches!(self.state, State::Reading);
         if reading && now >= self.renew_at {
@@ -377,7 +381,7 @@ impl Machine {
         Err(Error::TimedOut { doing, after })
     }
 
-    /// Where the snapshot ends, if that is known.
+    /// Returns the end of the snapshot, if known.
     pub(crate) const fn mark(&self) -> Option<Mark> {
         self.have.mark
     }

@@ -1,6 +1,7 @@
-//! The side that reads: a control stream, a queue pair of its own for READs, and the memory in which they land.
+//! The reader: a control stream, a queue pair of its own for READs, and the memory in which they
+//! land.
 //!
-//! Nothing here waits but [`Reader::wait`]: it runs in real and in virtual time.
+//! Only [`Reader::wait`] blocks, so this runs in real and in virtual time.
 
 mod data;
 pub(crate) mod machine;
@@ -27,22 +28,23 @@ use machine::{Machine, Order};
 pub use machine::{Config, Offer, Position};
 pub use table::{AREA, Chunk, Have, Limits};
 
-/// How long a publisher whose connection for READs has failed may take to say why.
+/// How long a publisher whose connection for READs has failed may take to give the reason.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// A chunk that was read, whose digest is right.
+/// A verified chunk.
 pub struct Landed<B: Descriptors> {
-    /// Which.
+    /// The chunk.
     pub chunk: Chunk,
     /// A copy of its bytes.
     pub bytes: Vec<u8>,
     /// Their digest.
     pub digest: Digest,
-    /// The memory that they were read into. [`Reader::recycle`] takes it back; a replica that publishes keeps it.
+    /// The memory that they were read into. [`Reader::recycle`] takes it back; a replica that
+    /// publishes keeps it.
     pub region: B::Region,
 }
 
-/// The protection domain of a replica that publishes, for what it reads to be in.
+/// The protection domain of a replica that publishes, for the memory that it reads into.
 pub struct Shared<B: Descriptors> {
     pub(crate) domain: Arc<B::Domain>,
     pub(crate) device: DeviceKey,
@@ -54,12 +56,12 @@ impl<B: Descriptors> Clone for Shared<B> {
     }
 }
 
-/// What a reader has asked of its device.
+/// Counts of a reader's requests to its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// READs of chunks.
     pub reads: u64,
-    /// READs under way at the same time, at most.
+    /// The most READs in flight at the same time.
     pub most_in_flight: usize,
 }
 
@@ -73,10 +75,10 @@ pub struct Reader<B: Descriptors> {
     /// Buffers to copy chunks into.
     spare: Vec<Vec<u8>>,
     landed: VecDeque<Landed<B>>,
-    /// The way to the publisher's memory, before there is a queue pair.
+    /// The resolved route to the publisher's memory, before there is a queue pair.
     way: Option<B::Identifier>,
     events: B::EventChannel,
-    /// The domain of a replica that publishes, which its memory must be in.
+    /// The domain of a replica that publishes, for its memory.
     domain: Option<Shared<B>>,
     channel: Channel,
     endpoint: Endpoint<B>,
@@ -87,16 +89,16 @@ pub struct Reader<B: Descriptors> {
     /// Whether the caller took less than there is.
     held: bool,
     counters: Counters,
-    /// Whether everything was read and the publisher knows, or does not want to.
+    /// Whether everything was read, and the publisher knows or does not listen.
     over: bool,
-    /// What ended the connection for READs, and until when the publisher may say why.
+    /// What ended the connection for READs, and until when the publisher may explain it.
     failed: Option<(Error, Instant)>,
     backend: B,
 }
 
 impl<B: Descriptors> Reader<B> {
-    /// Begins to read from `publisher` what is behind `have`. With a `domain`, what is read can be handed on: the memory is in that
-    /// domain, and readers of it may read it.
+    /// Begins to read from `publisher` what follows `have`. With a `domain`, the chunks can be
+    /// handed on: the memory is in that domain, and readers of it may read it.
     ///
     /// # Errors
     /// There is no RDMA device, or no entropy.
@@ -135,49 +137,52 @@ impl<B: Descriptors> Reader<B> {
         })
     }
 
-    /// What it has, for another attempt after an error. Chunks count from when [`Reader::poll`] could return them.
+    /// Returns what the reader has, for another attempt after an error. A chunk counts from the
+    /// moment [`Reader::poll`] can return it.
     pub const fn have(&self) -> Have {
         self.machine.have()
     }
 
-    /// What there is to read, once the publisher has said so.
+    /// Returns the offer, once the publisher has sent it.
     pub const fn offer(&self) -> Option<Offer> {
         self.machine.offer()
     }
 
-    /// Whether everything was read and the publisher knows.
+    /// Returns whether everything was read and the publisher knows.
     pub fn is_done(&self) -> bool {
         self.over && self.landed.is_empty()
     }
 
-    /// What it has asked of the device so far. READs whose chunk it does not have are what a cut wastes (VS-READ-003).
+    /// Returns the counts so far. READs of chunks that it does not have are the waste of a lost
+    /// connection (VS-READ-003).
     pub const fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The next chunk, in order.
+    /// Returns the next chunk, in order.
     pub fn poll(&mut self) -> Option<Landed<B>> {
         self.landed.pop_front()
     }
 
-    /// Takes memory back, to read into it again.
+    /// Takes memory back, for another chunk.
     pub fn recycle(&mut self, region: B::Region) {
         self.pool.push(region);
     }
 
-    /// Takes a buffer back, to copy a chunk into it again.
+    /// Takes a buffer back, for another copy.
     pub fn reuse(&mut self, bytes: Vec<u8>) {
         self.spare.push(bytes);
     }
 
-    /// Takes what has come and posts READs for at most `room` chunks, those under way included.
+    /// Handles input and posts READs for at most `room` chunks, including those in flight.
     ///
     /// # Errors
-    /// The session is over; [`Error::may_resume`] says whether another may go on where it ended.
+    /// The session has ended. [`Error::may_resume`] says whether another may continue where it
+    /// ended.
     pub fn progress(&mut self, room: usize) -> Result<(), Error> {
         if self.failed.is_none() {
             match self.work(room) {
-                // The publisher has heard that this side has everything, and goes.
+                // The publisher knows that this side has everything, and disconnects.
                 Err(Error::Control(_) | Error::Ended | Error::DataEnded(_)) if self.machine.is_done() => {
                     self.over = true;
                     return Ok(());
@@ -187,7 +192,8 @@ impl<B: Descriptors> Reader<B> {
                     return Ok(());
                 }
                 Err(error @ (Error::Read { .. } | Error::DataEnded(_))) => {
-                    // What it still tells of is of no use, and would wake whoever waits for the publisher's word.
+                    // Its further events are useless, and would wake a thread that waits for the
+                    // publisher's message.
                     self.data = None;
                     self.flights.clear();
                     self.way = None;
@@ -209,7 +215,7 @@ impl<B: Descriptors> Reader<B> {
                 self.machine.handle_frame(frame, self.backend.now())?;
                 moved = true;
             }
-            // What came before the connection ended was taken.
+            // Input from before the end of the connection was handled.
             self.endpoint.check(self.channel.id())?;
             while let Some(event) = self.events.next_event().map_err(Error::backend("taking events"))? {
                 self.handle_event(event.kind)?;
@@ -226,8 +232,8 @@ impl<B: Descriptors> Reader<B> {
         }
     }
 
-    /// The connection for READs has failed. A publisher that leaves says why, and its word may come later than the failure, so it is
-    /// waited for a little.
+    /// Handles a failed connection for READs. A publisher that leaves says why, possibly after the
+    /// failure, so its message is awaited for a short time.
     fn last_word(&mut self) -> Result<(), Error> {
         let Some((error, by)) = self.failed.clone() else { return Ok(()) };
         let listened = (|| {
@@ -248,7 +254,7 @@ impl<B: Descriptors> Reader<B> {
         }
     }
 
-    /// Does what the machine wants. True if it wanted anything.
+    /// Performs the machine's actions. Returns true if there were any.
     fn obey(&mut self) -> Result<bool, Error> {
         let mut any = false;
         while let Some(order) = self.machine.poll_order() {
@@ -297,7 +303,7 @@ impl<B: Descriptors> Reader<B> {
                 let granted = self.data.as_ref().map_or(0, |data| data.depth.min(peer.initiator_depth));
                 self.machine.handle_established(granted, now)?;
             }
-            // Everything was read; what becomes of the connection for READs does not matter.
+            // Everything was read, so the end of the connection for READs does not matter.
             CmEventKind::Disconnected if self.machine.is_done() => {}
             CmEventKind::Disconnected => return Err(Error::DataEnded("the publisher ended it")),
             CmEventKind::Rejected { .. } => return Err(Error::DataEnded("the publisher rejected it")),
@@ -314,7 +320,8 @@ impl<B: Descriptors> Reader<B> {
         Ok(())
     }
 
-    /// Takes answers to READs, in the order in which they were posted. True if there were any.
+    /// Takes answers to READs, in the order in which they were posted. Returns true if there were
+    /// any.
     fn collect(&mut self) -> Result<bool, Error> {
         let Some(data) = &self.data else { return Ok(false) };
         let mut any = false;
@@ -346,8 +353,8 @@ impl<B: Descriptors> Reader<B> {
         Ok(any)
     }
 
-    /// Posts READs as far as both devices, the caller's room and what was announced allow (VS-READ-001), with one doorbell. True if
-    /// any was.
+    /// Posts READs within the limits of both devices, the caller's room and the announcements
+    /// (VS-READ-001), with one doorbell. Returns true if any was posted.
     fn post(&mut self, room: usize) -> Result<bool, Error> {
         let Some(data) = &self.data else { return Ok(false) };
         let begun = self.flights.len();
@@ -357,7 +364,8 @@ impl<B: Descriptors> Reader<B> {
             }
             let region = match (&self.domain, self.pool.pop()) {
                 (None, Some(region)) => region,
-                // What is handed on is memory of its own. A peer may read it, and nobody write it but the READ.
+                // Memory that is handed on is a region of its own. A peer may read it, and only the
+                // READ may write it.
                 (Some(_), _) => {
                     data.register(chunk.length as usize, Access::LOCAL_WRITE.and(Access::REMOTE_READ))?
                 }
@@ -378,19 +386,19 @@ impl<B: Descriptors> Reader<B> {
         Ok(posted > 0)
     }
 
-    /// When [`Reader::progress`] must be called at the latest.
+    /// Returns when [`Reader::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Instant {
         let own = self.failed.as_ref().map_or_else(|| self.machine.next_timeout(), |(_, by)| *by);
         self.endpoint.next_timeout().map_or(own, |at| at.min(own))
     }
 
-    /// What wakes it.
+    /// Returns the descriptors to wait for.
     pub(crate) fn sources(&self) -> Vec<BorrowedFd<'_>> {
         let data = self.data.as_ref().map(Data::as_fd);
         [self.endpoint.as_fd(), self.events.as_fd()].into_iter().chain(data).collect()
     }
 
-    /// Sleeps until something has come, or somebody wakes it, or it is time.
+    /// Sleeps until there is input, a call of `waker`, or a time-out.
     ///
     /// # Errors
     /// The system's, from waiting.
@@ -403,11 +411,11 @@ impl<B: Descriptors> Reader<B> {
         sleep(&sources, at.since(self.backend.now()))
     }
 
-    /// Where the snapshot ends, if the publisher has said so.
+    /// Returns the end of the snapshot, if the publisher has announced it.
     pub const fn mark(&self) -> Option<crate::wire::Mark> {
         self.machine.mark()
     }
-    /// Regions to read into.
+    /// Returns the number of regions to read into.
     #[cfg(test)]
     pub(crate) fn regions(&self) -> usize {
         self.pool.len() + self.flights.len() + self.landed.len()

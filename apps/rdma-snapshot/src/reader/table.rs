@@ -1,7 +1,9 @@
-//! The entries that a publisher has announced, checked: the reader's copy of the table, as far as it is still needed.
+//! The publisher's announced entries, checked: the reader's copy of the table, as far as still
+//! needed.
 //!
-//! A table is a log: entries come one after another and are read in that order, so an entry that comes twice, or out of its place,
-//! or points elsewhere than forward cannot be said (VS-TABLE-002). Nothing here is longer than this side's limits.
+//! A table is a log. Entries come one after another and are read in that order. So an entry cannot
+//! repeat, come out of order, or point backwards (VS-TABLE-002). Nothing here exceeds this side's
+//! limits.
 
 use std::collections::VecDeque;
 
@@ -16,19 +18,20 @@ pub const AREA: u32 = 4 << 20;
 /// Bytes of an address in its address area.
 const ADDRESS: u64 = 8;
 
-/// Entries kept that no READ was posted for. A reader that has more listens no further until some are used.
+/// The most entries kept without a posted READ. A reader that has more reads no frames until some
+/// are used.
 const MOST_WAITING: usize = 8 * MOST_ENTRIES;
 
-/// The limits up to which a reader accepts a publisher's announcements.
+/// A reader's limits for a publisher's announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes in a chunk, at most.
+    /// The most bytes in a chunk.
     pub chunk: u32,
-    /// Bytes in all chunks together, at most.
+    /// The most bytes in all chunks together.
     pub bytes: u64,
-    /// Chunks, at most.
+    /// The most chunks.
     pub chunks: u64,
-    /// Data areas of the seed's table, at most.
+    /// The most data areas of the seed's table.
     pub areas: u32,
 }
 
@@ -39,29 +42,29 @@ impl Default for Limits {
     }
 }
 
-/// A chunk to be read.
+/// A chunk to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its place, from 0.
+    /// Its index, from 0.
     pub index: u64,
-    /// Where it is.
+    /// Its remote address.
     pub remote: RemoteAddress,
-    /// Its bytes, at least one.
+    /// Its length, at least 1.
     pub length: u32,
     /// Its digest, if the layout has one.
     pub digest: Option<Digest>,
 }
 
-/// The part of a snapshot that a reader has: where the next attempt goes on after a cut.
+/// The part of a snapshot that a reader has, after which the next attempt continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Have {
-    /// Which snapshot; zero before it is known.
+    /// The snapshot's name; zero before it is known.
     pub snapshot: SnapshotId,
-    /// Its first chunks.
+    /// The number of its first chunks.
     pub chunks: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Where the snapshot ends, if that is known.
+    /// The end of the snapshot, if known.
     pub mark: Option<Mark>,
 }
 
@@ -72,23 +75,23 @@ pub(crate) struct Table {
     /// The publisher's own limit, within ours.
     chunk_size: u32,
     waiting: VecDeque<Chunk>,
-    /// Chunks and bytes announced, those before the first of this session included.
+    /// Announced chunks and bytes, including those before the first of this session.
     chunks: u64,
     bytes: u64,
-    /// Where the snapshot ends: chunks and bytes.
+    /// The end of the snapshot: chunks and bytes.
     marked: Option<(u64, u64)>,
     ended: bool,
 }
 
 impl Table {
-    /// A table of which this side has `have`.
+    /// Returns a table after `have`.
     pub(crate) fn new(limits: Limits, have: &Have) -> Self {
         let (chunks, bytes) = (have.chunks, have.bytes);
         let marked = have.mark.map(|mark| (mark.chunks.get(), mark.bytes.get()));
         Self { limits, chunk_size: 0, waiting: VecDeque::new(), chunks, bytes, marked, ended: false }
     }
 
-    /// How long chunks may be.
+    /// Sets the longest chunk.
     pub(crate) fn set_chunk_size(&mut self, size: u32) -> Result<(), Error> {
         if size == 0 {
             return Err(Error::Misbehaved("chunks of no bytes"));
@@ -105,7 +108,7 @@ impl Table {
         self.waiting.len() <= MOST_WAITING - MOST_ENTRIES
     }
 
-    /// Takes entries (VS-TABLE-002, VS-TABLE-003).
+    /// Adds entries (VS-TABLE-002, VS-TABLE-003).
     pub(crate) fn announce(&mut self, entries: &[Entry]) -> Result<(), Error> {
         for entry in entries {
             let chunk = Chunk {
@@ -146,7 +149,7 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the remote place of the addresses of the seed's table, and how many bytes they have.
+    /// Returns the remote place of the seed's addresses, and their length.
     pub(crate) fn addresses(&self, mapping: &Mapping) -> Result<(RemoteAddress, u32), Error> {
         let areas = mapping.areas.get();
         if areas > self.limits.areas {
@@ -165,7 +168,7 @@ impl Table {
         Ok((RemoteAddress { address, rkey: mapping.rkey.get() }, length))
     }
 
-    /// Takes the seed's table: each of its addresses must name the data area that belongs to it (VS-RCP-002).
+    /// Adds the seed's table. Each of its addresses must name its own data area (VS-RCP-002).
     pub(crate) fn map(&mut self, mapping: &Mapping, addresses: &[u8]) -> Result<(), Error> {
         let (start, length) = self.addresses(mapping)?;
         let (addresses, rest) = addresses.as_chunks::<8>();
@@ -175,7 +178,7 @@ impl Table {
         let first_area = start.address.saturating_add(length.into());
         let areas =
             (0_u64..).step_by(AREA as usize).map(|before| (before, first_area.saturating_add(before)));
-        // All are looked at before any is read from.
+        // All are checked before any is read from.
         if areas.clone().zip(addresses).any(|((_, expected), named)| u64::from_be_bytes(*named) != expected) {
             return Err(Error::Misbehaved("an address that does not name its data area"));
         }
@@ -189,20 +192,20 @@ impl Table {
         Ok(())
     }
 
-    /// The snapshot ends here (VS-TABLE-006).
+    /// Records the end of the snapshot (VS-TABLE-006).
     pub(crate) fn mark(&mut self, mark: &Mark) -> Result<(), Error> {
         let here = (self.chunks, self.bytes);
         if (mark.chunks.get(), mark.bytes.get()) != here {
             return Err(Error::Misbehaved("an end of the snapshot that is not where its chunks end"));
         }
-        // After a cut the publisher cannot know whether it was heard.
+        // After a lost connection the publisher cannot know whether it was received.
         if *self.marked.get_or_insert(here) != here {
             return Err(Error::Misbehaved("a second end of the snapshot"));
         }
         Ok(())
     }
 
-    /// The table ends here (VS-TABLE-006).
+    /// Records the end of the table (VS-TABLE-006).
     pub(crate) fn end(&mut self, chunks: u64) -> Result<(), Error> {
         if self.marked.is_none() || chunks != self.chunks {
             return Err(Error::Misbehaved("an end of the table that is not where its chunks end"));
@@ -211,17 +214,17 @@ impl Table {
         Ok(())
     }
 
-    /// The chunk to read next.
+    /// Returns the chunk to read next.
     pub(crate) fn peek(&self) -> Option<&Chunk> {
         self.waiting.front()
     }
 
-    /// Its READ was posted.
+    /// Records that its READ was posted.
     pub(crate) fn taken(&mut self) {
         self.waiting.pop_front();
     }
 
-    /// Returns whether every chunk that there will be was taken.
+    /// Returns whether READs were posted for all chunks of a complete table.
     pub(crate) fn is_used_up(&self) -> bool {
         self.ended && self.waiting.is_empty()
     }

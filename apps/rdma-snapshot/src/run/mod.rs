@@ -1,5 +1,5 @@
-//! Whole runs in real time: a source or a sink on a thread of its own beside the one that drives RDMA, so that making, moving and
-//! applying a snapshot overlap.
+//! Whole runs in real time. A source or a sink has a thread of its own beside the thread that
+//! drives RDMA, so that preparing, moving and applying a snapshot overlap.
 
 mod publish;
 mod pull;
@@ -11,25 +11,25 @@ pub use pull::{Pull, Republish, pull};
 
 pub use crate::wait::{Stop, TICK};
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes: published, or read and verified.
+    /// Bytes published, or read and verified.
     pub bytes: u64,
-    /// Bytes that there will be before the log of later writes, if that is known.
+    /// Bytes of the whole snapshot without the log of later writes, if known.
     pub total: Option<u64>,
     /// Whether the snapshot is complete.
     pub marked: bool,
-    /// Readers that read now.
+    /// Readers that are reading now.
     pub readers: usize,
-    /// Readers that have had everything.
+    /// Readers that have received everything.
     pub done: usize,
     /// Time since the first byte.
     pub elapsed: Duration,
 }
 
 impl Progress {
-    /// Bytes in a second, so far.
+    /// Returns the bytes per second so far.
     #[must_use]
     pub fn rate(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();

@@ -18,26 +18,26 @@ use crate::wire::{Layout, Reason};
 /// Chunks that a source may be ahead of the table.
 const AHEAD: usize = 4;
 
-/// Bytes that are taken from a source before they are hashed and written to registered memory: they stay in the processor's cache
-/// meanwhile.
+/// Bytes that are taken from a source before they are hashed and written to registered memory. They
+/// stay in the processor's cache meanwhile.
 const PIECE: usize = 64 << 10;
 
-/// How a snapshot is published.
+/// Settings of a publication.
 #[derive(Clone, Debug)]
 pub struct Publish {
     /// Settings of the publisher.
     pub config: publisher::Config,
-    /// How the table is laid out.
+    /// The table's layout.
     pub layout: Layout,
     /// Bytes in a chunk.
     pub chunk_size: u32,
-    /// Ends when so many readers have had everything; never by itself if `None`.
+    /// Ends when this many readers have received everything; never if `None`.
     pub readers: Option<usize>,
-    /// Ends when the table has been complete for so long, whoever still reads.
+    /// Ends when the table has been complete for this long, even if readers are still reading.
     pub keep: Option<Duration>,
-    /// Ends the log of later writes, and then as above.
+    /// Ends the log of later writes, and then ends as above.
     pub stop: Stop,
-    /// Withdraws the snapshot at once; readers that do not listen are told for a short while only.
+    /// Withdraws the snapshot at once. Readers that do not read are told for a short time only.
     pub withdraw: Stop,
 }
 
@@ -63,8 +63,8 @@ enum Made<B: Descriptors> {
     Failed(Error),
 }
 
-/// Publishes what `source` gives on `address`, and tells `told` now and then how far it is. `bound` is told the address, before any
-/// reader is served.
+/// Publishes `source` on `address`, and reports progress to `told` now and then. `bound` gets the
+/// address before any reader is served.
 ///
 /// # Errors
 /// The source failed, or there is no memory, or no RDMA. Readers are told.
@@ -119,7 +119,7 @@ pub fn publish<B: Descriptors>(
     outcome.and_then(|progress| drained.map(|()| progress))
 }
 
-/// Reads the source into chunks until its end, or until they are not wanted any more.
+/// Reads the source into chunks until its end, or until no more are wanted.
 fn make<B: Descriptors>(
     mut source: impl Source,
     mut filler: Filler<B>,
@@ -135,13 +135,13 @@ fn make<B: Descriptors>(
             stopped = true;
             source.stop().map_err(failed)?;
         }
-        // Where there is no room for more, there may be no more.
+        // A full filler may still be at the end of the snapshot.
         let upto = PIECE.min(filler.room()).max(1);
         let read = source.read(piece.get_mut(held..upto).unwrap_or_default()).map_err(failed)?;
         if let Piece::Bytes(count) = read {
             held = upto.min(held.saturating_add(count));
         }
-        // Before the mark chunks are full; behind it nothing waits for more.
+        // Before the mark, chunks are full. After it, each chunk is published at once.
         let is_due = match read {
             Piece::Bytes(_) => false,
             Piece::Idle => marked,
@@ -188,8 +188,7 @@ fn serve<B: Descriptors>(
     loop {
         waker.clear();
         publisher.progress()?;
-        // No more than a few at a time: readers, the operator and the time are looked at between
-        // them.
+        // Takes only a few at a time. Between them it checks readers, the operator and the time.
         let mut is_empty = ended.is_some();
         for _ in 0..AHEAD {
             if is_empty {

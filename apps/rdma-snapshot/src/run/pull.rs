@@ -1,4 +1,4 @@
-//! Pulling into a sink, over as many connections as it takes, and handing on what was pulled.
+//! Pulling into a sink, over as many connections as needed, and handing on what was pulled.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,31 +18,31 @@ use crate::reader::{self, Have, Offer, Reader};
 use crate::source::Sink;
 use crate::wire::{Layout, Reason};
 
-/// How a snapshot is pulled.
+/// Settings of a pull.
 #[derive(Clone, Debug)]
 pub struct Pull {
     /// Settings of the reader.
     pub config: reader::Config,
-    /// Attempts without a chunk, one after another, after which it gives up. At least 1.
+    /// Consecutive attempts without a new chunk, after which it gives up. At least 1.
     pub attempts: u32,
-    /// Chunks that may be in memory, those included that the sink has not taken yet. At least 1.
+    /// Chunks in memory, including those that the sink has not taken yet. At least 1.
     pub room: usize,
-    /// Whether, and how, what was pulled is handed on.
+    /// Whether, and how, the pulled snapshot is handed on.
     pub republish: Option<Republish>,
-    /// Ends it, and undoes what was begun; a second time, leaves that as it is.
+    /// Ends it, and undoes its changes. A second call leaves them as they are.
     pub stop: Stop,
 }
 
-/// How what was pulled is handed on.
+/// How the pulled snapshot is handed on.
 #[derive(Clone, Debug)]
 pub struct Republish {
-    /// Where readers connect to: an address of the device over which it is pulled.
+    /// The address for readers: one of the device over which it is pulled.
     pub address: SocketAddr,
     /// Settings of the publisher.
     pub config: publisher::Config,
-    /// Ends when so many readers have had everything.
+    /// Ends when this many readers have received everything.
     pub readers: usize,
-    /// Or when the table has been complete for so long.
+    /// Or when the table has been complete for this long.
     pub keep: Duration,
 }
 
@@ -66,17 +66,17 @@ enum Job {
     End,
 }
 
-/// The sink, seen from the thread that drives RDMA.
+/// The sink, as seen from the thread that drives RDMA.
 struct Applying {
-    /// None once it is to end.
+    /// `None` once it is to end.
     jobs: Option<Sender<Job>>,
-    /// Ends with what could not be undone.
+    /// Returns what could not be undone.
     thread: Option<JoinHandle<io::Result<()>>>,
-    /// What it has done; of a chunk, its buffer.
+    /// Its finished jobs, with a chunk's buffer.
     done: Receiver<Result<Option<Vec<u8>>, Error>>,
     /// Chunks that it has not taken.
     backlog: usize,
-    /// Buffers of those that it has.
+    /// Buffers of the chunks that it has taken.
     spare: Vec<Vec<u8>>,
     ended: bool,
 }
@@ -89,7 +89,7 @@ impl Applying {
         let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
             let mut sink = sink;
             if let Err(error) = sink.prepare(&stop) {
-                // If nobody takes it, the run has ended.
+                // If the receiver is gone, the run has ended.
                 let _unheard = finished.send(Err(Error::sink(error)));
                 waker.wake();
                 return sink.undo();
@@ -98,7 +98,7 @@ impl Applying {
                 let is_end = matches!(job, Job::End);
                 let outcome = apply(&mut sink, job, &stop);
                 let has_failed = outcome.is_err();
-                // If nobody takes it, the run has ended.
+                // If the receiver is gone, the run has ended.
                 let is_heard = finished.send(outcome).is_ok();
                 waker.wake();
                 if is_end && !has_failed {
@@ -121,7 +121,7 @@ impl Applying {
         let _ended = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 
-    /// Takes what it has done. True once it has done everything.
+    /// Takes its finished jobs. Returns true once all are finished.
     fn collect(&mut self) -> Result<bool, Error> {
         loop {
             match self.done.try_recv() {
@@ -142,15 +142,15 @@ impl Applying {
 }
 
 impl Applying {
-    /// Tells the sink that nothing more comes. What was begun and not ended is undone from now on.
+    /// Tells the sink that no more follows. From now on it undoes unfinished changes.
     fn close(&mut self) {
         self.jobs = None;
     }
 
-    /// Waits until the sink has undone what it must.
+    /// Waits until the sink has undone its changes.
     ///
     /// # Errors
-    /// What is left.
+    /// What could not be undone.
     fn undone(&mut self) -> io::Result<()> {
         self.close();
         let Some(thread) = self.thread.take() else { return Ok(()) };
@@ -159,7 +159,7 @@ impl Applying {
 }
 
 impl Drop for Applying {
-    /// A run that panics undoes what was begun, too.
+    /// A run that panics also undoes its changes.
     fn drop(&mut self) {
         if let Err(error) = self.undone() {
             tracing::error!(%error, "not undone");
@@ -167,7 +167,7 @@ impl Drop for Applying {
     }
 }
 
-/// Does a job. Returns the buffer that a chunk was in.
+/// Runs a job. Returns the buffer of a chunk.
 fn apply(sink: &mut impl Sink, job: Job, stop: &Stop) -> Result<Option<Vec<u8>>, Error> {
     let done = match job {
         Job::Begin(offer) => sink.begin(&offer, stop),
@@ -181,11 +181,12 @@ fn apply(sink: &mut impl Sink, job: Job, stop: &Stop) -> Result<Option<Vec<u8>>,
     done.map(|()| None).map_err(Error::sink)
 }
 
-/// Pulls from the first of `publishers` that has the snapshot into `sink`, and tells `told` now and then how far it is. After a cut it
-/// goes on with the next of them, where it was (VS-READ-003).
+/// Pulls from the first of `publishers` that has the snapshot into `sink`, and reports progress to
+/// `told` now and then. After a lost connection it continues with the next of them, where it was
+/// (VS-READ-003).
 ///
 /// # Errors
-/// The error that ended the last attempt, or the sink.
+/// The error that ended the last attempt, or the sink's.
 pub fn pull<B: Descriptors>(
     backend: &B,
     publishers: &[SocketAddr],
@@ -226,13 +227,13 @@ pub fn pull<B: Descriptors>(
     }
 }
 
-/// A pull under way.
+/// A running pull.
 struct Run<'a, B: Descriptors> {
     backend: &'a B,
     how: &'a Pull,
     applying: Applying,
     handing_on: Option<Publisher<B>>,
-    /// Whether the sink knows where the snapshot ends, and that it has begun.
+    /// Whether the sink knows the end of the snapshot, and whether it has begun.
     marked: bool,
     begun: bool,
     have: Have,
@@ -260,7 +261,7 @@ impl<B: Descriptors> Run<'_, B> {
                 Err(error) => error,
             };
             if error.is_publishers() {
-                // It will not have this snapshot again. The next one may.
+                // This one will not have the snapshot again. The next one may.
                 order.pop_front();
                 if order.is_empty() {
                     return Err(error);
@@ -272,7 +273,8 @@ impl<B: Descriptors> Run<'_, B> {
             if !error.may_resume() {
                 return Err(error);
             }
-            // Of who is not there, what a server of Valkey would have to be told is beside the point.
+            // If nothing listens at the address, advice about a Valkey server's settings does not
+            // help.
             let nobody = matches!(&error, Error::Control(rdma_conn::Error::Refused { .. }));
             let error = if nobody { Error::Nobody { publisher } } else { error };
             if failures >= self.how.attempts {
@@ -283,7 +285,7 @@ impl<B: Descriptors> Run<'_, B> {
                 false => tracing::warn!(%error, attempt = failures, of = self.how.attempts, "trying again"),
             }
             order.rotate_left(1);
-            // Whoever restarts needs a moment, and others who were cut come back at once too.
+            // A restarting publisher needs a moment, and other readers come back at the same time.
             let pause = Duration::from_millis(100 << failures.min(5));
             let until = self.backend.now().after(pause);
             while self.backend.now() < until {
@@ -331,7 +333,7 @@ impl<B: Descriptors> Run<'_, B> {
         }
     }
 
-    /// The publisher has said what there is.
+    /// Handles the publisher's offer.
     fn begin(&mut self, reader: &Reader<B>, offer: Offer) -> Result<(), Error> {
         self.begun = true;
         self.progress.total = offer.total;
@@ -347,8 +349,8 @@ impl<B: Descriptors> Run<'_, B> {
         }
     }
 
-    /// Tells the sink where the snapshot ends, if that is before chunk `next`, and all of it has the announced digest
-    /// (VS-READ-004).
+    /// Reports the end of the snapshot to the sink, if that is before chunk `next` and the digest
+    /// of all of it is right (VS-READ-004).
     fn mark(&mut self, next: u64) -> Result<(), Error> {
         let mark = self.have.mark.filter(|mark| mark.chunks.get() == next && !self.marked);
         if let Some(mark) = mark {
@@ -365,7 +367,7 @@ impl<B: Descriptors> Run<'_, B> {
         Ok(())
     }
 
-    /// Looks at everything but the reader, then sleeps, at most until `until`.
+    /// Checks everything but the reader, then sleeps, at most until `until`.
     fn turn(
         &mut self,
         reader: Option<&Reader<B>>,
@@ -393,7 +395,7 @@ impl<B: Descriptors> Run<'_, B> {
             told(&self.progress);
         }
         until = until.min(self.tell_at);
-        // What was handed to the sink as whole is the sink's to end: it may be there.
+        // A complete snapshot is the sink's to end: it may already be in place.
         if self.how.stop.is_stopped() && !self.applying.ended {
             return Err(Error::Stopped);
         }
@@ -415,7 +417,7 @@ impl<B: Descriptors> Run<'_, B> {
         Ok(false)
     }
 
-    /// Waits for the sink, and for readers of what is handed on.
+    /// Waits for the sink, and for readers of the handed-on snapshot.
     fn finish(&mut self, told: &mut dyn FnMut(&Progress)) -> Result<(), Error> {
         self.applying.give(Job::End);
         if let Some(publisher) = &mut self.handing_on {

@@ -1,7 +1,9 @@
-//! What links of 25 to 400 Gb/s would make of it: the machines of both sides as they are, over a model of links.
+//! What links of 25 to 400 Gb/s would allow: the unchanged machines of both sides, over a model of
+//! links.
 //!
-//! A link carries one message after another, each way, at 97 % of its rate, and takes 5 µs one way. Making, checking and applying a
-//! chunk cost nothing here, so this is what the protocol allows, and what a processor adds is for a benchmark to show.
+//! A link carries one message after another, each way, at 97 % of its rate, and takes 5 µs one way.
+//! Making, checking and applying a chunk cost nothing here. So this shows the protocol's limits; a
+//! benchmark must show the processor's cost.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -17,7 +19,7 @@ const LATENCY: u64 = 5000;
 const SIZE: u64 = 1 << 30;
 const PIECE: u32 = 1 << 20;
 
-/// What happens at a reader.
+/// An event at a reader.
 enum Event {
     Told(Frame),
     Read(Chunk),
@@ -29,13 +31,13 @@ struct Host {
     machine: Option<Machine>,
     session: Option<Session>,
     parent: usize,
-    /// Until when its link is busy, out and in.
+    /// When its link is free again, out and in.
     out: u64,
     into: u64,
     finished: u64,
 }
 
-/// A publisher, and readers of which each reads from `parent(its number)`.
+/// A publisher, and readers, each of which reads from `parent(its number)`.
 struct Links {
     hosts: Vec<Host>,
     events: BinaryHeap<Reverse<(u64, usize)>>,
@@ -99,7 +101,7 @@ impl Links {
         links
     }
 
-    /// The handshake, which takes no time here.
+    /// Performs the handshake, which takes no time here.
     fn join(&mut self, reader: usize, depth: u8) {
         let now = Instant::default();
         let mut machine = Machine::new(reader::Config::default(), Have::default(), [0; 32], now);
@@ -130,7 +132,7 @@ impl Links {
         self.events.push(Reverse((at, number)));
     }
 
-    /// Tells a reader what is new at its parent.
+    /// Sends a reader its parent's news.
     fn tell(&mut self, reader: usize) {
         let parent = self.hosts[reader].parent;
         let mut session = self.hosts[reader].session.take().expect("a session");
@@ -144,7 +146,7 @@ impl Links {
         self.hosts[reader].session = Some(session);
     }
 
-    /// When the answer to a READ posted now is there.
+    /// Returns when the answer to a READ posted now arrives.
     fn answered(&mut self, reader: usize, bytes: u64) -> u64 {
         let takes = bytes * 8 * 100 / (self.gigabits * 97);
         let parent = self.hosts[reader].parent;
@@ -192,8 +194,8 @@ impl Links {
     }
 }
 
-/// One reader at depth 16 uses 98 % of a link of any rate, and nine in a chain take at most 5 % longer than one. The
-/// whole table is printed; README.md has it.
+/// One reader at depth 16 uses 98 % of a link of any rate, and nine in a chain take at most 5 %
+/// longer than one. The whole table is printed; README.md has it.
 #[test]
 fn links_are_used_and_a_chain_costs_hardly_more_than_one_reader() {
     println!("| link, Gb/s | 1 reader, depth 1 | 1 reader | use | 3 star | 3 chain | 9 star | 9 chain |");

@@ -1,4 +1,5 @@
-//! Publishers that announce what is not so: it is refused by name, and no wrong byte is passed on.
+//! Publishers with false announcements. Each is refused with the right error, and no wrong byte is
+//! passed on.
 
 use proptest::prelude::*;
 use zerocopy::FromZeros;
@@ -8,7 +9,7 @@ use super::*;
 use crate::reader::machine::{Machine, Order};
 use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
 
-/// A publisher with ten chunks, and what becomes of one reader after `change` altered what readers are told.
+/// Runs a publisher with ten chunks and one reader, after `change` has altered the announcements.
 fn told(device_kind: DeviceKind, change: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
     let world = World::new(1, device_kind, 2, Vec::new());
     let mut publisher = world.publisher(1, publisher::Config::default());
@@ -29,7 +30,8 @@ fn told(device_kind: DeviceKind, change: impl Fn(&mut crate::publisher::session:
     (pull, bytes)
 }
 
-/// VS-TABLE-002, VS-TABLE-003: entries that come twice, are missing, are empty, too long or reach beyond all memory.
+/// VS-TABLE-002, VS-TABLE-003: entries that are repeated, missing, empty, too long, or reach beyond
+/// all memory.
 #[test]
 fn entries_that_cannot_be_are_refused() {
     type Change = fn(&mut Entry);
@@ -47,7 +49,7 @@ fn entries_that_cannot_be_are_refused() {
     }
 }
 
-/// VS-READ-002: an entry that names other bytes than it should.
+/// VS-READ-002: an entry that names the wrong bytes.
 #[test]
 fn a_chunk_with_other_bytes_is_refused() {
     for (at, change) in [(0, "digest"), (5, "digest"), (9, "address")] {
@@ -56,12 +58,12 @@ fn a_chunk_with_other_bytes_is_refused() {
             let entry = &mut log.entries[at];
             match change {
                 "digest" => entry.digest[31] ^= 1,
-                // The key is right for nothing but its own region, so the device refuses.
+                // The key is valid for its own region only, so the device refuses.
                 _ => entry.address = other,
             }
         });
-        // A READ that is refused may take those before it along, whose answers were under way; and the publisher, whose device tells it
-        // of the READ, may have ended the connection before the answer is there.
+        // A refused READ may take earlier READs in flight with it. The publisher, whose device
+        // reports the READ, may also end the connection before the answer arrives.
         let refused = match pull.error {
             Some(Error::Corrupt { chunk }) => change == "digest" && chunk == at as u64,
             Some(Error::Read { chunk, .. }) => change == "address" && chunk <= at as u64,
@@ -72,7 +74,7 @@ fn a_chunk_with_other_bytes_is_refused() {
     }
 }
 
-/// Memory that the publisher does not have is refused by its device, and the chunk is named.
+/// The publisher's device refuses memory that it does not have, and the error names the chunk.
 #[test]
 fn a_key_that_opens_nothing_is_a_failed_read() {
     for device_kind in DeviceKind::ALL {
@@ -85,7 +87,7 @@ fn a_key_that_opens_nothing_is_a_failed_read() {
     }
 }
 
-/// VS-TABLE-006: an end that is not where the chunks end.
+/// VS-TABLE-006: an end in the wrong place.
 #[test]
 fn an_end_that_lies_is_refused() {
     let (pull, _) = told(DeviceKind::Ibta, |log| {
@@ -95,21 +97,22 @@ fn an_end_that_lies_is_refused() {
     assert!(matches!(pull.error, Some(Error::Misbehaved(_))), "{:?}", pull.error);
 }
 
-/// A machine that was welcomed to read `layout`.
+/// Returns a machine that was welcomed to read `layout`.
 fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
     let (machine, outcome) = greeted(layout, limits, &crate::Secret::default());
     outcome.expect("a right welcome");
     machine
 }
 
-/// VS-AUTH-002: a publisher that takes every reader, and cannot prove that it has the secret itself.
+/// VS-AUTH-002: a publisher that accepts every reader, but cannot prove that it has the secret.
 #[test]
 fn a_publisher_without_the_secret_is_refused() {
     let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), &crate::Secret::new("another"));
     assert!(matches!(outcome, Err(Error::Secret)), "{outcome:?}");
 }
 
-/// VS-TABLE-001: a reader that has a part of a snapshot goes on with no other, whatever the publisher thinks of that.
+/// VS-TABLE-001: a reader that has a part of a snapshot does not continue with another one,
+/// whatever the publisher says.
 #[test]
 fn another_snapshot_is_refused() {
     let now = Instant::default();
@@ -119,7 +122,7 @@ fn another_snapshot_is_refused() {
     assert!(matches!(outcome, Err(Error::OtherSnapshot)), "{outcome:?}");
 }
 
-/// What a publisher of snapshot `[1; 16]` says first.
+/// The first frame of a publisher of snapshot `[1; 16]`.
 const CHALLENGE: Challenge = Challenge {
     magic: MAGIC,
     version: U16::new(VERSION),
@@ -129,7 +132,7 @@ const CHALLENGE: Challenge = Challenge {
     nonce: [2; 32],
 };
 
-/// A machine, and what it made of a welcome from a publisher with this secret.
+/// Returns a machine, and its reaction to a welcome from a publisher with this secret.
 fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (Machine, Result<(), Error>) {
     let now = Instant::default();
     let config = reader::Config { limits, ..reader::Config::default() };
@@ -160,7 +163,8 @@ fn mapping(address: u64, areas: u32, bytes: u64) -> Mapping {
     Mapping { address: address.into(), rkey: 1.into(), areas: areas.into(), bytes: bytes.into() }
 }
 
-/// VS-RCP-002: a table of the seed's layout that is endless, wraps, or whose addresses point elsewhere or at each other.
+/// VS-RCP-002: a table of the seed's layout that is endless, wraps, or whose addresses point
+/// elsewhere or at each other.
 #[test]
 fn the_seeds_table_is_not_believed() {
     let now = Instant::default();
@@ -193,7 +197,8 @@ fn the_seeds_table_is_not_believed() {
     }
 }
 
-/// VS-RCP-002: what a publisher says right behind the seed's table is looked at once the addresses were read, and not before.
+/// VS-RCP-002: frames right after the seed's table are handled once the addresses were read, and
+/// not before.
 #[test]
 fn the_end_of_the_seeds_table_may_come_before_its_addresses() {
     let now = Instant::default();
@@ -218,7 +223,7 @@ fn the_end_of_the_seeds_table_may_come_before_its_addresses() {
     assert!(machine.is_done());
 }
 
-/// VS-TABLE-003: no more is taken than this side's limits, however it comes.
+/// VS-TABLE-003: this side's limits hold for any sequence of announcements.
 #[test]
 fn a_table_beyond_the_limits_is_refused() {
     let limits = reader::Limits { chunks: 3, bytes: 2500, chunk: reader::AREA, areas: 1 };
@@ -241,7 +246,8 @@ fn a_table_beyond_the_limits_is_refused() {
     }
 }
 
-/// VS-TABLE-005: a publisher that announces without end is not listened to until there is room again.
+/// VS-TABLE-005: if a publisher announces without end, the reader stops reading frames until there
+/// is room again.
 #[test]
 fn what_waits_to_be_read_is_bounded() {
     let mut machine = welcomed(Layout::Chunks, reader::Limits::default());
@@ -261,7 +267,8 @@ fn what_waits_to_be_read_is_bounded() {
     }
 }
 
-/// What a publisher said before it heard that the reader has everything is not held against it: neither is the pull lost.
+/// Frames that a publisher sent before it learned that the reader has everything are ignored, and
+/// the pull succeeds.
 #[test]
 fn what_crosses_the_readers_last_word_changes_nothing() {
     let now = Instant::default();
@@ -281,7 +288,7 @@ fn what_crosses_the_readers_last_word_changes_nothing() {
     }
 }
 
-/// Any frame, with numbers that are small, large, or at an edge.
+/// Returns any frame, with numbers that are small, large, or at a limit.
 fn frames() -> impl Strategy<Value = Frame> {
     let number = prop_oneof![0_u64..5, Just(u64::MAX), any::<u64>()];
     let entry = (number.clone(), number.clone(), any::<u32>(), prop_oneof![0_u32..3, any::<u32>()]).prop_map(
@@ -308,7 +315,7 @@ fn frames() -> impl Strategy<Value = Frame> {
 }
 
 proptest! {
-    /// Whatever a publisher says, a machine neither panics nor takes a chunk out of its place.
+    /// Whatever a publisher sends, a machine neither panics nor takes a chunk out of order.
     #[test]
     fn no_sequence_of_frames_breaks_a_reader(rcp: bool, frames in proptest::collection::vec(frames(), 0..20)) {
         let layout = if rcp { Layout::Rcp } else { Layout::Chunks };
@@ -333,7 +340,8 @@ proptest! {
         }
     }
 
-    /// Whatever bytes come, a frame is found, more are asked for, or they are refused; what is found is written the same way.
+    /// Any bytes are a frame, an incomplete frame, or an error. A frame is encoded to the same
+    /// bytes.
     #[test]
     fn bytes_are_frames_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..14, length in 0_u32..200) {
         for bytes in [bytes.clone(), [&length.to_be_bytes()[..], &[kind, 0, 0, 0], &bytes].concat()] {

@@ -22,7 +22,7 @@ use crate::{Error, Landed};
 
 /// Chunks of the tests are small, so that there are many.
 const CHUNK: u32 = 1000;
-/// READs under way at a time.
+/// READs in flight at a time.
 const DEPTH: u8 = 4;
 /// No run needs more events.
 const MOST_EVENTS: u64 = 2_000_000;
@@ -35,7 +35,7 @@ const fn offer(layout: Layout) -> Offer {
     Offer { layout, content: Content::Bytes, chunk_size: CHUNK, total: None, position: None }
 }
 
-/// `len` bytes that follow from `seed`.
+/// Returns `len` bytes that `seed` determines.
 fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..len).map(|_| random.next() as u8).collect()
@@ -45,7 +45,7 @@ fn reading() -> reader::Config {
     reader::Config { depth: DEPTH, ..reader::Config::default() }
 }
 
-/// Whether whoever sleeps on these would wake.
+/// Returns whether a sleeper on these descriptors would wake.
 fn is_readable(sources: &[BorrowedFd<'_>]) -> bool {
     let mut polled: Vec<_> = sources.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     poll(&mut polled, Some(&Timespec::default())).expect("descriptors") > 0
@@ -57,7 +57,7 @@ struct World {
     hosts: Vec<SoftSim>,
 }
 
-/// Somebody who reads in a world, and what it has.
+/// A reader in a world, and its state.
 struct Pull {
     reader: Option<Reader<SoftSim>>,
     config: reader::Config,
@@ -71,7 +71,7 @@ struct Pull {
     done: bool,
     /// What ended it.
     error: Option<Error>,
-    /// What it has asked of the device.
+    /// Its requests to the device.
     counters: reader::Counters,
 }
 
@@ -105,7 +105,7 @@ impl World {
 
     /// Lets time pass until the next event, or until `at`.
     fn step(&self, at: Option<Instant>) {
-        // Something came while somebody else ran.
+        // Something arrived while another program ran.
         if self.sim.has_woken() {
             return;
         }
@@ -118,7 +118,7 @@ impl World {
         assert!(self.sim.events() < MOST_EVENTS, "a run without end");
     }
 
-    /// Runs until all who pull have everything, or have failed.
+    /// Runs until all readers have everything, or have failed.
     fn run(&self, publisher: &mut Publisher<SoftSim>, pulls: &mut [Pull]) {
         while pulls.iter().any(Pull::is_under_way) {
             publisher.progress().expect("the publisher goes on");
@@ -130,9 +130,9 @@ impl World {
         }
     }
 
-    /// Ends everything and looks at what is left.
+    /// Ends everything, and returns whether nothing is left.
     fn is_empty(&self) -> bool {
-        // What is on its way when everybody has gone arrives somewhere.
+        // Messages that are still in flight at the end arrive meanwhile.
         self.sim.advance(self.sim.now().after(Duration::from_secs(600)));
         (1..=self.hosts.len() as u8)
             .all(|host| self.sim.fabric().resources(address(host)) == Resources::default())
@@ -148,7 +148,7 @@ impl Pull {
         self.reader.as_ref().map(Reader::next_timeout)
     }
 
-    /// Goes on as far as it can.
+    /// Runs as far as possible.
     fn progress(&mut self, mut take: impl FnMut(&mut Option<Landed<SoftSim>>)) {
         if self.is_under_way()
             && let Err(error) = self.attempt(&mut take)

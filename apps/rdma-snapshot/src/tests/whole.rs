@@ -1,4 +1,4 @@
-//! Sessions that nothing befalls.
+//! Sessions without faults.
 
 use rdma_backend::{Access, Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits};
 use rdma_softsim::trace::EntryKind;
@@ -9,7 +9,7 @@ use crate::publisher::session::{Log, Session};
 use crate::reader::machine::{Machine, Order};
 use crate::wire::{Challenge, Frame, Hello, MAGIC, Reason};
 
-/// A publisher of `bytes`, all of them there.
+/// Returns a publisher of all `bytes`.
 fn published(world: &World, config: publisher::Config, bytes: &[u8]) -> Publisher<SoftSim> {
     let mut publisher = world.publisher(1, config);
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
@@ -21,7 +21,8 @@ fn published(world: &World, config: publisher::Config, bytes: &[u8]) -> Publishe
     publisher
 }
 
-/// VS-TABLE-002, VS-READ-001: three readers have every byte, and nothing is left behind, on every kind of device.
+/// VS-TABLE-002, VS-READ-001: three readers get every byte, and nothing is left behind, on every
+/// kind of device.
 #[test]
 fn readers_get_every_byte_and_give_everything_back() {
     for (seed, device_kind) in (0..).zip(DeviceKind::ALL) {
@@ -40,7 +41,8 @@ fn readers_get_every_byte_and_give_everything_back() {
     }
 }
 
-/// VS-READ-001: no more READs are under way than the reader's device, the publisher's and the caller's room allow.
+/// VS-READ-001: READs in flight stay within the limits of the reader's device, the publisher's
+/// device and the caller's room.
 #[test]
 fn as_many_reads_are_under_way_as_both_sides_allow() {
     for (ours, theirs, room, most) in [(16, 16, 100, 16), (16, 3, 100, 3), (2, 16, 100, 2), (16, 16, 5, 5)] {
@@ -56,7 +58,7 @@ fn as_many_reads_are_under_way_as_both_sides_allow() {
     }
 }
 
-/// Chunks can be read before the snapshot is complete, and those behind its end come after the mark.
+/// Chunks can be read before the snapshot is complete, and later ones come after the mark.
 #[test]
 fn building_and_reading_overlap_and_the_log_follows_the_snapshot() {
     let world = World::new(2, DeviceKind::Rxe, 2, Vec::new());
@@ -84,7 +86,7 @@ fn building_and_reading_overlap_and_the_log_follows_the_snapshot() {
     assert_eq!((mark.chunks.get(), mark.bytes.get()), (8, 8000));
 }
 
-/// VS-AUTH-001, VS-AUTH-002: each side refuses one with another secret, and says so.
+/// VS-AUTH-001, VS-AUTH-002: each side refuses a peer with another secret, and says so.
 #[test]
 fn a_peer_with_another_secret_is_refused() {
     let secret = |text: &str| Secret::new(text.as_bytes());
@@ -100,7 +102,7 @@ fn a_peer_with_another_secret_is_refused() {
     }
 }
 
-/// VS-RCP-001, VS-RCP-002: the seed's table, with a last area that is not full.
+/// VS-RCP-001, VS-RCP-002: the seed's table, with a partly filled last area.
 #[test]
 fn the_seeds_table_is_read_area_by_area() {
     let world = World::new(4, DeviceKind::Mlx5, 2, Vec::new());
@@ -119,8 +121,8 @@ fn the_seeds_table_is_read_area_by_area() {
     assert_eq!(pulls[0].have.chunks, 3);
 }
 
-/// A replica hands on what it has verified, while it reads: two replicas behind it have all before the first publisher is asked
-/// for a second copy.
+/// A replica hands on verified chunks while it reads. Two replicas that pull from it have
+/// everything before the first publisher serves a second copy.
 #[test]
 fn a_replica_hands_on_what_it_has_verified() {
     let world = World::new(5, DeviceKind::Rxe, 3, Vec::new());
@@ -155,7 +157,8 @@ fn a_replica_hands_on_what_it_has_verified() {
     assert!(world.is_empty());
 }
 
-/// VS-LEASE-002: a snapshot that is withdrawn while it is read is reported as that, and its memory is gone.
+/// VS-LEASE-002: a snapshot withdrawn during a READ is reported as withdrawn, and its memory is
+/// gone.
 #[test]
 fn a_withdrawn_snapshot_is_reported_as_withdrawn() {
     for seed in 0..8 {
@@ -173,7 +176,8 @@ fn a_withdrawn_snapshot_is_reported_as_withdrawn() {
     }
 }
 
-/// VS-LEASE-001: a reader that says nothing loses its place after its lease; one that only does not take what it has, keeps it.
+/// VS-LEASE-001: a silent reader loses its place after its lease. A reader whose caller takes no
+/// chunks keeps it.
 #[test]
 fn a_silent_reader_loses_its_lease_and_a_slow_one_does_not() {
     let world = World::new(7, DeviceKind::Ibta, 3, Vec::new());
@@ -205,7 +209,7 @@ fn a_silent_reader_loses_its_lease_and_a_slow_one_does_not() {
     assert!(matches!(silent.error, Some(Error::Refused(Reason::Lease))), "{:?}", silent.error);
 }
 
-/// One reader too many is told so.
+/// A reader too many is told so.
 #[test]
 fn one_reader_too_many_is_told_so() {
     let world = World::new(8, DeviceKind::Ibta, 3, Vec::new());
@@ -222,7 +226,8 @@ fn one_reader_too_many_is_told_so() {
     assert!(matches!(error, Some(Error::Refused(Reason::Full))), "{error:?}");
 }
 
-/// More than the publisher may keep is an error of the publisher, before anything is registered for it.
+/// A snapshot beyond the publisher's limit is the publisher's error, before any memory is
+/// registered for it.
 #[test]
 fn a_publisher_keeps_no_more_than_it_may() {
     let world = World::new(9, DeviceKind::Ibta, 1, Vec::new());
@@ -233,8 +238,8 @@ fn a_publisher_keeps_no_more_than_it_may() {
     assert!(matches!(publisher.begin_mapping(1000), Err(Error::TooMuch { .. })));
 }
 
-/// VS-AUTH-003: nobody is in the snapshot's protection domain who has not proven the secret and said where it connects from, and
-/// nothing is named before that.
+/// VS-AUTH-003: before a reader has proven the secret and announced its address, it has no queue
+/// pair in the snapshot's protection domain, and learns of no memory.
 #[test]
 fn a_stranger_gets_no_queue_pair_and_no_address() {
     let world = World::new(10, DeviceKind::Ibta, 2, Vec::new());
@@ -276,7 +281,8 @@ fn a_stranger_gets_no_queue_pair_and_no_address() {
     assert_eq!(world.sim.fabric().resources(address(1)).queue_pairs, 0);
 }
 
-/// VS-SEC-001, VS-TABLE-004: of all memory of a run, peers may write to that of the control streams alone, which is in other domains.
+/// VS-SEC-001, VS-TABLE-004: of all memory of a run, peers may write only to that of the control
+/// streams, which is in other domains.
 #[test]
 fn no_chunk_can_be_written_by_a_peer() {
     let world = World::new(11, DeviceKind::Ibta, 2, Vec::new());
@@ -292,13 +298,14 @@ fn no_chunk_can_be_written_by_a_peer() {
             windows += usize::from(written);
         }
     }
-    // Slabs of the chunks, each as long as those before it together.
+    // Slabs of the chunks, each as long as all earlier ones together.
     assert_eq!(read_only, 7);
-    // One window each way: what is said fits into it.
+    // One window each way: the frames fit into it.
     assert_eq!(windows, 2);
 }
 
-/// VS-WIRE-003: another version is refused by either side: the one before, whose digests are others, and the next.
+/// VS-WIRE-003: either side refuses other versions: the previous one, whose digests differ, and the
+/// next.
 #[test]
 fn another_version_is_refused_by_both_sides() {
     for version in [1, 3] {
@@ -327,7 +334,8 @@ fn is_refused(version: u16) {
     assert_eq!(answer, Err(Reason::Version));
 }
 
-/// VS-TABLE-001: a publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.
+/// VS-TABLE-001: a restarted publisher has another snapshot, and says so. Nothing of it is mixed
+/// into the old one.
 #[test]
 fn a_publisher_that_was_restarted_has_another_snapshot() {
     let world = World::new(1, DeviceKind::Ibta, 2, Vec::new());
@@ -349,7 +357,8 @@ fn a_publisher_that_was_restarted_has_another_snapshot() {
     assert!(again.bytes.is_empty());
 }
 
-/// VS-TIME-001: a reader whose READ has failed waits for what the publisher says of it, and does not spin meanwhile.
+/// VS-TIME-001: a reader whose READ has failed waits for the publisher's reason, and does not
+/// busy-loop meanwhile.
 #[test]
 fn a_reader_that_waits_for_the_last_word_sleeps() {
     let world = World::new(12, DeviceKind::Ibta, 2, Vec::new());
@@ -361,7 +370,7 @@ fn a_reader_that_waits_for_the_last_word_sleeps() {
         pull.progress(|_| {});
         world.step(pull.next_timeout().into_iter().chain(publisher.next_timeout()).min());
     }
-    // The publisher does not look from now on, so the READ fails and nobody says why.
+    // The publisher does not run from now on, so the READ fails without a reason.
     let failed = |pull: &Pull| {
         pull.next_timeout().is_some_and(|at| at.since(world.sim.now()) <= Duration::from_secs(1))
     };

@@ -1,4 +1,4 @@
-//! A connection for commands, whose every wait has a limit.
+//! A connection for commands. Every wait on it has a limit.
 
 use std::io::{self, Read};
 
@@ -8,10 +8,10 @@ use super::link::{Link, command};
 use super::{PATIENCE, Server};
 use crate::wait::Limit;
 
-/// Bytes of an answer, at most.
+/// The most bytes of an answer.
 const LONGEST_ANSWER: u64 = 16 << 20;
 
-/// Codes of errors that say what is wrong without a word of the command.
+/// Error codes that explain the error without repeating the command.
 const CODES: [&str; 8] =
     ["DENIED", "ERR", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM", "READONLY", "WRONGPASS"];
 
@@ -22,7 +22,7 @@ pub(super) struct Admin {
 }
 
 impl Admin {
-    /// Connects, and says who asks if the URL does.
+    /// Connects, and authenticates if the URL has a password.
     pub(super) fn connect(server: &Server, limit: &Limit) -> io::Result<Self> {
         let mut admin = Self { link: Link::connect(server, limit)?, server: server.clone() };
         if let Some(password) = &server.password {
@@ -30,7 +30,7 @@ impl Admin {
                 Some(user) => admin.ask(&["AUTH", user, password], limit)?,
                 None => admin.ask(&["AUTH", password], limit)?,
             };
-            // An answer may repeat what it refuses.
+            // An answer may repeat the refused command.
             if let Err(code) = without_text(&answer) {
                 return Err(server.failed("AUTH", io::Error::other(code)));
             }
@@ -38,12 +38,12 @@ impl Admin {
         Ok(admin)
     }
 
-    /// The connection under it.
+    /// Returns the underlying connection.
     pub(super) const fn link(&self) -> &Link {
         &self.link
     }
 
-    /// Sends a command and returns its answer, which may be an error of the server's.
+    /// Sends a command and returns its answer, which may be a server's error.
     pub(super) fn ask(&mut self, words: &[&str], limit: &Limit) -> io::Result<Value> {
         let what = words.first().copied().unwrap_or_default();
         let limit = limit.within(PATIENCE);
@@ -53,7 +53,7 @@ impl Admin {
             let parsed = Parser::new().parse_value((&mut answer).take(LONGEST_ANSWER));
             match answer.failed {
                 Some(error) => Err(error),
-                // The parser's own words may have bytes of the answer in them.
+                // The parser's own words may contain bytes of the answer.
                 None => {
                     parsed.map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the answer is no RESP"))
                 }
@@ -62,7 +62,7 @@ impl Admin {
         answered.map_err(|error| self.server.failed(what, error))
     }
 
-    /// The same for a command without secrets, whose refusal is an error in the server's words.
+    /// Sends a command without secrets. A refusal is an error in the server's words.
     pub(super) fn get(&mut self, words: &[&str], limit: &Limit) -> io::Result<Value> {
         let what = words.first().copied().unwrap_or_default();
         match self.ask(words, limit)? {
@@ -74,7 +74,7 @@ impl Admin {
         }
     }
 
-    /// The fields of `INFO section`, as text.
+    /// Returns the text of `INFO section`.
     pub(super) fn info(&mut self, section: &str, limit: &Limit) -> io::Result<String> {
         match self.get(&["INFO", section], limit)? {
             Value::BulkString(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
@@ -83,13 +83,13 @@ impl Admin {
     }
 }
 
-/// Returns whether an answer is no error; if it is one, its code, if that is a known one.
+/// Returns the code of an error answer, if it is a known one. Other answers are `Ok`.
 pub(super) fn without_text(answer: &Value) -> Result<(), &'static str> {
     let Value::ServerError(error) = answer else { return Ok(()) };
     Err(CODES.into_iter().find(|code| *code == error.code()).unwrap_or("refused"))
 }
 
-/// The bytes of an answer, as they come. Keeps the error that ended them.
+/// The bytes of an answer, as they arrive. Keeps the error that ended them.
 struct Answer<'a> {
     link: &'a mut Link,
     limit: &'a Limit,
@@ -108,7 +108,7 @@ impl Read for Answer<'_> {
 }
 
 impl Answer<'_> {
-    /// Keeps the error, and returns one that no reader takes for a reason to go on.
+    /// Keeps the error, and returns one that no reader retries.
     fn fail(&mut self, error: io::Error) -> io::Error {
         self.failed = Some(error);
         io::ErrorKind::Other.into()

@@ -1,12 +1,14 @@
-//! The source's `rdbcompression`, which is off while the source forks for a snapshot of ours.
+//! Turns the source's `rdbcompression` off while the source forks for our snapshot.
 //!
-//! Compressing costs the source more than it saves on a network that RDMA is for. No `REPLCONF capa` of Valkey 9.1 asks for an RDB
-//! without it, so the setting itself is changed: from before `PSYNC` until `+FULLRESYNC` has come. The source writes that line in
-//! the turn of its event loop in which it forks, or when the fork is there already. It takes commands of others after that turn,
-//! so a later `CONFIG SET` changes nothing at the child.
+//! Compressing costs the source more than it saves on an RDMA network. No `REPLCONF capa` of Valkey
+//! 9.1 asks for an RDB without it, so the setting itself is changed: from before `PSYNC` until
+//! `+FULLRESYNC` has come. The source writes that line in the turn of its event loop in which it
+//! forks, or when the fork already exists. It handles other clients' commands after that turn, so a
+//! later `CONFIG SET` does not affect the child.
 //!
-//! A note on this machine's disk says that the setting is to be put back. Whoever has the note locked is at work. A note that is
-//! not locked was left by a program that was killed, and the next one that opens this source puts the setting back.
+//! A note on this machine's disk says that the setting must be restored. A process that holds the
+//! note's lock is at work. A note without a lock was left by a killed program, and the next one
+//! that opens this source restores the setting.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -20,16 +22,16 @@ use super::Server;
 use super::admin::{Admin, without_text};
 use crate::wait::{Limit, Stop};
 
-/// How long the source may take to put the setting back.
+/// How long the source may take to restore the setting.
 const UNDOING: Duration = Duration::from_secs(60);
 
 /// The setting.
 const NAME: &str = "rdbcompression";
 
-/// What a note says.
+/// The contents of a note.
 const WAS_ON: &[u8] = b"rdbcompression was yes\n";
 
-/// Puts back what a program that was killed has left off at this source, if there is a note of it.
+/// Restores the setting at this source if a killed program has left a note.
 pub(super) fn recover(
     server: &Server,
     admin: &mut Admin,
@@ -49,16 +51,16 @@ pub(super) fn recover(
     note.remove()
 }
 
-/// The setting is off for as long as this exists.
+/// While this exists, the setting is off.
 pub(super) struct Off {
     server: Server,
     stop: Stop,
-    /// None once there is nothing to put back.
+    /// `None` once there is nothing to restore.
     note: Option<Note>,
 }
 
 impl Off {
-    /// Turns it off. None, and said why, if it stays as it is.
+    /// Turns it off. Logs why and returns `None` if it stays on.
     pub(super) fn begin(
         server: &Server,
         admin: &mut Admin,
@@ -75,7 +77,7 @@ impl Off {
                 return Ok(None);
             }
         }
-        // Without a note nobody could put it back after a kill.
+        // Without a note the setting could not be restored after a kill.
         let note = match Note::take(notes, run_id) {
             Ok(Some(note)) => note,
             Ok(None) => {
@@ -88,7 +90,7 @@ impl Off {
                 return Ok(None);
             }
         };
-        // The answer may be lost on the way, so this is to be put back from here on.
+        // The answer may be lost, so from here on the setting must be restored.
         let mut off = Self { server: server.clone(), stop: stop.clone(), note: Some(note) };
         let answer = admin.ask(&["CONFIG", "SET", NAME, "no"], limit)?;
         if let Err(code) = without_text(&answer) {
@@ -108,7 +110,7 @@ impl Off {
         }
     }
 
-    /// The same over a connection of its own.
+    /// Turns it on again over a new connection.
     fn undo(&mut self) -> io::Result<()> {
         if self.note.is_none() {
             return Ok(());
@@ -139,7 +141,7 @@ impl Drop for Off {
     }
 }
 
-/// The setting; none if who asks has no right to know.
+/// Returns the setting, `None` without the right to read it.
 fn read(admin: &mut Admin, limit: &Limit) -> io::Result<Option<String>> {
     Ok(match admin.ask(&["CONFIG", "GET", NAME], limit)? {
         Value::Array(words) => match words.as_slice() {
@@ -155,14 +157,14 @@ fn set(server: &Server, admin: &mut Admin, value: &str, limit: &Limit) -> io::Re
     without_text(&answer).map_err(|code| server.failed("CONFIG SET", io::Error::other(code)))
 }
 
-/// A note that the setting is to be put back, locked by this process. One that is dropped stays.
+/// A note that the setting must be restored, locked by this process. Dropping it keeps the file.
 struct Note {
     file: File,
     path: PathBuf,
 }
 
 impl Note {
-    /// The note of the source with this `run_id`, which a process that is gone has left.
+    /// Returns a note about the source with this `run_id` that a dead process has left.
     fn find(notes: &Path, run_id: &str) -> io::Result<Option<Self>> {
         match OpenOptions::new().read(true).write(true).open(path(notes, run_id)) {
             Ok(file) => Self::lock(file, path(notes, run_id)),
@@ -171,7 +173,7 @@ impl Note {
         }
     }
 
-    /// A new note, on the disk. None if another process is at work.
+    /// Creates a note on the disk. `None` if another process is at work.
     fn take(notes: &Path, run_id: &str) -> io::Result<Option<Self>> {
         DirBuilder::new().recursive(true).mode(0o700).create(notes)?;
         let path = path(notes, run_id);
@@ -184,7 +186,7 @@ impl Note {
         Ok(Some(note))
     }
 
-    /// Locks it. None if another process has, or has removed it meanwhile.
+    /// Locks it. `None` if another process has locked it, or has removed it meanwhile.
     fn lock(file: File, path: PathBuf) -> io::Result<Option<Self>> {
         match file.try_lock() {
             Ok(()) => {}
@@ -196,7 +198,7 @@ impl Note {
         Ok(is_there.then_some(Self { file, path }))
     }
 
-    /// Whether it was written to its end: before that the setting was not touched.
+    /// Returns whether it was written completely. Before that the setting was not changed.
     fn says(&mut self) -> io::Result<bool> {
         let mut said = Vec::new();
         (&mut self.file).take(WAS_ON.len() as u64).read_to_end(&mut said)?;
@@ -208,7 +210,8 @@ impl Note {
     }
 }
 
-/// By the source's process, not its address: one that was restarted has its setting from its file.
+/// Names the note by the source's process, not its address: a restarted source has the setting of
+/// its file.
 fn path(notes: &Path, run_id: &str) -> PathBuf {
     notes.join(format!("{NAME}-{run_id}"))
 }

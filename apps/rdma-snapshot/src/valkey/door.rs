@@ -1,7 +1,7 @@
-//! The target's way in: it connects to this machine, and shows that it is the one that was told to.
+//! Lets the target in: it connects to this machine, and proves that it is the target.
 //!
-//! Others may connect from its address, first and as often as they like. They are heard beside it,
-//! and get nothing but `+PONG` and `+OK`.
+//! Other programs may connect from its address, first and as often as they like. They are served
+//! beside it, and get nothing but `+PONG` and `+OK`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,18 +13,18 @@ use sha2::{Digest as _, Sha256};
 use super::link::Link;
 use crate::wait::{Limit, Stop};
 
-/// Connections that are heard at the same time, and turned to in one round. The oldest goes for one
-/// more.
+/// The most connections at the same time, and the most accepted in one round. One more closes the
+/// oldest.
 const MOST_GUESTS: usize = 64;
 
-/// Commands of a handshake, at most.
+/// The most commands of a handshake.
 const MOST_COMMANDS: usize = 32;
 
-/// What the target alone can say.
+/// A proof that only the target can give.
 pub(super) enum Proof {
-    /// The password that it was told for its primaries, drawn for this once.
+    /// The password for its primaries, drawn for this pull.
     Password(String),
-    /// The name of its own history, with which a primary that becomes a replica asks.
+    /// The name of its own history, which a primary that becomes a replica sends.
     History(String),
 }
 
@@ -97,7 +97,7 @@ fn accept(listener: &TcpListener, target: IpAddr, guests: &mut VecDeque<Guest>) 
             }
             Ok((_, peer)) => tracing::warn!(%peer, "a connection that is not the target's was turned away"),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-            // The connection was gone before it was taken.
+            // The connection ended before it was accepted.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted) => {}
             Err(error) => return Err(error),
@@ -107,7 +107,7 @@ fn accept(listener: &TcpListener, target: IpAddr, guests: &mut VecDeque<Guest>) 
 }
 
 impl Guest {
-    /// Answers what has come. True once the target has asked for the snapshot.
+    /// Answers commands. Returns true once the target has asked for the snapshot.
     fn hear(&mut self, proof: &Proof, stop: &Stop, limit: &Limit) -> io::Result<bool> {
         while let Some(words) = self.link.command_now(stop)? {
             self.commands += 1;
@@ -125,7 +125,7 @@ impl Guest {
                     }
                     b"+OK\r\n"
                 }
-                // What it has to prove to its primaries, it need not prove here.
+                // It need not prove here what it has to prove to its primaries.
                 (b"AUTH", _, Proof::History(_)) => b"+OK\r\n",
                 _ if matches!(proof, Proof::Password(_)) && !self.is_target => {
                     return Err(io::Error::other("it has not said the password that the target was told"));

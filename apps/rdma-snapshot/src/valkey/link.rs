@@ -1,7 +1,7 @@
-//! A plain connection to or from a Valkey: bytes, the lines of a replication's handshake, and the
-//! commands that go over it.
+//! A plain connection to or from a Valkey: bytes, the lines of a replication handshake, and
+//! commands.
 //!
-//! Every call has a [`Limit`], however the other side spreads what it sends.
+//! Every call has a [`Limit`], even if the other side sends slowly.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -12,17 +12,17 @@ use std::time::Duration;
 use super::{PATIENCE, Server};
 use crate::wait::{Limit, Stop};
 
-/// A line of a handshake is no longer.
+/// The longest line of a handshake.
 const LONGEST_LINE: usize = 4096;
 
-/// Words of a command of a handshake, and bytes of all of it.
+/// The most words of a handshake's command, and the most bytes of all of it.
 const MOST_WORDS: usize = 64;
 const LONGEST_COMMAND: usize = 16 << 10;
 
 /// One end of a connection.
 pub(super) struct Link {
     stream: TcpStream,
-    /// What came and was not taken: part of a line or a command.
+    /// Received bytes that were not used yet: part of a line or a command.
     inbox: Vec<u8>,
 }
 
@@ -33,8 +33,8 @@ impl Link {
         Ok(Self { stream, inbox: Vec::new() })
     }
 
-    /// Connects to the first address of `server` that answers. Finding the addresses takes as long
-    /// as the system's resolver likes, so it happens on a thread of its own.
+    /// Connects to the first address of `server` that answers. The system's resolver may take any
+    /// time to find the addresses, so it runs on a thread of its own.
     pub(super) fn connect(server: &Server, limit: &Limit) -> io::Result<Self> {
         let (host, port) = (server.host.clone(), server.port);
         let connected = limit.within(PATIENCE).aside(move || {
@@ -58,7 +58,7 @@ impl Link {
         self.stream.local_addr()
     }
 
-    /// Sends all of it. The other side may take its time, but not stand still for longer than
+    /// Sends all of it. The other side may be slow, but not stand still for longer than
     /// [`PATIENCE`].
     pub(super) fn write_all(&mut self, mut bytes: &[u8], limit: &Limit) -> io::Result<()> {
         let mut moving = limit.within(PATIENCE);
@@ -105,7 +105,7 @@ impl Link {
         }
     }
 
-    /// Reads more behind what came; false if nothing comes in time.
+    /// Reads more after the bytes so far. Returns false if nothing arrives in time.
     fn fill(&mut self, limit: &Limit) -> io::Result<bool> {
         let mut bytes = [0; 4096];
         let held = std::mem::take(&mut self.inbox);
@@ -116,7 +116,7 @@ impl Link {
         Ok(true)
     }
 
-    /// The next line, without its end.
+    /// Returns the next line, without its end.
     fn line(&mut self, limit: &Limit) -> io::Result<String> {
         loop {
             if let Some((line, taken)) = line(&self.inbox, 0) {
@@ -130,7 +130,7 @@ impl Link {
             if !self.fill(limit)? {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer on the replication link"));
             }
-            // The limit counts although something comes all the time.
+            // The limit holds even while bytes keep arriving.
             limit.nap()?;
         }
     }
@@ -141,24 +141,26 @@ impl Link {
         self.answer(limit, PATIENCE)
     }
 
-    /// The next line that is not empty: empty ones say that the other side is alive, which it must
-    /// within each `silence`.
+    /// Returns the next line that is not empty. Empty lines say that the other side is alive, which
+    /// it must within each `silence`.
     pub(super) fn answer(&mut self, limit: &Limit, silence: Duration) -> io::Result<String> {
         loop {
             let line = self.line(&limit.within(silence))?;
             if !line.is_empty() {
                 return Ok(line);
             }
-            // Also one that never stops saying so.
+            // The limit also holds for a peer that never stops sending them.
             limit.nap()?;
         }
     }
 
-    /// The next command, if all of it comes in time: an array of words. What came of one is kept.
+    /// Returns the next command, an array of words, if all of it arrives in time. Part of one is
+    /// kept.
     pub(super) fn command(&mut self, limit: &Limit) -> io::Result<Option<Vec<Vec<u8>>>> {
         let mut is_late = false;
         loop {
-            // Empty lines say that the other side is alive, and may be all that comes for long.
+            // Empty lines say that the other side is alive, and may be all that arrives for a long
+            // time.
             let blank = self.inbox.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             self.inbox.drain(..blank);
             if let Some((words, taken)) = parse(&self.inbox)? {
@@ -171,7 +173,7 @@ impl Link {
             if is_late || !self.fill(limit)? {
                 return Ok(None);
             }
-            // The limit counts although something comes all the time.
+            // The limit holds even while bytes keep arriving.
             is_late = match limit.nap() {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => true,
                 other => other.map(|_| false)?,
@@ -179,14 +181,14 @@ impl Link {
         }
     }
 
-    /// The next command, if it has come.
+    /// Returns the next command, if it has arrived.
     pub(super) fn command_now(&mut self, stop: &Stop) -> io::Result<Option<Vec<Vec<u8>>>> {
         self.command(&Limit::new(stop, Duration::ZERO))
     }
 }
 
 impl fmt::Debug for Link {
-    /// What came may have a password in it.
+    /// Received bytes may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link").field("peer", &self.stream.peer_addr().ok()).finish_non_exhaustive()
     }
@@ -198,7 +200,7 @@ impl AsFd for Link {
     }
 }
 
-/// The line at `at`, without its end, and where the next one begins.
+/// Returns the line at `at`, without its end, and the start of the next one.
 fn line(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let rest = bytes.get(at..)?;
     let end = rest.iter().position(|byte| *byte == b'\n')?;
@@ -209,7 +211,7 @@ fn no_command() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the target sent something that is no command")
 }
 
-/// Parses a command at the beginning of `bytes`. `None` if a part of it is missing.
+/// Parses a command at the beginning of `bytes`. `None` if it is incomplete.
 fn parse(bytes: &[u8]) -> io::Result<Option<(Vec<Vec<u8>>, usize)>> {
     let number = |line: &[u8], kind: u8, most: usize| {
         let digits = line.strip_prefix(&[kind]).and_then(|digits| std::str::from_utf8(digits).ok());
@@ -233,7 +235,7 @@ fn parse(bytes: &[u8]) -> io::Result<Option<(Vec<Vec<u8>>, usize)>> {
     if words.is_empty() { Err(no_command()) } else { Ok(Some((words, at))) }
 }
 
-/// A command as it is sent.
+/// Encodes a command.
 pub(super) fn command(words: &[&str]) -> Vec<u8> {
     redis::Cmd::new().arg(words).get_packed_command()
 }

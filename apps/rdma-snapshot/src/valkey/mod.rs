@@ -1,12 +1,14 @@
-//! A live Valkey at either end, by its own replication: the most exact way there is, because Valkey itself writes and reads every type,
-//! encoding, TTL and function, and the point in time is one of its history.
+//! A live Valkey at either end, by its own replication. This is the most exact way, because Valkey
+//! itself writes and reads every type, encoding, TTL and function, and the point in time is one of
+//! its history.
 //!
-//! * [`LiveSource`] is a replica to the primary that it reads: `PSYNC` gives an RDB as of one moment, and every later write.
-//! * [`LiveSink`] is a primary to the Valkey that it fills: that is told to be a replica of ours, gets the RDB and the later writes, and is
-//!   made a primary again at the end.
+//! * [`LiveSource`] is a replica of the primary that it reads: `PSYNC` gives an RDB of one moment,
+//!   and every later write.
+//! * [`LiveSink`] is a primary of the Valkey that it fills. That becomes our replica, gets the RDB
+//!   and the later writes, and becomes a primary again at the end.
 //!
-//! `SCAN` with `DUMP` and `RESTORE` would work in more places, and is neither of one moment nor complete: functions are no keys.
-//! Neither end looks into the RDB.
+//! `SCAN` with `DUMP` and `RESTORE` would work in more places, but is neither of one moment nor
+//! complete: functions are no keys. Neither end parses the RDB.
 
 mod admin;
 mod compression;
@@ -25,8 +27,8 @@ use redis::{ConnectionAddr, IntoConnectionInfo};
 pub use sink::{LiveSink, Target};
 pub use source::{LiveSource, Opening};
 
-/// How long a Valkey may take to answer a command, and how long it may stand still while it is sent
-/// something. Tests take their time.
+/// How long a Valkey may take to answer a command, and how long it may take nothing of what it is
+/// sent. Tests allow more.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 10 });
 
 /// A Valkey, by its URL: `valkey://[user[:password]@]host[:port]`. Its password is never printed.
@@ -39,12 +41,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Understands a URL. Nothing is connected.
+    /// Parses a URL. Does not connect.
     ///
     /// # Errors
-    /// It is none, or not one of a plain TCP port.
+    /// It is no URL, or not one of a plain TCP port.
     pub fn new(url: &str) -> io::Result<Self> {
-        // The parser's own words may have a part of the URL in them.
+        // The parser's own words may contain a part of the URL.
         let invalid = "this is no URL of a Valkey: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough";
         let info = url.into_connection_info().map_err(|_| io::Error::other(invalid))?;
         let ConnectionAddr::Tcp(host, port) = info.addr() else {
@@ -57,7 +59,7 @@ impl Server {
         Ok(Self { host, port, user: user.map(String::from), password: password.map(String::from) })
     }
 
-    /// An error of an operation at this server. What ended it stays recognisable.
+    /// Returns an error of an operation at this server. Its cause remains recognisable.
     fn failed(&self, doing: &str, error: io::Error) -> io::Error {
         if crate::wait::is_stop(&error) {
             return error;
@@ -69,8 +71,8 @@ impl Server {
         io::Error::new(error.kind(), format!("{}:{}: {doing}: {why}", self.host, self.port))
     }
 
-    /// What it said, for a message: without its password, which it may repeat, and without what
-    /// moves a cursor.
+    /// Returns the server's words for a message: without its password, which it may repeat, and
+    /// without control sequences.
     fn printable(&self, said: &str) -> String {
         let password = self.password.as_deref().filter(|password| !password.is_empty());
         let said = password.map_or_else(|| said.into(), |password| said.replace(password, "..."));
@@ -96,7 +98,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// A field of what `INFO` says.
+/// Returns a field of `INFO`.
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }

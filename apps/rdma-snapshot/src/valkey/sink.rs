@@ -1,4 +1,4 @@
-//! A Valkey, filled as its primary.
+//! A Valkey, filled by a primary of ours.
 
 use std::fmt;
 use std::io;
@@ -16,66 +16,69 @@ use crate::source::Sink;
 use crate::wait::{Limit, Stop, is_stop};
 use crate::wire::Content;
 
-/// How long the target may take for what is asked of it.
+/// How long the target may take for each request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// To connect and to ask for the snapshot, once it was told to.
+    /// To connect and to ask for the snapshot, after the command.
     pub(super) connect: Duration,
-    /// For what it was sent: loading an RDB comes before its first word.
+    /// To acknowledge what it was sent. It loads the RDB before its first acknowledgement.
     pub(super) load: Duration,
 }
 
-/// Acknowledgements that are taken after a write, at most.
+/// The most acknowledgements handled after a write.
 const ACKNOWLEDGEMENTS: usize = 64;
 
-/// The target's kind, and the changes that are allowed to it.
+/// A live target, and the allowed changes to it.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The Valkey.
     pub server: Server,
-    /// Whether what it holds may be replaced.
+    /// Whether its data may be replaced.
     pub replace: bool,
-    /// Where it shall connect to; by default the address from which this machine reaches it.
+    /// The address that it must connect to. The default is the one from which this machine reaches
+    /// it.
     pub serve_on: Option<IpAddr>,
 }
 
-/// A live target. Undone before its end, the target is made a primary again, with what it had
-/// loaded by then: all of a snapshot or nothing, unless it loads without a disk.
+/// A live target. If undone before its end, the target becomes a primary again, with the data that
+/// it has loaded by then: all of a snapshot or nothing, unless it loads without a disk.
 ///
-/// A Valkey that loads refuses to be made a primary until it has loaded. Undoing waits for that,
-/// for up to half an hour, or until [`Stop::stop`] is called a second time; then the error says
-/// that the target is still a replica.
+/// A Valkey that is loading refuses to become a primary until it has loaded. Undoing waits for
+/// that, for up to half an hour, or until [`Stop::stop`] is called a second time. Then the error
+/// says that the target is still a replica.
 ///
-/// **Who gets the snapshot.** Any local user may connect to the port that the target is told, from the same address as the target. So
-/// the target gets a password for its primaries (`masterauth`), drawn for this once, and who does
-/// not say it gets nothing. Once the target has said it, it gets back the `masterauth` that it had.
-/// Where the right to `CONFIG GET` or `CONFIG SET` is missing, the connection must name the
-/// target's own history (`master_replid`), as every primary does that becomes a replica. That is
-/// known to everybody who may ask the target for `INFO`, so there a warning is logged.
+/// **Who gets the snapshot.** Any local user may connect to the target's port on this machine, from
+/// the same address as the target. So the target gets a password for its primaries (`masterauth`),
+/// drawn for this pull. A connection without it gets nothing. Once the target has sent the
+/// password, its earlier `masterauth` is restored. Without the right to `CONFIG GET` or `CONFIG
+/// SET`, the connection must name the target's own history (`master_replid`), as every primary does
+/// that becomes a replica. Every user with the right to `INFO` can read that, so a warning is
+/// logged.
 pub struct LiveSink {
     target: Target,
     stop: Stop,
     pub(super) patience: Patience,
     link: Option<Link>,
-    /// Stays open for as long as the target may connect to it: the port is for nobody else.
+    /// Stays open for as long as the target may connect to it, so that no other program can take
+    /// the port.
     listener: Option<TcpListener>,
-    /// The address that the target was told to be a replica of, while it may be.
+    /// The address whose replica the target was told to be, while it may be.
     attached: Option<SocketAddr>,
-    /// What the target had for `masterauth`, while it may have ours.
+    /// The target's earlier `masterauth`, while it may have ours.
     password: Option<String>,
     mark: [u8; 40],
     /// Whether all of the snapshot was sent.
     is_whole: bool,
-    /// Where in the history the target will be.
+    /// The target's final position in the history.
     offset: u64,
-    /// Where it says that it is.
+    /// The target's acknowledged position.
     acknowledged: Option<u64>,
-    /// Whether there is nothing left to undo, or it was tried.
+    /// Whether there is nothing left to undo, or undoing was tried.
     over: bool,
 }
 
 impl LiveSink {
-    /// A sink into `target`. Nothing is connected.
+    /// Returns a sink into `target`. Does not connect.
     #[must_use]
     pub fn new(target: Target) -> Self {
         Self {
@@ -117,7 +120,7 @@ impl LiveSink {
         Ok(field(&info, "master_replid").unwrap_or_default().into())
     }
 
-    /// Agrees with the target on what shows that a connection is its own.
+    /// Agrees with the target on a proof that a connection is its own.
     fn agree(&mut self, admin: &mut Admin, history: String, limit: &Limit) -> io::Result<Proof> {
         let had = match admin.ask(&["CONFIG", "GET", "masterauth"], limit)? {
             Value::Array(words) => match words.as_slice() {
@@ -128,7 +131,7 @@ impl LiveSink {
         };
         if let Some(had) = had {
             let password = crate::hex(&crate::random::<32>().map_err(io::Error::other)?);
-            // The answer may be lost on the way.
+            // The answer may be lost.
             self.password = Some(had);
             let answer = admin.ask(&["CONFIG", "SET", "masterauth", &password], limit)?;
             if without_text(&answer).is_ok() {
@@ -147,7 +150,7 @@ impl LiveSink {
         Ok(Proof::History(history))
     }
 
-    /// Gives the target back what it had for `masterauth`.
+    /// Restores the target's earlier `masterauth`.
     fn give_back(&mut self, admin: &mut Admin, limit: &Limit) -> io::Result<()> {
         let Some(had) = &self.password else { return Ok(()) };
         let answer = admin.ask(&["CONFIG", "SET", "masterauth", had], limit)?;
@@ -157,7 +160,7 @@ impl LiveSink {
         Ok(())
     }
 
-    /// Makes the target a replica of ours, up to where it waits for the RDB.
+    /// Makes the target our replica, up to where it waits for the RDB.
     fn attach(&mut self, position: Position) -> io::Result<()> {
         let limit = Limit::new(&self.stop, self.patience.load);
         let server = self.target.server.clone();
@@ -193,7 +196,7 @@ impl LiveSink {
         Ok(())
     }
 
-    /// Notes what the target says of itself.
+    /// Records the target's acknowledgements.
     fn hear(&mut self, words: &[Vec<u8>]) {
         if self.is_whole
             && let [verb, what, offset, ..] = words
@@ -204,14 +207,14 @@ impl LiveSink {
         }
     }
 
-    /// Waits until the target says that it is as far as what it was sent.
+    /// Waits until the target has acknowledged everything.
     fn settle(&mut self) -> io::Result<()> {
         let limit = Limit::new(&self.stop, self.patience.load);
         while self.acknowledged.is_none_or(|acknowledged| acknowledged < self.offset) {
             let link = self.link.as_mut().ok_or_else(not_reached)?;
             let late = "the target does not say that it has loaded";
             let late = || io::Error::new(io::ErrorKind::TimedOut, late);
-            // Also a target that never stops saying something.
+            // The limit also holds for a target that never stops sending.
             limit.nap().map_err(|error| if is_stop(&error) { error } else { late() })?;
             let words = link.command(&limit).map_err(gave_up)?.ok_or_else(late)?;
             self.hear(&words);
@@ -219,13 +222,13 @@ impl LiveSink {
         Ok(())
     }
 
-    /// Makes the target a primary again, as soon as it takes that.
+    /// Makes the target a primary again, as soon as it accepts that.
     fn detach(&mut self) -> io::Result<()> {
         let limit = Limit::of_undoing(&self.stop, self.patience.load);
         let mut is_told = false;
         while self.attached.is_some() || self.password.is_some() {
             let tried = self.try_detach(&limit);
-            // One that loads may not answer for a while, or say that it loads.
+            // A loading target may not answer for a while, or answer that it is loading.
             let loads = self.is_whole && self.acknowledged.is_none();
             match tried {
                 Ok(true) => break,
@@ -245,10 +248,11 @@ impl LiveSink {
         Ok(())
     }
 
-    /// True if the target is a primary and has its own password again, false if it loads.
+    /// Returns true if the target is a primary and has its own password again, false if it is
+    /// loading.
     fn try_detach(&mut self, limit: &Limit) -> io::Result<bool> {
         let mut admin = Admin::connect(&self.target.server, limit)?;
-        // This one is taken by a target that loads.
+        // A loading target accepts this command.
         let given = self.give_back(&mut admin, limit);
         if self.attached.is_some() {
             let answer = admin.ask(&["REPLICAOF", "NO", "ONE"], limit)?;
@@ -271,7 +275,7 @@ impl LiveSink {
                 format!("the target takes no more (see its log; is its disk full?): {error}"),
             ),
         })?;
-        // What it says meanwhile would fill its memory, unread.
+        // Its acknowledgements would fill its memory if unread.
         for _ in 0..ACKNOWLEDGEMENTS {
             let link = self.link.as_mut().ok_or_else(not_reached)?;
             let Some(words) = link.command_now(&self.stop).map_err(gave_up)? else { break };
@@ -328,12 +332,12 @@ impl Sink for LiveSink {
 
     fn undo(&mut self) -> io::Result<()> {
         self.over = true;
-        // A target that loads as it receives ends that when nothing more comes.
+        // A target that loads while it receives stops when the connection ends.
         self.link = None;
         let Err(why) = self.detach() else { return Ok(()) };
         let mut left = Vec::new();
         if let Some(primary) = self.attached {
-            // One that cannot be reached may have ended, or have done it without an answer.
+            // An unreachable target may have ended, or have done it without an answer.
             let is = if is_stop(&why) || why.kind() == io::ErrorKind::TimedOut { "is" } else { "may be" };
             left.push(format!(
                 "the target {is} still a replica of {primary}, where no server is: REPLICAOF NO ONE makes it a primary"
@@ -357,7 +361,7 @@ impl Drop for LiveSink {
 }
 
 impl fmt::Debug for LiveSink {
-    /// Without the password that the target has for its primaries.
+    /// Omits the target's password for its primaries.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LiveSink")
             .field("target", &self.target)
@@ -368,7 +372,7 @@ impl fmt::Debug for LiveSink {
     }
 }
 
-/// Forty digits that were never used.
+/// Returns forty digits that were never used.
 fn mark() -> io::Result<String> {
     Ok(crate::hex(&crate::random::<20>().map_err(io::Error::other)?))
 }

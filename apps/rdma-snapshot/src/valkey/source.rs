@@ -14,35 +14,37 @@ use crate::source::{Piece, Source};
 use crate::wait::{Limit, Stop};
 use crate::wire::Content;
 
-/// How long the primary may be silent while it makes its snapshot, and while it sends it.
+/// How long the primary may be silent while it prepares its snapshot, and while it sends it.
 const SNAPSHOT: Duration = Duration::from_secs(60);
 
-/// How long it may take for the snapshot's first byte.
+/// How long it may take until the snapshot's first byte.
 const BEGIN: Duration = Duration::from_secs(1800);
 
-/// How long it may be silent once it sends later writes. It sends a PING every ten seconds, unless
-/// it was told otherwise.
+/// How long it may be silent once it sends later writes. By default it sends a PING every ten
+/// seconds.
 const SILENCE: Duration = Duration::from_secs(300);
 
 /// How long a read of later writes waits.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// How often the primary is told how far we are: it drops replicas that are silent.
+/// How often our position is reported to the primary, which drops silent replicas.
 const ACKNOWLEDGE: Duration = Duration::from_secs(1);
 
-/// Bytes of the mark behind an RDB whose length is not known before.
+/// Bytes of the mark after an RDB of unknown length.
 const MARK: usize = 40;
 
-/// How a primary is read.
+/// How to read a primary.
 #[derive(Clone, Debug, Default)]
 pub struct Opening {
-    /// Whether the log of later writes comes behind the snapshot, until it is stopped.
+    /// Whether the log of later writes follows the snapshot, until it is stopped.
     pub follow: bool,
-    /// Whether the primary makes its RDB without compression: its `rdbcompression` is turned off, and put back once it has forked.
-    /// Where it takes no `CONFIG` it stays as it is, and a warning says so. Takes `notes`.
+    /// Whether the primary creates its RDB without compression: its `rdbcompression` is turned off,
+    /// and restored once it has forked. If it refuses `CONFIG`, the setting does not change, and a
+    /// warning says so. Needs `notes`.
     pub uncompressed: bool,
-    /// The folder of notes that say what is to be put back at primaries. A program that was killed leaves one, and the next that
-    /// opens the same primary with this folder puts it back, whatever else it asks for.
+    /// The folder of notes about settings to restore at primaries. A killed program leaves one. The
+    /// next one that opens the same primary with this folder restores the setting, whatever its
+    /// other options.
     pub notes: Option<PathBuf>,
     /// Ends the wait for the snapshot.
     pub stop: Stop,
@@ -54,12 +56,12 @@ pub struct LiveSource {
     link: Link,
     position: Position,
     state: State,
-    /// Where in the history the next byte of the log is.
+    /// The position of the log's next byte in the history.
     offset: u64,
-    /// Where the log ends, once that was asked for.
+    /// The end of the log, once requested.
     until: Option<u64>,
     acknowledged: Instant,
-    /// When the last byte came, or the end was asked for.
+    /// When the last byte came, or the end was requested.
     heard: Instant,
     /// How long it may be silent once it sends later writes.
     pub(super) silence: Duration,
@@ -68,11 +70,11 @@ pub struct LiveSource {
 }
 
 enum State {
-    /// So many bytes of the RDB are left.
+    /// This many bytes of the RDB are left.
     Length(u64),
-    /// The RDB ends with these bytes. What was read and may be a part of them is kept.
+    /// The RDB ends with these bytes. Read bytes that may be a part of them are kept.
     UpTo([u8; MARK], Vec<u8>),
-    /// The RDB was handed over; what is behind it is the log.
+    /// The RDB was handed over. The log follows.
     Log,
 }
 
@@ -80,14 +82,14 @@ impl LiveSource {
     /// Becomes a replica of `server`, and waits until its snapshot begins.
     ///
     /// # Errors
-    /// It does not answer, refuses, or is no primary that can be replicated from. What was changed at it and could not be put back
-    /// is named.
+    /// It does not answer, refuses, or is no primary that can be replicated from. The error names a
+    /// change that could not be undone.
     pub fn open(server: Server, how: &Opening) -> io::Result<Self> {
         let limit = Limit::new(&how.stop, BEGIN);
         let mut admin = Admin::connect(&server, &limit)?;
         let info = admin.info("server", &limit)?;
         let version = field(&info, "valkey_version").or_else(|| field(&info, "redis_version"));
-        // The RDB is of the version that we say we have, so say the primary's own: nothing is lost on the way.
+        // The RDB has the version that we announce. The primary's own version loses nothing.
         let version = version.unwrap_or("7.2.4");
         let run_id = field(&info, "run_id").filter(|id| id.bytes().all(|byte| byte.is_ascii_alphanumeric()));
         let mut off = None;
@@ -134,7 +136,8 @@ impl LiveSource {
         })
     }
 
-    /// Asks for the snapshot as a replica of this version, and waits until the primary has forked for it.
+    /// Asks for the snapshot as a replica of this version, and waits until the primary has forked
+    /// for it.
     fn ask(server: &Server, version: &str, limit: &Limit) -> io::Result<(Link, Position)> {
         let mut link = Link::connect(server, limit)?;
         if let Some(password) = &server.password {
@@ -142,13 +145,13 @@ impl LiveSource {
                 Some(user) => link.ask(&["AUTH", user, password], limit)?,
                 None => link.ask(&["AUTH", password], limit)?,
             };
-            // An answer may repeat what it refuses.
+            // An answer may repeat the refused command.
             if answer != "+OK" {
                 return Err(server.failed("AUTH", io::Error::other("refused")));
             }
         }
         link.ask(&["REPLCONF", "capa", "eof", "capa", "psync2"], limit)?;
-        // Primaries before Valkey 8 do not know this, and do not need it.
+        // Primaries before Valkey 8 do not know this command, and do not need it.
         link.ask(&["REPLCONF", "version", version], limit)?;
         link.write_all(&command(&["PSYNC", "?", "-1"]), limit)?;
         let answer = link.answer(limit, SNAPSHOT)?;
@@ -162,11 +165,11 @@ impl LiveSource {
         self.link.write_all(&command(&["REPLCONF", "ACK", &self.offset.to_string()]), &limit)
     }
 
-    /// The RDB is over.
+    /// Handles the end of the RDB.
     fn mark(&mut self) -> io::Result<Piece> {
         self.state = State::Log;
         self.heard = Instant::now();
-        // The primary begins with the log when it hears this.
+        // This starts the primary's log.
         self.acknowledge()?;
         Ok(Piece::Mark)
     }
@@ -180,7 +183,7 @@ impl LiveSource {
         }
         let limit = Limit::new(&Stop::default(), QUIET);
         let Some(count) = self.link.read(into, &limit)? else {
-            // What ends the log may be what does not come.
+            // The log may end without further bytes.
             if self.heard.elapsed() >= self.silence {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "the primary has gone silent"));
             }
@@ -193,7 +196,7 @@ impl LiveSource {
 }
 
 impl fmt::Debug for LiveSource {
-    /// Without what it has read.
+    /// Omits the received bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LiveSource")
             .field("server", &self.server)
@@ -235,7 +238,8 @@ impl Source for LiveSource {
                 if held == mark {
                     return self.mark();
                 }
-                // Straight into their place, behind what was held, if they and another mark fit there.
+                // Read directly into place, after the held bytes, if they and another mark fit
+                // there.
                 let kept = held.len();
                 let mut short = [0; 2 * MARK];
                 let buffer = if into.len() > short.len() { &mut *into } else { &mut short };
@@ -243,7 +247,7 @@ impl Source for LiveSource {
                 before.copy_from_slice(held);
                 let count = self.link.read(rest, &limit)?.ok_or_else(late)?;
                 let come = kept.saturating_add(count);
-                // The last bytes that came may be the mark, so they are kept until more come.
+                // The last bytes may be the mark, so they are kept until more arrive.
                 let ready = if into.len() > short.len() { come.saturating_sub(MARK) } else { 0 };
                 let buffer = if into.len() > short.len() { &*into } else { &short };
                 *held = buffer.get(ready..come).unwrap_or_default().to_vec();
@@ -260,14 +264,14 @@ impl Source for LiveSource {
         let info = Admin::connect(&self.server, &limit)?.info("replication", &limit)?;
         let offset = field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok());
         self.until = Some(offset.ok_or_else(|| io::Error::other("the primary does not say how far it is"))?);
-        // What is left has been written, so that it comes soon or not at all.
+        // The rest was already written, so it arrives soon or not at all.
         self.silence = self.silence.min(SNAPSHOT);
         self.heard = Instant::now();
         Ok(())
     }
 }
 
-/// Takes what was held, up to what may be the mark. Returns how many bytes.
+/// Takes held bytes, up to a possible mark. Returns their number.
 fn take(held: &mut Vec<u8>, into: &mut [u8]) -> usize {
     let ready = held.len().saturating_sub(MARK).min(into.len());
     for (to, from) in into.iter_mut().zip(held.drain(..ready)) {

@@ -1,4 +1,4 @@
-//! Both ends against a Valkey that does what a test wants.
+//! Both ends against a scripted Valkey.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,32 +22,32 @@ const LONG: Duration = Duration::from_secs(600);
 const HISTORY: &str = "0123456789abcdef0123456789abcdef01234567";
 const OTHER: &str = "ffffffffffffffffffffffffffffffffffffffff";
 
-/// What must never be printed.
+/// Must never be printed.
 const PASSWORD: &str = "s3cret";
 const MASTERAUTH: &str = "h1dden";
 
-/// What a Valkey is like.
+/// The behaviour of a Valkey.
 #[derive(Default)]
 struct State {
     password: Option<&'static str>,
     masterauth: String,
-    /// Every password for its primaries that it was told.
+    /// Every password for its primaries that it has received.
     told: Vec<String>,
     is_loading: bool,
-    /// Commands that it refuses so many times, and repeats in its answer.
+    /// Commands that it refuses a number of times, repeating them in its answer.
     refuses: Vec<(&'static str, usize)>,
     primary: Option<SocketAddr>,
 }
 
-/// What a Valkey was asked for.
+/// A request to a Valkey.
 #[derive(Debug, PartialEq, Eq)]
 enum Told {
     Attach(SocketAddr),
-    /// `REPLICAOF NO ONE`, and whether that was done.
+    /// `REPLICAOF NO ONE`, and whether it was done.
     Detach(bool),
 }
 
-/// A Valkey for commands. What it would do as a replica, the test does.
+/// A Valkey for commands. The test does what it would do as a replica.
 struct Fake {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -96,7 +96,7 @@ impl Fake {
             if words[0] == "REPLICAOF" {
                 let _over = told.send(Told::Detach(false));
             }
-            // As a server answers whose command has another name.
+            // The answer of a server whose command has another name.
             return format!("-ERR unknown command '{}', with args beginning with: {all}\r\n", words[0]);
         }
         let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
@@ -130,7 +130,7 @@ impl Fake {
             }
             ["REPLCONF", "ACK", _] => String::new(),
             ["REPLCONF", ..] => "+OK\r\n".into(),
-            // What follows is its snapshot, of five bytes, and nothing of the log.
+            // Its snapshot of five bytes follows, and no log.
             ["PSYNC", ..] => format!("+FULLRESYNC {HISTORY} 7\r\n$5\r\nREDIS"),
             other => panic!("{other:?}"),
         }
@@ -153,7 +153,7 @@ impl Fake {
         Target { server, replace: false, serve_on: None }
     }
 
-    /// A sink into it, with a thread on which `work` is done with it.
+    /// Returns a sink into it, with a thread on which `work` uses it.
     fn sink<T: Send + 'static>(
         &self,
         stop: &Stop,
@@ -168,7 +168,7 @@ impl Fake {
         })
     }
 
-    /// Where it was told to connect to.
+    /// Returns the address that it must connect to.
     fn primary(&self) -> SocketAddr {
         match self.told.recv().expect("the sink goes on") {
             Told::Attach(primary) => primary,
@@ -176,7 +176,7 @@ impl Fake {
         }
     }
 
-    /// Connects as it does itself, and asks for the snapshot.
+    /// Connects as the Valkey would, and asks for the snapshot.
     fn replica(&self) -> Guest {
         let mut replica = Guest::connect(self.primary());
         let password = self.state().masterauth.clone();
@@ -191,7 +191,7 @@ fn offer() -> Offer {
     Offer { layout: Layout::Chunks, content: Content::Rdb, chunk_size: 4096, total: None, position }
 }
 
-/// Somebody who connects to a sink.
+/// A program that connects to a sink.
 struct Guest(BufReader<TcpStream>);
 
 impl Guest {
@@ -199,9 +199,9 @@ impl Guest {
         Self(BufReader::new(TcpStream::connect(to).expect("a listener")))
     }
 
-    /// Whether this command has that answer; false if it is turned away.
+    /// Returns whether this command has that answer; false if it is rejected.
     fn asks(&mut self, words: &[&str], expected: &str) -> bool {
-        // Who is turned away may hear of it here or there.
+        // A rejected connection may fail here or at the read.
         let _gone = self.0.get_mut().write_all(&command(words));
         let mut line = String::new();
         match self.0.read_line(&mut line) {
@@ -213,7 +213,7 @@ impl Guest {
         }
     }
 
-    /// Reads as far as the mark behind the RDB.
+    /// Reads up to the mark after the RDB.
     fn reads_all(&mut self) {
         let mut begin = String::new();
         self.0.read_line(&mut begin).expect("a line");
@@ -245,8 +245,8 @@ fn fields_of_info_are_found_by_their_whole_name() {
     assert_eq!(field(info, "master_replid"), None);
 }
 
-/// Who connects first, from the target's address, gets nothing; the target does, and has its own
-/// password again.
+/// Another program that connects first, from the target's address, gets nothing. The target does,
+/// and has its own password again.
 #[test]
 fn only_the_target_gets_the_snapshot() {
     let fake = Fake::start(State { masterauth: MASTERAUTH.into(), ..State::default() });
@@ -270,7 +270,7 @@ fn only_the_target_gets_the_snapshot() {
     assert!(password.len() == 64 && password != MASTERAUTH);
     let mut target = Guest::connect(primary);
     assert!(target.asks(&["PING"], "+PONG"));
-    // With a masteruser it names that too.
+    // With a masteruser it also sends that name.
     assert!(target.asks(&["AUTH", "who", &password], "+OK"));
     assert!(target.asks(&["REPLCONF", "capa", "eof"], "+OK"));
     assert!(target.asks(&["PSYNC", HISTORY, "1"], &format!("+FULLRESYNC {OTHER} 7")));
@@ -280,7 +280,7 @@ fn only_the_target_gets_the_snapshot() {
     assert_eq!(state.told, [password, MASTERAUTH.into()]);
 }
 
-/// As many as are heard at a time stand in the target's way, and it is taken all the same.
+/// The target is accepted even if the maximum of other connections exists before it.
 #[test]
 fn guests_that_say_nothing_do_not_keep_the_target_out() {
     let fake = Fake::start(State::default());
@@ -294,7 +294,7 @@ fn guests_that_say_nothing_do_not_keep_the_target_out() {
     taken.join().expect("no panic").expect("the target is taken");
 }
 
-/// Where the target takes no `CONFIG`, it must name its history.
+/// A target that refuses `CONFIG` must name its history.
 #[test]
 fn a_target_without_config_is_known_by_its_history() {
     let fake = Fake::start(State { refuses: vec![("CONFIG", 100)], ..State::default() });
@@ -311,12 +311,12 @@ fn a_target_without_config_is_known_by_its_history() {
     assert_eq!(fake.state().told, [""; 0]);
 }
 
-/// A sink whose target has all of the snapshot, loads, and is told to end.
+/// Returns a sink whose target has all of the snapshot, is loading, and is told to end.
 fn stopped_while_loading(fake: &Fake, stop: &Stop) -> JoinHandle<(io::Result<()>, io::Result<()>)> {
     let sink = fake.sink(stop, |sink, begun| {
         begun.expect("it begins");
         sink.write(b"REDIS").expect("it is taken");
-        // So that a wait that obeys nothing ends after all.
+        // So that even an unbounded wait ends.
         sink.patience.load = Duration::from_secs(30);
         let marked = sink.mark();
         sink.patience.load = LONG;
@@ -330,13 +330,13 @@ fn stopped_while_loading(fake: &Fake, stop: &Stop) -> JoinHandle<(io::Result<()>
     sink
 }
 
-/// The first signal ends the wait for a target that loads, and makes it a primary as soon as it
-/// takes that.
+/// The first signal ends the wait for a loading target, and makes it a primary as soon as it
+/// accepts that.
 #[test]
 fn a_signal_ends_the_wait_for_a_target_that_loads() {
     let (fake, stop) = (Fake::start(State::default()), Stop::default());
     let sink = stopped_while_loading(&fake, &stop);
-    // It is asked again, as often as it takes.
+    // The command is repeated as often as needed.
     assert_eq!(fake.told.recv(), Ok(Told::Detach(false)));
     fake.state().is_loading = false;
     let (marked, undone) = sink.join().expect("no panic");
@@ -345,7 +345,7 @@ fn a_signal_ends_the_wait_for_a_target_that_loads() {
     assert_eq!(fake.state().primary, None);
 }
 
-/// The second signal leaves it as it is, and what is left is said.
+/// The second signal leaves it as it is, and the error says what is left.
 #[test]
 fn a_second_signal_says_what_is_left() {
     let (fake, stop) = (Fake::start(State::default()), Stop::default());
@@ -357,7 +357,7 @@ fn a_second_signal_says_what_is_left() {
     assert!(left.contains(&format!("is still a replica of {primary}")), "{left}");
 }
 
-/// A signal ends a wait for a target that does not connect, and for one that takes nothing more.
+/// A signal ends a wait for a target that does not connect, and for one that reads nothing more.
 #[test]
 fn a_signal_ends_every_wait_for_a_target() {
     let short = Duration::from_secs(30);
@@ -390,8 +390,8 @@ fn a_signal_ends_every_wait_for_a_target() {
     assert_eq!(fake.state().primary, None);
 }
 
-/// A target that stalls inside a command, or never ends saying that it is alive, is given up when
-/// it has had its time.
+/// A target that stalls inside a command, or sends empty lines forever, is given up after its
+/// time-out.
 #[test]
 fn no_wait_for_an_acknowledgement_is_without_bound() {
     for says in [&b"*3\r\n$8\r\nREPLCONF\r\n$3\r\nAC"[..], b"*3\r\n$8\r\n", b"\n"] {
@@ -417,7 +417,7 @@ fn no_wait_for_an_acknowledgement_is_without_bound() {
     }
 }
 
-/// What did not succeed is tried again, and is not forgotten before it has.
+/// A failed step is repeated, and not forgotten before it has succeeded.
 #[test]
 fn a_target_that_was_not_detached_is_detached_later() {
     let fake = Fake::start(State { refuses: vec![("REPLICAOF NO", 1)], ..State::default() });
@@ -437,8 +437,7 @@ fn a_target_that_was_not_detached_is_detached_later() {
     assert_eq!(fake.state().primary, None);
 }
 
-/// A primary that says nothing more once the end was asked for is an error, and no wait without
-/// end.
+/// A primary that is silent after the end was requested causes an error, not an endless wait.
 #[test]
 fn a_silent_primary_ends_the_log() {
     let fake = Fake::start(State::default());
@@ -458,7 +457,7 @@ fn a_silent_primary_ends_the_log() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
 }
 
-/// Everything that is logged on this thread.
+/// All log output of this thread.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -473,8 +472,8 @@ impl Write for Log {
     }
 }
 
-/// No `Debug`, no error and no log has a password in it: not the URL's, not the target's own, and
-/// not the one for this once.
+/// No `Debug`, error or log contains a password: not the URL's, not the target's own, and not the
+/// one drawn for the pull.
 #[test]
 fn no_password_is_printed() {
     let log = Log::default();

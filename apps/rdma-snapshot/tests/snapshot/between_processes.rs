@@ -1,8 +1,9 @@
-//! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own, the third behind the second.
+//! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own. The third
+//! pulls from the second.
 //!
-//! The programs share the RDMA device whose address `LAB_IP4` names (a step of `lab/run test`); without it each has a device, and so a
-//! machine, of its own by `softrdma run`. Skipped, and said so, where there is no `softrdma` or no `valkey-server`; with
-//! `REQUIRE_RDMA=1` that is a failure.
+//! The programs share the RDMA device whose address `LAB_IP4` names (a step of `lab/run test`).
+//! Without it, `softrdma run` gives each a device, and so a machine, of its own. Skipped, with a
+//! message, without `softrdma` or `valkey-server`; with `REQUIRE_RDMA=1` that is a failure.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -18,16 +19,17 @@ use crate::server::Valkey;
 use redis::cmd;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Where RDMA comes from.
+/// The source of RDMA.
 enum Device {
-    /// It is there, at this address.
+    /// An existing device, at this address.
     Here(IpAddr),
-    /// This program makes one for each process.
+    /// This program creates one for each process.
     Softrdma(PathBuf),
 }
 
 impl Device {
-    /// Names the device at `LAB_IP4`, or the program that `SOFTRDMA` names, or that was built beside this crate's.
+    /// Returns the device at `LAB_IP4`, or else the program that `SOFTRDMA` names or that was built
+    /// beside this crate's.
     fn find() -> Option<Self> {
         if let Ok(address) = std::env::var("LAB_IP4") {
             return Some(Self::Here(address.parse().expect("an address")));
@@ -57,11 +59,11 @@ fn valkeys() -> Option<[Valkey; 3]> {
     Some([source?, first?, second?])
 }
 
-/// Programs that reach each other, and the secret that they share.
+/// Programs that reach each other, and their secret.
 struct Fabric {
     device: Device,
     folder: PathBuf,
-    /// The folder of what programs keep, if it is another.
+    /// The folder of the programs' state, if not the default.
     state: Option<PathBuf>,
 }
 
@@ -81,7 +83,7 @@ impl Fabric {
         Self { device, folder, state: None }
     }
 
-    /// Where a program of this number listens.
+    /// Returns the address that a program of this number listens on.
     fn address(&self, number: u8) -> SocketAddr {
         match &self.device {
             Device::Here(address) => SocketAddr::new(*address, 7400 + u16::from(number)),
@@ -118,7 +120,7 @@ impl Fabric {
         Program { name, child, said, told }
     }
 
-    /// Has `source` published until one replica has had everything.
+    /// Publishes `source` until one replica has everything.
     fn publish(&self, source: &Valkey, follow: bool) -> Program {
         let (bind, from) = (self.address(1).to_string(), source.url());
         let mut publish = vec!["publish", "--bind", &bind, "--readers", "1", "--from", &from];
@@ -128,15 +130,16 @@ impl Fabric {
         publisher
     }
 
-    /// Has `source` published for one replica, which hands on to another. Returns the publisher's program and both others'.
+    /// Publishes `source` for one replica, which hands it on to another. Returns the publisher's
+    /// program and both others.
     fn chain(&self, [source, first, second]: &[Valkey; 3], follow: bool) -> (Program, [Program; 2]) {
         let [origin, between] = [1, 2].map(|number| self.address(number).to_string());
         let publisher = self.publish(source, follow);
         let into = first.url();
         let middle = ["pull", &origin, "--into", &into, "--republish", &between];
         let mut middle = self.sync("middle", 2, &middle);
-        // It listens before it tells anything. Whoever comes before that finds nobody there, and goes to the source's publisher, which
-        // ends when it has served one.
+        // It listens before it reports. A reader that comes earlier finds no listener, and goes to
+        // the source's publisher, which ends after serving one.
         middle.tells("running");
         let into = second.url();
         let last = ["pull", &between, &origin, "--into", &into, "--attempts", "100"];
@@ -151,7 +154,7 @@ impl Drop for Fabric {
 }
 
 impl Program {
-    /// Waits until it says so.
+    /// Waits until it prints `what`.
     fn says(&mut self, what: &str) {
         let mut all = String::new();
         while !all.contains(what) {
@@ -164,7 +167,7 @@ impl Program {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    /// Waits until it tells this in JSON.
+    /// Waits until it reports `what` in JSON.
     fn tells(&mut self, what: &str) {
         while !std::fs::read_to_string(&self.told).expect("text").contains(what) {
             assert!(self.is_running(), "{} ended without {what}", self.name);
@@ -172,7 +175,11 @@ impl Program {
         }
     }
 
+<<<<<<< HEAD
     /// Waits for its end, for at most ten minutes. Returns whether it was a right one, and what it said, which is less than a pipe holds.
+=======
+    /// Waits for its end. Returns whether it succeeded, and its output.
+>>>>>>> work-words3
     fn ended(&mut self) -> (bool, String) {
         let by = Instant::now() + Duration::from_secs(600);
         let status = loop {
@@ -189,7 +196,7 @@ impl Program {
         (status.success(), format!("{}: {status}: {told}{said}", self.name))
     }
 
-    /// Waits for its end, which is a right one.
+    /// Waits for its successful end.
     fn ends(mut self) {
         let (is_right, said) = self.ended();
         assert!(is_right, "{said}");
@@ -203,7 +210,8 @@ impl Drop for Program {
     }
 }
 
-/// A live Valkey into a second one, and from there into a third: equal by `DEBUG DIGEST` and by every key's `DUMP`.
+/// A live Valkey into a second one, and from there into a third: equal by `DEBUG DIGEST` and by
+/// every key's `DUMP`.
 #[test]
 fn a_chain_of_valkeys_is_built_between_processes() {
     let Some(device) = Device::find() else { return };
@@ -222,8 +230,8 @@ fn a_chain_of_valkeys_is_built_between_processes() {
     }
 }
 
-/// While 100,000 writes go on, both replicas of a chain are at every moment prefixes of the source's history; at the end, which the
-/// operator asks for by SIGINT, they are equal to the source.
+/// During 100,000 writes, both replicas of a chain are at every moment prefixes of the source's
+/// history. At the end, which the operator requests by SIGINT, they are equal to the source.
 #[test]
 fn a_chain_catches_up_with_a_source_that_is_written_to() {
     let Some(device) = Device::find() else { return };
@@ -246,7 +254,8 @@ fn a_chain_catches_up_with_a_source_that_is_written_to() {
     }
 }
 
-/// VS-READ-003: the replica that another one reads from is killed, and that one goes on at the publisher, where it was.
+/// VS-READ-003: a replica whose publisher, another replica, is killed continues at the first
+/// publisher, where it was.
 #[test]
 fn a_replica_goes_on_when_the_one_before_it_is_killed() {
     let Some(device) = Device::find() else { return };
@@ -265,7 +274,8 @@ fn a_replica_goes_on_when_the_one_before_it_is_killed() {
     assert_equal(&mut source.connect(), &mut second.connect());
 }
 
-/// VS-TABLE-001: the publisher is killed and started again. Its snapshot is another: the replica says so, and keeps the whole one that it had.
+/// VS-TABLE-001: the publisher is killed and started again. Its snapshot is another: the replica
+/// says so, and keeps its complete one.
 #[test]
 fn a_publisher_that_was_restarted_has_another_snapshot() {
     let Some(device) = Device::find() else { return };
@@ -286,7 +296,12 @@ fn a_publisher_that_was_restarted_has_another_snapshot() {
     assert_eq!(role.first(), Some(&redis::Value::BulkString(b"master".to_vec())));
 }
 
+<<<<<<< HEAD
 /// A signal at any moment, and the next publication after SIGKILL, leave the source's `rdbcompression` as it was.
+=======
+/// SIGINT at any moment, and the next publication after SIGKILL, leave the source's
+/// `rdbcompression` as it was.
+>>>>>>> work-words3
 #[test]
 fn a_publisher_that_ends_leaves_the_source_as_it_was() {
     let Some(device) = Device::find() else { return };
@@ -322,9 +337,14 @@ fn a_publisher_that_ends_leaves_the_source_as_it_was() {
     for _ in 0..stops() {
         let mut publisher = publish(&[]);
         std::thread::sleep(moment() * 4);
+<<<<<<< HEAD
         // Not SIGINT, which a job in the background ignores until the program asks for it.
         kill_process(Pid::from_child(&publisher.child), Signal::TERM).expect("it runs");
         // It may not have begun, or be at its end.
+=======
+        kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it runs");
+        // It may not have begun, or may already be ending.
+>>>>>>> work-words3
         let _ended = publisher.ended();
         scene.is_as_it_was();
     }

@@ -1,7 +1,8 @@
-//! Any bytes as frames, and a publisher that says anything to a reader of this crate.
+//! Any bytes as frames, and an arbitrary publisher for a reader of this crate.
 //!
-//! The publisher is written after `spec/snapshot.md` alone: its codes, frames and memory are its own. It may be right for as long as the
-//! script wants, so that what is wrong later is looked at by a reader that reads.
+//! The publisher is written from `spec/snapshot.md` alone: its codes, frames and memory are its
+//! own. It may be right for as long as the script wants, so that later mistakes reach a reader that
+//! reads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -31,7 +32,8 @@ pub(crate) fn run(input: &[u8]) {
     session(input);
 }
 
-/// What a frame is by the specification: kind, bytes of it in all, or that it is none; nothing if more is needed.
+/// Returns the frame by the specification: kind and length, or that it is invalid; `None` if more
+/// bytes are needed.
 fn expected(bytes: &[u8]) -> Option<Option<(u8, usize)>> {
     let header = bytes.get(..8)?;
     let length = u32::from_be_bytes([header[0], header[1], header[2], header[3]]) as usize;
@@ -98,9 +100,9 @@ struct Liar<'a> {
     listener: <SoftSim as Backend>::Identifier,
     events: <SoftSim as Backend>::EventChannel,
     layout: u8,
-    /// What both codes are over.
+    /// The bytes that both codes cover.
     nonces: Vec<u8>,
-    /// Digest and length of each entry that was announced in its place.
+    /// Digest and length of each entry that was announced in order.
     announced: Vec<([u8; 32], u32)>,
     bytes: u64,
     established: bool,
@@ -118,7 +120,7 @@ impl<'a> Liar<'a> {
         let region = domain.register(MEMORY, Access::REMOTE_READ).expect("memory");
         let pattern: Vec<u8> = (0..MEMORY).map(|at| (at * 7 + at / 251) as u8).collect();
         assert!(region.memory().write(0, &pattern));
-        // As the seed's table has it, with one area.
+        // As in the seed's table, with one area.
         assert!(region.memory().write(0, &(region.address() + 8).to_be_bytes()));
         let layout = script.byte() % 3;
         Self {
@@ -189,7 +191,7 @@ impl<'a> Liar<'a> {
         self.pairs.push((pair, id));
     }
 
-    /// The handshake, right but for what the script wants otherwise.
+    /// Answers in the handshake, correctly unless the script wants otherwise.
     fn answer(&mut self, kind: u8, payload: &[u8]) {
         match kind {
             1 => {
@@ -222,7 +224,7 @@ impl<'a> Liar<'a> {
         }
     }
 
-    /// The same with a byte changed, if the script wants that: one time in eight.
+    /// Returns the payload, with one byte changed if the script wants that: one time in eight.
     fn spoilt(&mut self, mut payload: Vec<u8>) -> Vec<u8> {
         let how = self.script.byte();
         if how >= 0xe0 {
@@ -232,7 +234,7 @@ impl<'a> Liar<'a> {
         payload
     }
 
-    /// The next entry, right.
+    /// Returns the next entry, a correct one.
     fn entry(&mut self) -> Vec<u8> {
         let length = self.script.within(1..=256) * CHUNK / 256;
         let at = self.script.within(0..=255) * (MEMORY as u32 - CHUNK) / 256;
@@ -260,7 +262,7 @@ impl<'a> Liar<'a> {
                 let at = usize::from(self.script.byte()) % entry.len();
                 let mut entry = entry;
                 entry[at] ^= self.script.byte();
-                // What it is now is what the reader may go by.
+                // The reader may rely on its present value.
                 let number =
                     |at: usize| u32::from_be_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]);
                 if let Some(last) = self.announced.last_mut() {
@@ -344,7 +346,8 @@ fn session(input: &[u8]) {
         }
         assert!(taken.bytes <= limits.bytes && taken.chunks <= limits.chunks);
         assert!(pulling.counters().most_in_flight <= 3);
-        // Two windows and a send buffer of 64 KiB, the addresses of one area, and what chunks land in.
+        // Two windows and a send buffer of 64 KiB, the addresses of one area, and memory for
+        // chunks.
         let held = sim.fabric().resources(address(2)).registered_bytes;
         assert!(held <= (3 << 16) + 8 + ROOM as u64 * u64::from(CHUNK), "{held} bytes registered");
         match worked {

@@ -1,5 +1,5 @@
-//! The source's `rdbcompression`, off for a snapshot of ours, is on again however that ends. Skipped, and said so, where there is no
-//! `valkey-server`.
+//! The source's `rdbcompression`, off for our snapshot, is on again in whatever way that ends.
+//! Skipped, with a message, without `valkey-server`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,7 +31,7 @@ impl Scene {
         for key in 0..BYTES >> 10 {
             cmd("SET").arg(key).arg("x".repeat(1 << 10)).exec(&mut connection).expect("written");
         }
-        // Where the program keeps them, too, if this is the folder of its state.
+        // The program keeps them here, too, if this is the folder of its state.
         let notes = valkey.folder.join("valkey-rdma-sync");
         Some(Self { valkey, notes })
     }
@@ -56,13 +56,13 @@ impl Scene {
         std::fs::read_dir(&self.notes).map_or(0, Iterator::count)
     }
 
-    /// Nothing of ours is left.
+    /// Checks that nothing of ours is left.
     pub(crate) fn is_as_it_was(&self) {
         assert!(self.is_on(), "it is off");
         assert_eq!(self.notes(), 0, "a note is left");
     }
 
-    /// Opens the source, which forks only when it is told to.
+    /// Opens the source, which forks only on request.
     fn waiting(&self, stop: &Stop) -> JoinHandle<std::io::Result<LiveSource>> {
         self.set("repl-diskless-sync-delay", NEVER);
         let (server, opening) = (self.valkey.server(), self.opening(stop));
@@ -71,7 +71,7 @@ impl Scene {
         thread
     }
 
-    /// Waits until so many replicas wait, which is after the setting was changed.
+    /// Waits until this many replicas wait, which is after the setting was changed.
     pub(crate) fn until_replicas_wait(&self, count: usize) {
         let mut connection = self.valkey.connect();
         loop {
@@ -85,7 +85,7 @@ impl Scene {
     }
 }
 
-/// Reads all of the snapshot. Returns its bytes.
+/// Reads all of the snapshot. Returns its length.
 fn length(mut source: LiveSource) -> usize {
     let (mut bytes, mut into) = (0, vec![0; 1 << 16]);
     loop {
@@ -107,7 +107,7 @@ fn a_snapshot_is_not_compressed_and_the_source_is_as_it_was() {
     let live = LiveSource::open(scene.valkey.server(), &scene.opening(&Stop::default())).expect("a snapshot");
     scene.is_as_it_was();
     assert!(length(live) > BYTES);
-    // Without being asked, and where the operator has it off, nothing is changed.
+    // By default, and if the operator has it off, nothing is changed.
     assert!(open(&scene, &Opening::default()) < BYTES / 2);
     scene.set("rdbcompression", "no");
     assert!(open(&scene, &scene.opening(&Stop::default())) > BYTES);
@@ -115,7 +115,8 @@ fn a_snapshot_is_not_compressed_and_the_source_is_as_it_was() {
     assert_eq!(scene.notes(), 0);
 }
 
-/// Without the right to `CONFIG`, without the right to `CONFIG SET`, and where no note can be kept, it goes on with what it gets.
+/// Without the right to `CONFIG`, without the right to `CONFIG SET`, and if no note can be kept, it
+/// continues with what it gets.
 #[test]
 fn a_source_that_cannot_be_changed_is_read_as_it_is() {
     let Some(scene) = Scene::new() else { return };
@@ -136,7 +137,7 @@ fn a_source_that_cannot_be_changed_is_read_as_it_is() {
     scene.is_as_it_was();
 }
 
-/// The connection over which the snapshot was asked for is lost, and the source is there.
+/// The connection over which the snapshot was requested is lost, while the source lives.
 #[test]
 fn a_lost_connection_puts_it_back() {
     let Some(scene) = Scene::new() else { return };
@@ -144,7 +145,7 @@ fn a_lost_connection_puts_it_back() {
     cmd("CLIENT").arg("KILL").arg("TYPE").arg("replica").exec(&mut scene.valkey.connect()).expect("killed");
     opening.join().expect("no panic").expect_err("its connection is lost");
     scene.is_as_it_was();
-    // Every connection is.
+    // Every connection is lost.
     let opening = scene.waiting(&Stop::default());
     for kind in ["normal", "replica"] {
         let mut kill = cmd("CLIENT");
@@ -155,7 +156,8 @@ fn a_lost_connection_puts_it_back() {
     scene.is_as_it_was();
 }
 
-/// A source that is killed has its setting from its file when it comes back. What could not be put back is named.
+/// A killed source has the setting of its file when it comes back. The error names what could not
+/// be restored.
 #[test]
 fn a_lost_source_is_named() {
     let Some(mut scene) = Scene::new() else { return };
@@ -167,7 +169,8 @@ fn a_lost_source_is_named() {
     assert!(error.contains(&named), "{error}");
 }
 
-/// The end is asked for at random moments: before it is changed, while the source waits with its fork, and behind that.
+/// The end is requested at random moments: before the change, while the source delays its fork, and
+/// after that.
 #[test]
 fn a_stop_at_any_moment_puts_it_back() {
     let Some(scene) = Scene::new() else { return };
@@ -186,25 +189,26 @@ fn a_stop_at_any_moment_puts_it_back() {
         let opening = std::thread::spawn(move || LiveSource::open(server, &how).map(drop));
         std::thread::sleep(moment());
         stop.stop();
-        // It may have been quicker.
+        // It may already have ended.
         let _ended = opening.join().expect("no panic");
         scene.is_as_it_was();
     }
 }
 
-/// How many random moments are tried: a few, or what `SNAPSHOT_STOPS` says.
+/// Returns how many random moments to try: a few, or `SNAPSHOT_STOPS`.
 pub(crate) fn stops() -> usize {
     std::env::var("SNAPSHOT_STOPS").map_or(10, |stops| stops.parse().expect("a number"))
 }
 
-/// A random while, about as long as opening takes.
+/// Returns a random time, about as long as opening takes.
 pub(crate) fn moment() -> Duration {
     let mut bytes = [0; 2];
     getrandom::fill(&mut bytes).expect("randomness");
     Duration::from_micros(u64::from(u16::from_be_bytes(bytes)))
 }
 
-/// What [`a_killed_program_is_made_good_by_the_next`] kills: opens the source that it is told, and waits for its fork.
+/// The program that [`a_killed_program_is_made_good_by_the_next`] kills: opens the given source,
+/// and waits for its fork.
 #[test]
 #[ignore = "not a test but a program that others run"]
 fn opens_a_source() {
@@ -216,8 +220,8 @@ fn opens_a_source() {
     LiveSource::open(server, &how).expect("a snapshot");
 }
 
-/// A program that is killed leaves a note, and the next that opens the source puts the setting back, whether it compresses or not. While
-/// the first is at work, another leaves the setting alone.
+/// A killed program leaves a note, and the next one that opens the source restores the setting,
+/// whether it compresses or not. While the first is at work, another does not touch the setting.
 #[test]
 fn a_killed_program_is_made_good_by_the_next() {
     let Some(scene) = Scene::new() else { return };
@@ -249,7 +253,7 @@ fn a_killed_program_is_made_good_by_the_next() {
     }
 }
 
-/// A note of a process of the source that is gone says nothing of the next one.
+/// A note about a dead process of the source does not apply to the next process.
 #[test]
 fn a_note_is_of_one_process_of_the_source() {
     let Some(scene) = Scene::new() else { return };

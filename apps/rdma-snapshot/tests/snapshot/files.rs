@@ -16,7 +16,7 @@ fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])
 }
 
-/// A folder of a test's own, with a file of `len` bytes in it.
+/// Creates a folder for a test, with a file of `len` bytes in it.
 fn folder(name: &str, len: usize) -> (PathBuf, Vec<u8>) {
     let folder = std::env::temp_dir().join(format!("rdma-snapshot-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -76,7 +76,7 @@ fn a_file_is_pulled_by_three_in_either_layout() {
     }
 }
 
-/// A chain of three: the publisher has one reader, and everybody has everything.
+/// A chain of three: the publisher has one reader, and every replica gets everything.
 #[test]
 fn a_chain_hands_on_what_it_pulls() {
     let (folder, bytes) = folder("chain", 9_000_001);
@@ -118,12 +118,12 @@ fn a_pull_that_fails_leaves_nothing_behind() {
     let (at, publisher) = publishing(&fabric.host(&[address(1)]), &folder, how);
     let client = fabric.host(&[address(2)]);
 
-    // The file is there already.
+    // The file exists already.
     let there = FileSink::new(folder.join("source"), false);
     let error = pull(&client, &[at], there, &Pull::default(), &mut |_| {}).expect_err("it exists");
     assert!(error.to_string().contains("--replace"), "{error}");
 
-    // More than the reader takes.
+    // More than the reader accepts.
     let limits = reader::Limits { bytes: 1_000_000, ..reader::Limits::default() };
     let how = Pull { config: reader::Config { limits, ..reader::Config::default() }, ..Pull::default() };
     let error = pull(&client, &[at], into_file(&folder, "long"), &how, &mut |_| {}).expect_err("too long");
@@ -139,7 +139,7 @@ fn a_pull_that_fails_leaves_nothing_behind() {
     let error = pull(&client, &[at], into_file(&folder, "stopped"), &how, &mut |_| {}).expect_err("stopped");
     assert!(matches!(error, Error::Stopped), "{error}");
 
-    // Nobody there: it ends all the same.
+    // No publisher there: it still ends.
     let nobody = SocketAddr::new(address(1), 1);
     let how = Pull { attempts: 2, ..Pull::default() };
     let error =
@@ -155,7 +155,7 @@ fn a_pull_that_fails_leaves_nothing_behind() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// A target without room.
+/// A full target.
 struct Full;
 
 impl Sink for Full {
@@ -176,7 +176,7 @@ impl Sink for Full {
     }
 }
 
-/// A file that somebody else has begun, and one that comes meanwhile, stay as they are.
+/// A file begun by another program, and one that appears meanwhile, stay unchanged.
 #[test]
 fn a_file_that_is_not_the_pulls_own_stays() {
     let (folder, _) = folder("foreign", 10);
@@ -212,7 +212,7 @@ fn a_file_that_is_not_the_pulls_own_stays() {
     drop(sink);
     assert_eq!((read("here").as_slice(), names()), (&b"meanwhile"[..], 3));
 
-    // Two at a time: each has its own, and the last is what is there.
+    // Two at a time: each has its own temporary file, and the last one remains.
     let mut two = [(); 2].map(|()| FileSink::new(folder.join("here"), true));
     for (sink, bytes) in two.iter_mut().zip([b"first", b"other"]) {
         sink.begin(&offer, &Stop::default()).expect("it begins");
@@ -226,7 +226,7 @@ fn a_file_that_is_not_the_pulls_own_stays() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// A sink that takes a chunk only when it is allowed to, into memory.
+/// A sink into memory that takes a chunk only when allowed.
 struct Paced {
     allowed: mpsc::Receiver<()>,
     taken: mpsc::Sender<Vec<u8>>,
@@ -238,7 +238,7 @@ impl Sink for Paced {
     }
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.taken.send(bytes.to_vec()).expect("a test");
-        // When the test allows no more one by one, all may come.
+        // When the sender is gone, all may come.
         let _all = self.allowed.recv();
         Ok(())
     }
@@ -253,8 +253,8 @@ impl Sink for Paced {
     }
 }
 
-/// VS-READ-003: the publisher goes, the next one has another snapshot, and the one after that has
-/// this one: it is pulled from there.
+/// VS-READ-003: the publisher disappears, the next one has another snapshot, and the one after that
+/// has this one: it is pulled from there.
 #[test]
 fn a_publisher_with_another_snapshot_is_passed_over() {
     let (folder, bytes) = folder("passed-over", 9_000_001);
@@ -263,7 +263,7 @@ fn a_publisher_with_another_snapshot_is_passed_over() {
     let how = |withdraw: &Stop| Publish { withdraw: withdraw.clone(), ..Publish::default() };
     let origin = fabric.host(&[address(1)]);
     let (first, publisher) = publishing(&origin, &folder, how(&withdraw[0]));
-    // What it has is the same, and it is another snapshot of it all the same.
+    // Its contents are the same, but it is still another snapshot.
     let (other, another) = publishing(&origin, &folder, how(&withdraw[1]));
     let mirror = SocketAddr::new(address(2), 7000);
     let republish = Republish {
@@ -302,7 +302,7 @@ fn a_publisher_with_another_snapshot_is_passed_over() {
     assert_eq!((pulled.bytes, all == bytes), (9_000_001, true));
     mirroring.join().expect("no panic").expect("handed on");
 
-    // When nobody else is left, that is the error.
+    // If no other publisher is left, that is the error.
     let unlike = FileSink::new(folder.join("never"), false);
     let how = Pull {
         config: reader::Config { secret: rdma_snapshot::Secret::new("x"), ..reader::Config::default() },
@@ -316,7 +316,7 @@ fn a_publisher_with_another_snapshot_is_passed_over() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// A sink whose end takes for ever, unless it is stopped; which it cannot undo.
+/// A sink whose end takes forever unless stopped, and which cannot undo it.
 struct Endless {
     stop: Stop,
     ends: mpsc::Sender<()>,
@@ -335,7 +335,7 @@ impl Sink for Endless {
     }
     fn end(&mut self) -> io::Result<()> {
         self.ends.send(()).expect("a test");
-        // The test would fail in the end, too, if nothing stopped it.
+        // The test would fail in the end, even if nothing stopped it.
         for _ in 0..300 {
             self.stop.check()?;
             std::thread::sleep(rdma_snapshot::run::TICK);
@@ -347,7 +347,7 @@ impl Sink for Endless {
     }
 }
 
-/// A signal ends a run whose sink waits at its end, and what is left behind is said.
+/// A signal ends a run whose sink waits at its end, and the error says what is left behind.
 #[test]
 fn a_sink_that_waits_is_stopped_and_says_what_it_leaves() {
     let (folder, _) = folder("endless", 3_000_000);
@@ -373,7 +373,7 @@ fn a_sink_that_waits_is_stopped_and_says_what_it_leaves() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// A source without end.
+/// An endless source.
 struct Zeros;
 
 impl Source for Zeros {
@@ -394,12 +394,13 @@ impl Source for Zeros {
     }
 }
 
-/// A source that is always ahead keeps nobody from looking at the time and at the operator.
+/// A source that is always ahead does not keep the run from checking the time and the operator.
 #[test]
 fn a_fast_source_does_not_keep_a_publication_from_ending() {
     let backend = Fabric::new().host(&[address(1)]);
     let how = Publish {
-        // Making a chunk of zeros takes next to nothing, and publishing one a copy and two sums.
+        // Making a chunk of zeros costs almost nothing, and publishing one costs a copy and two
+        // sums.
         config: publisher::Config { memory: 1 << 30, ..publisher::Config::default() },
         ..Publish::default()
     };
@@ -412,7 +413,7 @@ fn a_fast_source_does_not_keep_a_publication_from_ending() {
     publish(&backend, (address(1), 0).into(), Zeros, &how, |_| {}, told).expect("withdrawn in time");
 }
 
-/// A source that gives a chunk, and then fails.
+/// A source that returns a chunk, and then fails.
 struct Failing {
     given: bool,
 }
@@ -438,7 +439,7 @@ impl Source for Failing {
     }
 }
 
-/// A source that fails is the publisher's error, in its words.
+/// The publisher returns a failed source's error, in its words.
 #[test]
 fn a_source_that_fails_ends_the_publication() {
     let backend = Fabric::new().host(&[address(1)]);
@@ -449,7 +450,8 @@ fn a_source_that_fails_ends_the_publication() {
     assert_eq!(error, "the source: the disk is on fire");
 }
 
-/// A target that takes no snapshot says so before a publisher is asked, of which there is none here.
+/// A target that cannot take a snapshot is reported before a publisher is contacted; here there is
+/// none.
 #[test]
 fn a_target_that_is_there_is_refused_at_once() {
     let (folder, _) = folder("refused", 1);
@@ -462,7 +464,7 @@ fn a_target_that_is_there_is_refused_at_once() {
     std::fs::remove_dir_all(folder).expect("removed");
 }
 
-/// Where no publisher is, that is said after as many attempts as were allowed.
+/// A missing publisher is reported after the allowed number of attempts.
 #[test]
 fn a_publisher_that_never_comes_is_given_up() {
     let (folder, _) = folder("nobody", 1);

@@ -1,4 +1,5 @@
-//! The fuzz target `snapshot` as an ordinary test; see `rdma-proto/tests/fuzz_bodies.rs` for others.
+//! The fuzz target `snapshot` as an ordinary test; see `rdma-proto/tests/fuzz_bodies.rs` for
+//! others.
 
 use std::path::Path;
 
@@ -6,8 +7,9 @@ use rdma_softsim::Random;
 
 use crate::{body, spec};
 
-/// VS-WIRE-001, VS-WIRE-002, VS-READ-002, VS-TABLE-002, VS-TABLE-003, VS-TIME-001: frames are those of an independent reader, and whatever a
-/// publisher says, no wrong chunk is passed on, no more is registered than was allowed, and the session ends.
+/// VS-WIRE-001, VS-WIRE-002, VS-READ-002, VS-TABLE-002, VS-TABLE-003, VS-TIME-001: frames are those
+/// of an independent reader. Whatever a publisher sends, no wrong chunk is passed on, no more is
+/// registered than allowed, and the session ends.
 #[test]
 fn publishers_that_say_anything() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/snapshot");

@@ -1,4 +1,5 @@
-//! A history of 100,000 writes of which every moment can be told: half of a transaction, or a gap, is no moment of it.
+//! A history of 100,000 writes in which every moment is recognisable: half of a transaction, or a
+//! gap, is no moment of it.
 
 use std::ops::Range;
 use std::sync::mpsc;
@@ -8,9 +9,9 @@ use redis::{Connection, pipe};
 /// Transactions of two writes each.
 const PAIRS: i64 = 50_000;
 
-/// Writes the history to `source` and calls `end`, while `replicas` catch up for as long as `is_running` says. Whenever one answers, it
-/// must have the beginning of the history, no shorter than before; when all is over, all of it. The second half is written once each has
-/// shown a part of the first.
+/// Writes the history to `source` and calls `end`, while `replicas` catch up until `is_running`
+/// returns false. Each answer must have the beginning of the history, no shorter than before, and
+/// all of it at the end. The second half is written once each has shown a part of the first.
 pub(crate) fn unfold(
     mut source: Connection,
     replicas: impl IntoIterator<Item = Connection>,
@@ -55,10 +56,10 @@ fn write(source: &mut Connection, pairs: Range<i64>) {
     }
 }
 
-/// A replica that is looked at.
+/// A watched replica.
 struct Watch {
     replica: Connection,
-    /// The last write that was seen; -1 for none.
+    /// The last seen write; -1 for none.
     last: i64,
     /// How often a part of the history was seen, neither none nor all.
     parts: u32,
@@ -69,7 +70,7 @@ impl Watch {
         Self { replica, last: -1, parts: 0 }
     }
 
-    /// While it loads a Valkey answers nobody.
+    /// A Valkey does not answer while it loads.
     fn look(&mut self) {
         let mut moment = pipe();
         moment.atomic().cmd("GET").arg("last").cmd("LRANGE").arg(&["log", "0", "-1"]);

@@ -1,9 +1,10 @@
-//! What a Valkey can have, and whether two have it alike.
+//! Keys of every kind, and a comparison of two Valkeys.
 
 use redis::{Connection, Value, cmd, pipe};
 
-/// Everything that Valkey has: every type in its small and its large encoding, TTLs of keys and of fields, streams with groups and what
-/// is pending in them, functions, several databases, binary keys, and a value of `long` bytes.
+/// Fills a Valkey with everything it supports: every type in its small and its large encoding, TTLs
+/// of keys and of fields, streams with groups and pending entries, functions, several databases,
+/// binary keys, and a value of `long` bytes.
 pub(crate) fn fill(source: &mut Connection, long: usize) {
     let mut pipe = pipe();
     for index in 0..2000 {
@@ -61,7 +62,7 @@ fn incompressible(count: usize) -> Vec<u8> {
     (0..count / 4).flat_map(|_| next().into_iter().take(4)).collect()
 }
 
-/// Both have the same: by Valkey's digest, and key by key.
+/// Asserts that both have the same data: by Valkey's digest, and key by key.
 pub(crate) fn assert_equal(source: &mut Connection, target: &mut Connection) {
     let digest = |one: &mut Connection| cmd("DEBUG").arg("DIGEST").query::<String>(one).expect("a digest");
     assert_eq!(digest(source), digest(target));
@@ -91,7 +92,7 @@ pub(crate) fn assert_equal(source: &mut Connection, target: &mut Connection) {
     }
 }
 
-/// What a Valkey tells of a key.
+/// A Valkey's description of a key.
 #[derive(PartialEq)]
 struct Told {
     kind: String,
@@ -114,11 +115,12 @@ fn look(valkey: &mut Connection, keys: &[Vec<u8>]) -> Vec<Told> {
     let told = answers.chunks_exact(5).map(|answers| {
         let [kind, expires, digest, encoding, dump] = answers else { unreachable!("five for each key") };
         let text = |value: &Value| redis::from_redis_value_ref::<String>(value).expect("text");
-        // A short string that was changed in place is made anew when it is loaded, as in every replica.
+        // A short string that was changed in place is created again when it is loaded, as in every
+        // replica.
         let encoding = text(encoding).replace("raw", "embstr");
         let mut dump: Vec<u8> = redis::from_redis_value_ref(dump).expect("a dump");
-        // A hash table is walked in an order that its process has drawn: what is dumped then has the other's bytes in another order, but
-        // for the CRC at the end.
+        // The order of a hash table depends on the process. Its dump then has the same bytes in
+        // another order, except for the CRC at the end.
         if encoding == "hashtable" {
             dump.truncate(dump.len().saturating_sub(8));
             dump.sort_unstable();

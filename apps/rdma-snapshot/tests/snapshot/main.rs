@@ -1,4 +1,5 @@
-//! Whole runs, between files and between Valkeys; the vectors of the specification; and inputs of the fuzz target.
+//! Whole runs, between files and between Valkeys; the vectors of the specification; and inputs of
+//! the fuzz target.
 
 mod between_processes;
 mod body;

@@ -1,4 +1,5 @@
-//! `spec/snapshot.toml`: every vector is what this crate does. `valkey-rdma-trust reqs coverage` looks at its requirements.
+//! `spec/snapshot.toml`: this crate matches every vector. `valkey-rdma-trust reqs coverage` checks
+//! its requirements.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use rdma_snapshot::wire::Frame;
 
 use crate::spec;
 
-/// VS-WIRE-001, VS-WIRE-002: the frames of the vectors are read and written, or refused.
+/// VS-WIRE-001, VS-WIRE-002: the frames of the vectors are decoded and encoded, or refused.
 #[test]
 fn the_vectors_hold() {
     for vector in spec::read().vector {
@@ -30,7 +31,7 @@ fn the_vectors_hold() {
     }
 }
 
-/// VS-READ-004: the digests in the table of the text are those that this crate makes.
+/// VS-READ-004: this crate computes the digests in the text's table.
 #[test]
 fn the_digests_of_the_text_hold() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../spec/snapshot.md");

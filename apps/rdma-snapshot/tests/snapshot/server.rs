@@ -1,4 +1,4 @@
-//! A Valkey server of one's own, for tests and examples.
+//! A Valkey server for tests and examples.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rdma_snapshot::valkey::Server;
 use redis::{Connection, cmd};
 
-/// The server that `VALKEY_SERVER` names, or that is installed, or that the lab has built.
+/// Returns the server that `VALKEY_SERVER` names, or that is installed, or that the lab has built.
 fn program() -> Option<PathBuf> {
     let named = std::env::var_os("VALKEY_SERVER").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -26,7 +26,7 @@ pub(crate) struct Valkey {
 }
 
 impl Valkey {
-    /// None, and said so, if there is no program.
+    /// Starts it. Prints why and returns `None` if there is no program.
     pub(crate) fn start() -> Option<Self> {
         let Some(program) = program() else {
             println!("skipped: there is no valkey-server; VALKEY_SERVER may name one");
@@ -36,7 +36,7 @@ impl Valkey {
         let by = Instant::now() + Duration::from_secs(60);
         while !valkey.answers() {
             assert!(Instant::now() < by, "the server does not answer");
-            // Somebody else was quicker to take its port.
+            // Another program was quicker to take its port.
             if valkey.process.try_wait().expect("a process").is_some() {
                 valkey = Self::spawn(&program);
             }

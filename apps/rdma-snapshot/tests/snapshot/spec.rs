@@ -17,9 +17,9 @@ pub(crate) struct Vector {
     frame: String,
     /// The name of its kind, if it is a frame.
     pub(crate) kind: Option<String>,
-    /// The reason for which it is none, if it is none.
+    /// The reason for which it is no frame.
     pub(crate) error: Option<String>,
-    /// Whether it is written otherwise than it is read.
+    /// Whether its encoding differs from these bytes.
     #[serde(default)]
     pub(crate) unlike: bool,
 }

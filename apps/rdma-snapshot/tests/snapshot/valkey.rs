@@ -1,4 +1,5 @@
-//! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, and said so, where there is no `valkey-server`.
+//! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, with a message, without
+//! `valkey-server`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
@@ -38,7 +39,7 @@ fn publishing(
     (bound.recv().expect("a publisher"), thread)
 }
 
-/// A live Valkey into a second one, and from there, by a chunk's way through its replica's memory, into a third.
+/// A live Valkey into a second one, and from there, through its replica's memory, into a third.
 #[test]
 fn two_replicas_have_what_the_source_has() {
     let (Some(source), Some(first), Some(second)) = (Valkey::start(), Valkey::start(), Valkey::start())
@@ -78,7 +79,8 @@ fn two_replicas_have_what_the_source_has() {
     }
 }
 
-/// While 100,000 writes go on, the target is at every moment a prefix of the source's history, and equal at the end.
+/// During 100,000 writes, the target is at every moment a prefix of the source's history, and equal
+/// at the end.
 #[test]
 fn a_replica_catches_up_with_a_source_that_is_written_to() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
@@ -97,7 +99,7 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
     assert_equal(&mut source.connect(), &mut target.connect());
 }
 
-/// An RDB by way of a file: out of a live Valkey, and into another.
+/// An RDB through a file: out of a live Valkey, and into another.
 #[test]
 fn an_rdb_file_is_as_good_as_its_source() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
@@ -132,7 +134,8 @@ fn an_rdb_file_is_as_good_as_its_source() {
     assert_equal(&mut source.connect(), &mut target.connect());
 }
 
-/// A target that has something, a target that dies, and something that is no RDB: said, and nothing half applied.
+/// A target that is not empty, a target that dies, and a file that is no RDB: each is reported, and
+/// nothing is half applied.
 #[test]
 fn a_target_that_cannot_take_it_is_left_as_it_was() {
     let (Some(source), Some(full), Some(mut dying)) = (Valkey::start(), Valkey::start(), Valkey::start())
@@ -160,7 +163,7 @@ fn a_target_that_cannot_take_it_is_left_as_it_was() {
     publisher.join().expect("no panic").expect("published");
 }
 
-/// A live target that loads slowly, and the pull into it, up to where it loads.
+/// Returns a live target that loads slowly, and the pull into it, up to where it loads.
 fn loading(
     target: &Valkey,
     fabric: &Fabric,
@@ -168,7 +171,7 @@ fn loading(
     stop: &Stop,
 ) -> JoinHandle<Result<Progress, Error>> {
     let mut admin = target.connect();
-    // It says so while it loads: it looks at its clients after each key.
+    // It answers that it is loading: it serves its clients after each key.
     for (name, value) in [("key-load-delay", "20000"), ("loading-process-events-interval-bytes", "1024")] {
         cmd("CONFIG").arg("SET").arg(name).arg(value).exec(&mut admin).expect("a setting");
     }
@@ -191,8 +194,8 @@ fn role(valkey: &Valkey) -> Value {
     role.into_iter().next().expect("a word")
 }
 
-/// One signal ends a pull whose target loads, and the target is a primary as soon as it has; two
-/// leave it a replica, and say so. Its `masterauth` is what it was.
+/// One signal ends a pull whose target is loading, and the target is a primary as soon as it has
+/// loaded. Two leave it a replica, and the error says so. Its `masterauth` is restored.
 #[test]
 fn signals_are_obeyed_while_a_target_loads() {
     let (Some(source), Some(one), Some(two)) = (Valkey::start(), Valkey::start(), Valkey::start()) else {
@@ -237,7 +240,7 @@ fn signals_are_obeyed_while_a_target_loads() {
     publisher.join().expect("no panic").expect("published");
 }
 
-/// A target whose operator may not use `CONFIG` is known by its history, and filled all the same.
+/// A target that refuses `CONFIG` is identified by its history, and still filled.
 #[test]
 fn a_target_without_config_is_filled() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };

@@ -74,7 +74,8 @@ pub enum Mistake {
     OneDomain,
     /// Regions stay registered when their connection has ended, in one protection domain for all.
     KeysOutlive,
-    /// Queue pairs, identifiers and queues stay when their connection has ended, and nobody is told.
+    /// Queue pairs, identifiers and queues stay when their connection has ended, and nobody is
+    /// told.
     NeverLetsGo,
     /// Receives are not posted again.
     NeverReposts,
@@ -154,7 +155,8 @@ pub enum Mistake {
     SetAnswered,
     /// Receives are not posted again while the program is idle.
     IdleWithoutReceives,
-    /// An acknowledgement is taken for a proof that the notification was handled, whatever the peer's RNR retry count.
+    /// An acknowledgement is taken for a proof that the notification was handled, whatever the
+    /// peer's RNR retry count.
     AcknowledgedIsHandled,
     /// Of a client's questions for features only the first is asked.
     AskedOnce,

@@ -25,7 +25,7 @@ type Inner = <SoftSim as Backend>::Region;
 /// The receives of a side that posts few.
 const FEW: usize = 16;
 
-/// How long receives are that take messages of any length.
+/// The length of receives that take messages of any length.
 const WIDE: usize = 4096;
 
 /// The id of requests that a mistake adds.
@@ -40,16 +40,16 @@ pub struct Mistaken {
     mistake: Option<Mistake>,
     conduct: Conduct,
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
-    /// Objects that should be given back and are not.
+    /// Leaked objects.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Connect requests that have arrived.
     requests: AtomicU32,
-    /// When it was made.
+    /// When it was created.
     made: Instant,
 }
 
 impl Mistaken {
-    /// Makes a mistake, if that is its conduct, since `made`.
+    /// Creates an interceptor with this conduct, at `made`.
     pub(crate) fn new(conduct: Conduct, made: Instant) -> Self {
         Self {
             mistake: conduct.mistake,
@@ -65,7 +65,7 @@ impl Mistaken {
         self.mistake == Some(mistake)
     }
 
-    /// Keeps a handle for ever, if that is the mistake.
+    /// Keeps a handle forever, if that is the mistake.
     fn keep<T: Send + Sync + 'static>(&self, when: Mistake, handle: &Arc<T>) {
         if self.is(when) {
             lock(&self.kept).push(Box::new(Arc::clone(handle)));
@@ -73,7 +73,7 @@ impl Mistaken {
     }
 }
 
-/// Where a receive puts what comes: a region, an offset in it, and the number of the receive.
+/// The place of a received message: a region, an offset in it, and the number of the receive.
 type Place = (Weak<Inner>, usize, usize);
 
 /// The state of a queue pair.
@@ -81,26 +81,27 @@ pub struct MistakenQueuePair {
     tamper: Mutex<Tamper>,
     /// Receives by work request id.
     receives: Mutex<HashMap<u64, Place>>,
-    /// Receives that are posted.
+    /// The number of posted receives.
     posted: Mutex<usize>,
-    /// Memory for messages of a mistake's own.
+    /// Memory for messages that the mistake adds.
     spare: Region<SoftSim>,
     /// Receives that take messages of any length, if that is the mistake.
     wide: Option<Region<SoftSim>>,
 }
 
 impl MistakenQueuePair {
-    /// Sends what a mistake adds.
+    /// Sends a message that the mistake adds.
     fn add(&self, below: &LowerQueuePair<'_, SoftSim>, message: &[u8]) {
         let written = self.spare.memory().write(0, message);
         debug_assert!(written, "as long as a message");
         let local = Slice { region: &self.spare, offset: 0, len: message.len() };
         let request = SendRequest { id: ADDED, op: SendOp::Send, local, signaled: false, inline: false };
-        // If there is no room for it, the mistake is not made this time.
+        // If there is no room, the mistake is not made this time.
         let _added = below.post_send(&[request]);
     }
 
-    /// Applies the mistake to a message before the side gets it, and returns a message to send in return.
+    /// Applies the mistake to a message before the side gets it, and returns a message to send in
+    /// return.
     fn receive(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
         let Ok(Completed::Recv { len, immediate }) = &mut completion.result else { return None };
         let (region, offset, number) = lock(&self.receives).get(&completion.id).cloned()?;
@@ -174,7 +175,7 @@ impl Interceptor<SoftSim> for Mistaken {
         if shares { Arc::clone(self.domain.get_or_init(|| own)) } else { own }
     }
 
-    /// Room for what a mistake sends besides.
+    /// Makes room for messages that a mistake adds.
     fn completions(&self, depth: u32) -> u32 {
         depth + 64
     }
@@ -183,7 +184,7 @@ impl Interceptor<SoftSim> for Mistaken {
         self.keep(Mistake::NeverLetsGo, inner);
     }
 
-    /// Room for what a mistake sends besides.
+    /// Makes room for messages that a mistake adds.
     fn limits(&self, limits: QueuePairLimits) -> QueuePairLimits {
         QueuePairLimits { send_depth: 2 * limits.send_depth + 64, ..limits }
     }
@@ -211,7 +212,7 @@ impl Interceptor<SoftSim> for Mistaken {
         match self.mistake {
             Some(Mistake::ReadableWindows) if is_window => (len, access.and(Access::REMOTE_READ)),
             Some(Mistake::WindowsTooOpen) if is_window => (len + 4096, access),
-            // Room for a byte behind the last.
+            // Room for one more byte.
             Some(Mistake::WritesBehind) => (len + 8, access),
             _ => (len, access),
         }

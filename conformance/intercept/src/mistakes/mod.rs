@@ -1,8 +1,9 @@
-//! Wrong implementations: this library's server and client on a backend that makes one mistake for them, to show what a failure
-//! looks like and to see whether the suite notices.
+//! Wrong implementations: this library's server and client on a backend that makes one mistake for
+//! them. They show what a failure looks like, and test whether the suite notices.
 //!
-//! A mistake ([`Mistake`]) is in what leaves a side (messages, writes, immediates, parameters), in what it is told of what
-//! came, or in its settings. A [`Variant`] is made in the same way, and is no mistake: the suite must not take it for one.
+//! A mistake ([`Mistake`]) changes a side's output (messages, writes, immediates, parameters), its
+//! view of its input, or its settings. A [`Variant`] is made in the same way, but is no mistake:
+//! the suite must not report it.
 
 mod mistake;
 mod mistaken;
@@ -16,14 +17,15 @@ pub use mistake::Mistake;
 pub use mistaken::{Mistaken, Wrong};
 pub use variant::Variant;
 
-/// Returns a host of the embedded fabric whose side makes `mistake`, or none. The mistake may also be in its options:
-/// [`Mistake::disturb`].
+/// Returns a host of the embedded fabric whose side makes `mistake`, or none. The mistake may also
+/// be in its options: [`Mistake::disturb`].
 #[must_use]
 pub fn host(backend: SoftSim, mistake: Option<Mistake>) -> Wrong {
     conducting(backend, Conduct { mistake, variant: None })
 }
 
-/// Returns a host of the embedded fabric whose side is right in another way than ours, or in ours.
+/// Returns a host of the embedded fabric whose side is correct in another way than ours, or in
+/// ours.
 #[must_use]
 pub fn variant(backend: SoftSim, variant: Option<Variant>) -> Wrong {
     conducting(backend, Conduct { mistake: None, variant })

@@ -16,7 +16,7 @@ pub(super) struct OutgoingSend {
     pub(super) op: SendOp,
     pub(super) offset: usize,
     pub(super) len: usize,
-    /// Messages to send behind it; an empty one stands for an immediate of zero.
+    /// Messages to send after it; an empty one stands for an immediate of zero.
     pub(super) behind: Vec<Vec<u8>>,
 }
 
@@ -25,14 +25,14 @@ impl OutgoingSend {
         self.behind.iter().any(Vec::is_empty)
     }
 
-    /// Something that has no effect goes instead.
+    /// Replaces it by a send without effect.
     fn vanish(&mut self) {
         self.op = SendOp::Write(RemoteAddress { address: 0, rkey: 0 });
         self.len = 0;
     }
 }
 
-/// The write with an immediate of zero.
+/// Returns the write with an immediate of zero.
 pub(super) const fn zero(op: SendOp) -> SendOp {
     match op {
         SendOp::WriteImmediate(to, _) => SendOp::WriteImmediate(to, Immediate(0)),
@@ -40,12 +40,12 @@ pub(super) const fn zero(op: SendOp) -> SendOp {
     }
 }
 
-/// A message that came.
+/// An incoming message.
 pub(super) struct IncomingMessage {
     pub(super) bytes: Bytes,
     pub(super) len: u32,
     pub(super) immediate: Option<Immediate>,
-    /// It is told of as payload instead.
+    /// Payload to report in its place.
     pub(super) payload: Option<Immediate>,
 }
 
@@ -53,9 +53,9 @@ pub(super) struct IncomingMessage {
 pub(super) struct Tamper {
     mistake: Option<Mistake>,
     variant: Option<Variant>,
-    /// Something has come.
+    /// Something has arrived.
     pub(super) has_heard: bool,
-    /// The program has said that it is idle, and nothing since.
+    /// The program has said that it is idle, and has sent nothing since.
     pub(super) is_idle: bool,
     /// The peer's first window and its latest.
     windows: Option<(Window, Window)>,
@@ -64,25 +64,26 @@ pub(super) struct Tamper {
     /// Its own registrations so far, and the last.
     registered: u32,
     registration: Option<Bytes>,
-    /// Bytes that came into the last.
+    /// Bytes that arrived in the last.
     heard: u32,
-    /// Bytes that it told of so far.
+    /// Bytes notified so far.
     told: u32,
-    /// Questions for features that came, and the bits of the last.
+    /// Received questions for features, and the bits of the last.
     asked: u32,
     bits: FeatureSet,
     /// Since when it waits for a window.
     waiting: Instant,
     done: bool,
-    /// Times that it told of payload, and its open questions for features: whether a question is one that the variant added.
+    /// Notifications of payload so far, and its open questions for features: whether the variant
+    /// added each question.
     tellings: u32,
     questions: VecDeque<bool>,
 }
 
-/// Of so many tellings of payload one has a question for features behind it.
+/// One notification in this many is followed by a question for features.
 const ASKING: u32 = 16;
 
-/// A message with an opcode that does not exist, as a side is told of one that it shall refuse.
+/// A message with an undefined opcode, which replaces one that the side must refuse.
 const REFUSED: Bytes = {
     let mut bytes = [0; MESSAGE_LEN];
     bytes[0] = 0x7f;
@@ -111,7 +112,7 @@ impl Tamper {
         }
     }
 
-    /// Once in the life of the queue pair.
+    /// Returns true once in the life of the queue pair.
     const fn once(&mut self) -> bool {
         !std::mem::replace(&mut self.done, true)
     }
@@ -149,7 +150,7 @@ impl Tamper {
         }
     }
 
-    /// Returns the address that a write goes to.
+    /// Returns the destination of a write.
     fn place(&mut self, to: RemoteAddress, len: usize) -> RemoteAddress {
         let Some((first, latest)) = self.windows.filter(|_| len > 0) else { return to };
         match self.mistake {
@@ -257,7 +258,7 @@ impl Tamper {
         }
     }
 
-    /// Returns the immediate that the side gets instead of `count`.
+    /// Returns the immediate that the side gets in place of `count`.
     pub(super) fn notified(&mut self, count: u32) -> u32 {
         let room = 64 << 10;
         let told = match self.mistake {
@@ -275,7 +276,8 @@ impl Tamper {
         told
     }
 
-    /// Applies the mistake to a message before the side gets it, and returns a message to send in return.
+    /// Applies the mistake to a message before the side gets it, and returns a message to send in
+    /// return.
     pub(super) fn receive(&mut self, incoming: &mut IncomingMessage) -> Option<Vec<u8>> {
         let keepalive = Message::Keepalive.encode();
         if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, incoming.immediate) {
@@ -336,7 +338,7 @@ impl Tamper {
             }
             (Some(Mistake::KeepalivesAnswered), Message::Keepalive) => return Some(keepalive.into()),
             (Some(Mistake::KeepalivesRefused), Message::Keepalive) => incoming.bytes = REFUSED,
-            // The side knows nothing of the question.
+            // The side does not know of the question.
             (None, Message::GetServerFeature { .. })
                 if self.variant == Some(Variant::AsksAgain) && self.questions.pop_front() == Some(true) =>
             {

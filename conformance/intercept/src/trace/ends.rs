@@ -1,4 +1,4 @@
-//! The ends in a recording, and which two of them are one connection.
+//! The ends in a recording, and which two of them form a connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ pub(super) struct ConnectionEnd {
     pub(super) server: bool,
     /// The queue pair's number.
     pub(super) pair: Option<u32>,
-    /// Its address, and the other's.
+    /// Its address, and the peer's.
     pub(super) addresses: Option<(SocketAddr, SocketAddr)>,
-    /// The other end, if that is recorded as well.
+    /// The other end, if recorded.
     pub(super) other: Option<u32>,
 }
 
-/// The ends by their numbers.
+/// Returns the ends by their numbers.
 pub(super) fn of(recording: &Recording) -> BTreeMap<u32, ConnectionEnd> {
     let mut ends = BTreeMap::<u32, ConnectionEnd>::new();
     for Entry { end, what, .. } in recording.entries.iter().filter(|entry| entry.end > 0) {
@@ -41,7 +41,7 @@ pub(super) fn of(recording: &Recording) -> BTreeMap<u32, ConnectionEnd> {
         .filter_map(|(number, end)| Some((*number, end.addresses?)))
         .collect();
     for (client, (local, peer)) in clients {
-        // Ports are used again: the first that is still alone is the one.
+        // Ports are reused. The first end without a partner is the right one.
         let server = ends
             .iter()
             .find(|(_, end)| end.server && end.other.is_none() && end.addresses == Some((peer, local)));

@@ -1,8 +1,8 @@
-//! Where a peer's bytes are.
+//! The places of a peer's bytes.
 //!
-//! Of what a peer sends, only completions tell. Where its bytes are, the recorder knows from the receives that were posted and
-//! from the windows that were announced, and it takes the bytes from there when the completion is polled. Regions are held
-//! weakly, so that recording keeps nothing registered.
+//! Only completions report a peer's messages. The recorder knows the places of their bytes from the
+//! posted receives and the announced windows, and copies the bytes when the completion is polled.
+//! It holds regions weakly, so that recording keeps nothing registered.
 
 use std::collections::HashMap;
 use std::sync::Weak;
@@ -15,20 +15,20 @@ use super::recording::Remote;
 /// Entries that come to one queue pair.
 pub(super) struct Inbound<R> {
     receives: HashMap<u64, Place<R>>,
-    /// The window announced last, and how much of it was notified.
+    /// The last announced window, and how much of it was notified.
     window: Option<(Window, Weak<R>, u32)>,
-    /// The one to come when that is full: a peer may have been given it early.
+    /// The window after that one: a peer may get it early.
     next: Option<(Window, Weak<R>)>,
 }
 
-/// Where a receive puts what it takes.
+/// The place of a received message.
 pub(super) struct Place<R> {
     pub(super) region: Weak<R>,
     pub(super) offset: usize,
     pub(super) len: usize,
 }
 
-/// Bytes of a region; none if they are not inside.
+/// Returns bytes of a region; none if they are not inside.
 pub(super) fn bytes(region: &impl Region, offset: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     if region.memory().read(offset, &mut bytes) { bytes } else { Vec::new() }
@@ -41,24 +41,24 @@ impl<R> Default for Inbound<R> {
 }
 
 impl<R: Region> Inbound<R> {
-    /// A receive was posted.
+    /// Records a posted receive.
     pub(super) fn receive(&mut self, id: u64, place: Place<R>) {
         self.receives.insert(id, place);
     }
 
-    /// Whether `id` is a receive, which has completed.
+    /// Returns whether `id` is a receive, which has completed.
     pub(super) fn is_received(&mut self, id: u64) -> bool {
         self.receives.remove(&id).is_some()
     }
 
-    /// At most `most` bytes of the SEND of `len` bytes that the receive `id` took.
+    /// Returns at most `most` bytes of the SEND of `len` bytes in the receive `id`.
     pub(super) fn received(&mut self, id: u64, len: u32, most: usize) -> Vec<u8> {
         let Some(place) = self.receives.remove(&id) else { return Vec::new() };
         let len = (len as usize).min(place.len).min(most);
         place.region.upgrade().map(|region| bytes(&*region, place.offset, len)).unwrap_or_default()
     }
 
-    /// A window of `region` was announced.
+    /// Records an announced window of `region`.
     pub(super) fn announce(&mut self, window: Window, region: Weak<R>) {
         match self.window {
             Some((current, _, filled)) if filled < current.length => self.next = Some((window, region)),
@@ -66,7 +66,7 @@ impl<R: Region> Inbound<R> {
         }
     }
 
-    /// Where the next `count` bytes of the peer are, and at most `most` of them.
+    /// Returns the place of the peer's next `count` bytes, and at most `most` of them.
     pub(super) fn notified(&mut self, count: u32, most: usize) -> (Option<Remote>, Vec<u8>) {
         let Some((window, region, filled)) = &mut self.window else { return (None, Vec::new()) };
         let address = window.address.wrapping_add((*filled).into());

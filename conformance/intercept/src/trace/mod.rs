@@ -1,8 +1,8 @@
 //! Recorded connections, as pages for people and as packets for Wireshark.
 //!
-//! [`Recorded`] wraps any backend and writes down what passes it: calls and events of the connection manager, work requests,
-//! completions. What it wrote, a [`Recording`], is kept as lines of JSON, shown as a [`timeline`], and turned into
-//! the packets ([`packets`]) that RoCE v2 carries for it.
+//! [`Recorded`] wraps any backend and records its calls and events of the connection manager, work
+//! requests and completions. A [`Recording`] is stored as lines of JSON, shown as a [`timeline`],
+//! and converted into the [`packets`] of RoCE v2.
 
 mod ends;
 mod inbound;

@@ -1,9 +1,10 @@
-//! A recording as the packets that RoCE v2 carries for it, in a file for Wireshark.
+//! Converts a recording into packets of RoCE v2, in a file for Wireshark.
 //!
-//! Posted requests count as sent, and a completion as an acknowledgement: queue pair numbers, addresses and times are the
-//! recording's; packet sequence numbers are made up, and so is all of the peer's that was not recorded but its
-//! notifications. The connection manager's packets are left out. For bytes that were not recorded there are zeros, and a comment
-//! in the packet that says so: Wireshark takes packets that are cut short for malformed ones.
+//! A posted request counts as sent, and a completion as an acknowledgement. Queue pair numbers,
+//! addresses and times are the recording's. Packet sequence numbers are invented, and so is
+//! everything unrecorded of the peer except its notifications. The connection manager's packets are
+//! omitted. Zeros stand for bytes that were not recorded, and a comment in the packet says so:
+//! Wireshark treats truncated packets as malformed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
@@ -18,21 +19,21 @@ use roce::{Kind, Message, Packet, SEQUENCES, count};
 use super::ends::{self, ConnectionEnd};
 use super::recording::{EntryKind, Op, Outcome, Recording, Request};
 
-/// Queue pairs whose numbers are not recorded get them from here on.
+/// The first number for queue pairs whose numbers are not recorded.
 const UNKNOWN_PAIR: u32 = 0xf0_0000;
 
-/// A frame, and when it was seen.
+/// A frame, and its time.
 #[derive(Clone, Debug)]
 pub struct Frame {
-    /// When, from the clock's start.
+    /// Its time since the clock's start.
     pub at: Duration,
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// How many of them stand for some that were not recorded.
+    /// How many of them were not recorded.
     pub unknown: usize,
 }
 
-/// Writes a recording into a pcapng file; how many packets it has.
+/// Writes a recording into a pcapng file. Returns the number of packets.
 ///
 /// # Errors
 /// The file's, with its name.
@@ -41,7 +42,7 @@ pub fn save(recording: &Recording, file: &Path) -> io::Result<usize> {
     write().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
 }
 
-/// Writes a recording as a pcapng file; how many packets it has.
+/// Writes a recording as a pcapng file. Returns the number of packets.
 ///
 /// # Errors
 /// The writer's.
@@ -56,7 +57,7 @@ pub fn write(recording: &Recording, to: impl Write) -> io::Result<usize> {
     Ok(frames.len())
 }
 
-/// The packets of a recording.
+/// Returns the packets of a recording.
 #[must_use]
 pub fn frames(recording: &Recording) -> Vec<Frame> {
     let ends = ends::of(recording);
@@ -84,7 +85,7 @@ pub fn frames(recording: &Recording) -> Vec<Frame> {
     wire.frames
 }
 
-/// Requests that were refused, or flushed before they left.
+/// Returns requests that were refused, or flushed before they left.
 fn unsent(recording: &Recording) -> HashSet<usize> {
     let (mut flushed, mut refused) = (HashSet::new(), HashMap::new());
     let mut unsent = HashSet::new();
@@ -103,7 +104,7 @@ fn unsent(recording: &Recording) -> HashSet<usize> {
                 }
                 *left = left.saturating_sub(1);
             }
-            // What follows them is about requests that are missing too.
+            // The next entries may be about missing requests.
             EntryKind::Dropped { .. } => {
                 flushed.clear();
                 refused.clear();
@@ -116,15 +117,16 @@ fn unsent(recording: &Recording) -> HashSet<usize> {
 
 struct Wire<'a> {
     ends: &'a BTreeMap<u32, ConnectionEnd>,
-    /// The next sequence number of what an end sends (true) or is sent (false).
+    /// The next sequence number of packets from an end (true) or to it (false).
     sequences: HashMap<(u32, bool), u32>,
-    /// Where the latest request of this id ended: its last sequence number, and its length for a READ.
+    /// The end of the latest request with this id: its last sequence number, and its length for a
+    /// READ.
     last: HashMap<(u32, u64), (u32, Option<usize>)>,
     frames: Vec<Frame>,
 }
 
 impl Wire<'_> {
-    /// A packet from this end (`out`), or to it.
+    /// Adds a packet from this end (`out`), or to it.
     fn send(&mut self, at: Duration, end: u32, out: bool, packet: Packet<'_>) {
         let known = self.ends.get(&end).copied().unwrap_or_default();
         let other = known.other.and_then(|other| self.ends.get(&other));
@@ -181,7 +183,7 @@ impl Wire<'_> {
         }
     }
 
-    /// The answer of the peer's device, if the completion tells.
+    /// Adds the answer of the peer's device, if the completion shows it.
     fn acknowledged(&mut self, at: Duration, end: u32, id: u64, outcome: &Outcome) {
         let Some(&(sequence, read)) = self.last.get(&(end, id)) else { return };
         let syndrome = match outcome {

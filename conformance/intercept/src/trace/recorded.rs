@@ -1,4 +1,4 @@
-//! A backend that records what passes it.
+//! A backend that records its calls.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,11 +14,11 @@ use super::recording::{EntryKind, Op, Outcome, Recorder, Request};
 use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use suite::hex::Bytes;
 
-/// A backend that does what `B` does and records it. The recorder itself keeps no region alive.
+/// Records the calls of `B`. The recorder itself keeps no region alive.
 pub type Recorded<B> = Intercepted<B, Recording<B>>;
 
 impl<B: Backend> Recorded<B> {
-    /// `backend`, recorded by `recorder`.
+    /// Returns `backend`, recorded by `recorder`.
     pub fn new(backend: B, recorder: &Recorder) -> Self {
         let log = Log { backend: backend.clone(), recorder: recorder.clone(), ends: Mutex::default() };
         Self::by(backend, Recording { log: Arc::new(log), regions: Mutex::default() })
@@ -28,11 +28,11 @@ impl<B: Backend> Recorded<B> {
 /// The interceptor that writes into a recorder.
 pub struct Recording<B: Backend> {
     log: Arc<Log<B>>,
-    /// By rkey.
+    /// Regions by rkey.
     regions: Mutex<HashMap<u32, Weak<B::Region>>>,
 }
 
-/// Where entries go.
+/// The destination of entries.
 struct Log<B> {
     backend: B,
     recorder: Recorder,
@@ -49,7 +49,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One end of a connection, for as long as events for it can come.
+/// One end of a connection, while events for it can come.
 pub struct RecordedEnd<B: Backend> {
     log: Arc<Log<B>>,
     key: IdentifierKey,
@@ -87,7 +87,7 @@ impl<B: Backend> Recording<B> {
         let &SendRequest { id, op, local: Slice { region, offset, len }, signaled, .. } = request;
         let bytes = match op {
             SendOp::Read(_) => Vec::new(),
-            // Messages are kept whole, for what follows from them.
+            // Messages are kept whole, because later entries depend on them.
             SendOp::Send | SendOp::SendImmediate(_) => bytes(region, offset, len.min(most.max(32))),
             SendOp::Write(_) | SendOp::WriteImmediate(..) => bytes(region, offset, len.min(most)),
         };
@@ -112,7 +112,7 @@ impl<B: Backend> Recording<B> {
 }
 
 impl<B: Backend> Interceptor<B> for Recording<B> {
-    /// None if it listens.
+    /// `None` for a listener.
     type Identifier = Option<Arc<RecordedEnd<B>>>;
     type QueuePair = Option<RecordedQueuePair<B>>;
 
@@ -131,7 +131,7 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
 
     fn event(&self, id: IdentifierKey, kind: &mut CmEventKind<B>) -> bool {
         let event = match kind {
-            // That of the identifier that came with it.
+            // Recorded by the identifier that came with it.
             CmEventKind::ConnectRequest { .. } => return true,
             CmEventKind::Established { peer } => format!("Established, rnr_retry {}", peer.rnr_retry_count),
             other => format!("{other:?}"),
@@ -184,7 +184,7 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
         requests: &[SendRequest<'_, Region<B>>],
     ) -> Result<(), PostError<B::Error>> {
         let Some(pair) = pair else { return below.post_send(requests) };
-        // Recorded first: what it leads to may be recorded before the call is over.
+        // Recorded before the call, because its effects may be recorded before it returns.
         requests.iter().for_each(|request| self.posting(pair, request));
         below.post_send(requests).inspect_err(|error| pair.refused(requests.len(), error))
     }

@@ -1,4 +1,4 @@
-//! Recordings: their entries, how many of them are kept, and how they are written (one JSON object in a line).
+//! Recordings: their entries, their limits, and their format (one JSON object a line).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// The entries, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// All of it, but for what a [`EntryKind::Dropped`] stands for.
+    /// All entries, except those that an [`EntryKind::Dropped`] stands for.
     pub entries: Vec<Entry>,
 }
 
@@ -28,7 +28,7 @@ pub struct Recording {
 pub struct Entry {
     /// Nanoseconds of the backend's clock.
     pub at: u64,
-    /// Which end of which connection, counted from 1; 0 is nobody's.
+    /// The number of the connection's end, from 1; 0 for none.
     pub end: u32,
     /// The event.
     #[serde(flatten)]
@@ -55,7 +55,7 @@ pub enum EntryKind {
         /// Receives it holds.
         receives: u32,
     },
-    /// The program asked for a connection, or accepted one.
+    /// The program requested a connection, or accepted one.
     Connecting {
         /// This end's address.
         local: Option<SocketAddr>,
@@ -64,7 +64,7 @@ pub enum EntryKind {
         /// The parameters that this end offered.
         params: Params,
     },
-    /// The program called the connection manager otherwise.
+    /// The program made another call to the connection manager.
     Called {
         /// The call, as in rdma_cma.h without its prefix.
         call: String,
@@ -96,7 +96,7 @@ pub enum EntryKind {
         #[serde(flatten)]
         outcome: Outcome,
     },
-    /// Receives were flushed: given back unused, after the end of the connection.
+    /// Receives were flushed: returned unused after the end of the connection.
     Flushed {
         /// How many.
         count: usize,
@@ -109,7 +109,7 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
-    /// Merges the event that directly follows, if it only repeats this one: there are a thousand receives.
+    /// Merges the next event if it only repeats this one: there are a thousand receives.
     const fn extend(&mut self, next: &Self) -> bool {
         match (self, next) {
             (Self::Receives { count }, Self::Receives { count: more })
@@ -129,9 +129,9 @@ pub struct Params {
     pub responder_resources: u8,
     /// READs the sender of these may have outstanding.
     pub initiator_depth: u8,
-    /// How often what is not acknowledged is sent again.
+    /// How often an unacknowledged request is repeated.
     pub retry_count: u8,
-    /// How often what met no receive is sent again; 7 is for ever.
+    /// How often a request that finds no receive is repeated; 7 is forever.
     pub rnr_retry_count: u8,
 }
 
@@ -149,22 +149,22 @@ pub struct Request {
     pub id: u64,
     /// The operation.
     pub op: Op,
-    /// Where in the peer's memory: for WRITE and READ.
+    /// The place in the peer's memory, for WRITE and READ.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub remote: Option<Remote>,
     /// The immediate.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub immediate: Option<u32>,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: usize,
     /// Whether success is reported.
     pub signaled: bool,
-    /// The first of its bytes, as many as the recorder keeps.
+    /// Its first bytes, as many as the recorder keeps.
     pub bytes: Bytes,
 }
 
 impl Request {
-    /// A request from its parts.
+    /// Builds a request from its parts.
     #[must_use]
     pub fn new(id: u64, op: SendOp, len: usize, signaled: bool, bytes: Vec<u8>) -> Self {
         let (op, remote, immediate) = match op {
@@ -179,7 +179,7 @@ impl Request {
     }
 }
 
-/// Operations.
+/// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Op {
@@ -191,7 +191,7 @@ pub enum Op {
     Read,
 }
 
-/// A place in memory that is reached by a key.
+/// A place in memory, with its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remote {
     /// The address.
@@ -200,7 +200,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// How a work request ended.
+/// The result of a work request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
@@ -216,17 +216,17 @@ pub enum Outcome {
         /// Its immediate.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         immediate: Option<u32>,
-        /// The first of its bytes.
+        /// Its first bytes.
         bytes: Bytes,
     },
     /// A receive was consumed by a WRITE with immediate.
     Notified {
         /// The immediate.
         immediate: u32,
-        /// Where in this end's window the bytes must be that it stands for, if a window was announced.
+        /// The place of its bytes in this end's window, if a window was announced.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         place: Option<Remote>,
-        /// The first of them.
+        /// The first of these bytes.
         bytes: Bytes,
     },
     /// It failed.
@@ -239,8 +239,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// The peer's request that must have led to it, as far as its receiver can tell: WRITEs without an immediate that came
-    /// before are part of it.
+    /// Returns the peer's request that must have caused it, as far as the receiver can tell.
+    /// Earlier WRITEs without an immediate are part of it.
     #[must_use]
     pub fn arrived(&self, id: u64) -> Option<Request> {
         let (op, remote, immediate, len, bytes) = match self {
@@ -255,12 +255,13 @@ impl Outcome {
     }
 }
 
-/// How much is kept.
+/// The limits of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Entries: half of them from the start, the others from the end. With none, nothing is recorded.
+    /// The most entries: half of them from the start, the others from the end. With 0, nothing is
+    /// recorded.
     pub entries: usize,
-    /// Bytes of each request.
+    /// The most bytes of each request.
     pub bytes: usize,
 }
 
@@ -275,7 +276,8 @@ impl Limits {
     pub const NOTHING: Self = Self { entries: 0, bytes: 0 };
 }
 
-/// Where entries are gathered, in bounded memory. Clones are the same recorder: both ends of a connection may share one.
+/// Collects entries in bounded memory. Clones share one recorder: both ends of a connection may use
+/// it.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     limits: Limits,
@@ -291,25 +293,25 @@ struct Kept {
 }
 
 impl Recorder {
-    /// A recorder that keeps so much.
+    /// Returns a recorder with these limits.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self { limits, kept: Arc::default() }
     }
 
-    /// Bytes to keep of a request; `None` if nothing is recorded.
+    /// Returns the bytes to keep of a request; `None` if nothing is recorded.
     pub(super) fn bytes(&self) -> Option<usize> {
         (self.limits.entries > 0).then_some(self.limits.bytes)
     }
 
-    /// A new end of a connection.
+    /// Returns the number of a new end.
     pub(super) fn end(&self) -> u32 {
         let mut kept = self.kept();
         kept.ends = kept.ends.wrapping_add(1);
         kept.ends
     }
 
-    /// Takes an entry. The clock is read in here, so that entries are in its order.
+    /// Adds an entry. Reads the clock inside, so that entries are in its order.
     pub(super) fn record(&self, now: impl FnOnce() -> Instant, end: u32, what: EntryKind) {
         let half = self.limits.entries / 2;
         if half == 0 {
@@ -370,7 +372,7 @@ struct Header {
 }
 
 impl Recording {
-    /// Writes it, a line for each entry.
+    /// Writes the recording, a line for each entry.
     ///
     /// # Errors
     /// The writer's.
@@ -384,7 +386,7 @@ impl Recording {
         to.flush()
     }
 
-    /// Writes it into a file.
+    /// Writes the recording into a file.
     ///
     /// # Errors
     /// The file's, with its name.
@@ -396,16 +398,16 @@ impl Recording {
     /// Reads a file.
     ///
     /// # Errors
-    /// The file's, with its name, or which line is no entry of a recording, and why.
+    /// The file's, with its name; or the number of an invalid line, and why it is invalid.
     pub fn open(file: &Path) -> io::Result<Self> {
         let read = || Self::read(BufReader::new(File::open(file)?));
         read().map_err(|error| named(file, &error))
     }
 
-    /// Reads what [`Recording::write`] wrote.
+    /// Reads the output of [`Recording::write`].
     ///
     /// # Errors
-    /// The reader's, or which line is no entry of a recording, and why.
+    /// The reader's; or the number of an invalid line, and why it is invalid.
     pub fn read(from: impl BufRead) -> io::Result<Self> {
         let mut lines = from.lines().enumerate();
         let wrong = |number: usize, problem: String| {

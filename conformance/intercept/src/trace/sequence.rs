@@ -1,4 +1,5 @@
-//! Rendered pages of a timeline, read back as what passes between the two sides: results keep the text, and the report draws it.
+//! Parses the rendered pages of a timeline into messages between the two sides. Results keep the
+//! text, and the report draws it.
 
 use super::timeline::{Column, split};
 
@@ -7,7 +8,7 @@ use super::timeline::{Column, split};
 pub struct Page {
     /// The number of the connection, its ends and their addresses.
     pub title: String,
-    /// What happened, in order.
+    /// The events, in order.
     pub steps: Vec<Step>,
 }
 
@@ -16,28 +17,28 @@ pub struct Page {
 pub struct Step {
     /// Milliseconds since the recording began.
     pub millis: String,
-    /// The side that did it, or at which it was seen.
+    /// The side of the event.
     pub at: Column,
     /// Whether it goes to the other side.
     pub crosses: bool,
-    /// The text, without what the direction says.
+    /// The text, without the direction.
     pub text: String,
 }
 
 impl Step {
-    /// Returns whether something failed, or is not as it should be.
+    /// Returns whether it is a failure or a mistake.
     #[must_use]
     pub fn is_trouble(&self) -> bool {
         ["FAILED", "!!!", "..."].iter().any(|mark| self.text.starts_with(mark)) || self.text.ends_with(']')
     }
 }
 
-/// Events at one side that tell of what the other side did.
+/// Events at one side that show an action of the other side.
 const ANSWERS: [&str; 4] = ["Established", "ConnectRequest", "Disconnected", "Rejected"];
-/// Calls that the other side hears of.
+/// Calls that the other side notices.
 const CALLS: [&str; 4] = ["connect", "accept", "reject", "disconnect"];
 
-/// Reads the pages that [`render`](super::timeline::render) wrote.
+/// Parses the pages of [`render`](super::timeline::render).
 #[must_use]
 pub fn read(pages: &str) -> Vec<Page> {
     let mut read: Vec<Page> = Vec::new();
@@ -53,7 +54,8 @@ pub fn read(pages: &str) -> Vec<Page> {
     read
 }
 
-/// Reads a line; `alone` tells that one side only was recorded. `None` for the heads of the columns.
+/// Parses a line. `alone` says that only one side was recorded. `None` for the heads of the
+/// columns.
 fn step(line: &str, alone: bool) -> Option<Step> {
     let (millis, column, text) = split(line)?;
     let named = |prefix: &str, names: &[&str]| {
@@ -91,7 +93,8 @@ mod tests {
         read(&format!("{head}\n{}", lanes(&format!("{:>12} {:>12}", "ms", "µs"), &lines)))
     }
 
-    /// What one side posts, and what arrives from a side that is not recorded, crosses; calls that stay at home and completions do not.
+    /// Posted requests, and arrivals from an unrecorded side, cross. Local calls and completions do
+    /// not.
     #[test]
     fn rendered_lines_say_who_did_what() {
         let lines = [
@@ -122,7 +125,8 @@ mod tests {
         assert!(page.steps[5].is_trouble() && !page.steps[4].is_trouble());
     }
 
-    /// Where both sides are recorded, an event is its own side's, for the other side's call is there.
+    /// If both sides are recorded, an event belongs to its own side, because the other side's call
+    /// is recorded.
     #[test]
     fn an_event_crosses_only_from_a_side_that_is_not_recorded() {
         let lines = [(Column::Server, "event: ConnectRequest, retry 6, rnr_retry 7")];

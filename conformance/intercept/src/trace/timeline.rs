@@ -1,4 +1,5 @@
-//! A recording for people: a page for each connection, the client's column to the left, the server's to the right.
+//! Shows a recording to people: a page for each connection, the client's column on the left, the
+//! server's on the right.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,12 +11,12 @@ use suite::terminal::fold;
 
 const COLUMN_WIDTH: usize = 66;
 
-/// The end.
+/// An end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// To the left.
+    /// On the left.
     Client,
-    /// To the right.
+    /// On the right.
     Server,
 }
 
@@ -42,7 +43,7 @@ impl Column {
 /// A line of a page.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// When it was, in columns as wide as the page's first.
+    /// Its time, in columns as wide as the page's first.
     pub moment: String,
     /// The end that it belongs to.
     pub column: Column,
@@ -50,7 +51,7 @@ pub struct Line {
     pub text: String,
 }
 
-/// A page of two lanes. `moment` heads the columns of the time.
+/// Renders a page of two lanes. `moment` heads the columns of the time.
 #[must_use]
 pub fn lanes(moment: &str, lines: &[Line]) -> String {
     let mut page = format!("{moment}  {:<COLUMN_WIDTH$} server\n", "client");
@@ -63,14 +64,14 @@ pub fn lanes(moment: &str, lines: &[Line]) -> String {
     page
 }
 
-/// Rendered pages for an output of `columns`: as they are, or, where a line would not fit, with both sides below each other and without
-/// the times between lines.
+/// Fits rendered pages to an output of `columns`: unchanged, or, if a line would not fit, with both
+/// sides below each other and without the times between lines.
 #[must_use]
 pub fn narrow(pages: &str, columns: usize) -> String {
     if pages.lines().all(|line| line.chars().count() <= columns) {
         return pages.into();
     }
-    // What stands in front of the text: the time, and the longer name of a side.
+    // The columns before the text: the time, and the longer name of a side.
     const HANGING: usize = 12 + 2 + 6 + 2;
     let mut narrow = String::new();
     for line in pages.lines() {
@@ -90,10 +91,11 @@ pub fn narrow(pages: &str, columns: usize) -> String {
 /// Columns of a line of [`last`].
 const LAST_WIDTH: usize = 72;
 
-/// The last `count` lines of rendered pages that tell something, without their times, each `client  …` or `server  …` and short enough for a terminal.
+/// Returns the last `count` meaningful lines of rendered pages, without their times, each `client
+/// …` or `server …` and short enough for a terminal.
 #[must_use]
 pub fn last(pages: &str, count: usize) -> Vec<String> {
-    // That a request is done, or a receive is given back, says nothing that the request itself does not.
+    // The completion of a request, or a returned receive, adds nothing to the request itself.
     let tells = |(.., text): &(&str, Column, &str)| {
         !text.starts_with("done: ") && !text.ends_with(" receives flushed")
     };
@@ -108,9 +110,10 @@ pub fn last(pages: &str, count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].iter().map(short).collect()
 }
 
-/// Splits a rendered line into the milliseconds since the beginning, the column and the text. `None` for the heads of pages.
+/// Splits a rendered line into the milliseconds since the beginning, the column and the text.
+/// `None` for the heads of pages.
 pub(super) fn split(line: &str) -> Option<(&str, Column, &str)> {
-    // In front of the text stand two times, each without a space.
+    // Two times precede the text, each without a space.
     let (millis, rest) = line.trim_start().split_once(' ')?;
     millis.parse::<f64>().ok()?;
     let (_, rest) = rest.trim_start().split_once(' ')?;
@@ -141,14 +144,14 @@ fn of<'a>(
         .filter(move |entry| entry.end == number || Some(entry.end) == other || entry.end == 0)
 }
 
-/// All connections of a recording, a page for each, in the order in which they began.
+/// Renders all connections of a recording, a page for each, in the order in which they began.
 #[must_use]
 pub fn render(recording: &Recording) -> String {
     let ends = ends::of(recording);
     let begin = recording.entries.first().map_or(0, |entry| entry.at);
     let mut pages = Vec::new();
     for (number, end) in &ends {
-        // Of two ends that are recorded, the first one tells of both.
+        // If two ends are recorded, the first one's page has both.
         if end.other.is_some_and(|other| other < *number) {
             continue;
         }
@@ -169,7 +172,7 @@ fn page(count: usize, number: u32, ends: &BTreeMap<u32, ConnectionEnd>, lines: &
     )
 }
 
-/// The client's end and the server's of a connection, as far as they are recorded.
+/// Returns the client's and the server's end of a connection, if recorded.
 fn sides(number: u32, ends: &BTreeMap<u32, ConnectionEnd>) -> [Option<ConnectionEnd>; 2] {
     let first = ends.get(&number).copied().unwrap_or_default();
     let second = first.other.and_then(|other| ends.get(&other)).copied();
@@ -211,7 +214,7 @@ fn name(end: Option<&ConnectionEnd>) -> String {
     format!("{address} ({pair})")
 }
 
-/// The state of both sides that the text of the next line depends on.
+/// The state of both sides on which the text of the next line depends.
 struct LineContext {
     client: Side,
     server: Side,
@@ -232,7 +235,7 @@ impl Side {
 }
 
 impl LineContext {
-    /// Both sides, this one first.
+    /// Returns both sides, this one first.
     const fn sides(&mut self, column: Column) -> (&mut Side, &mut Side) {
         match column {
             Column::Client => (&mut self.client, &mut self.server),
@@ -240,7 +243,8 @@ impl LineContext {
         }
     }
 
-    /// Returns the text of an event and its column. Work of a peer that is not recorded itself is told in the peer's column, when it arrives.
+    /// Returns the text of an event and its column. The work of an unrecorded peer is shown in the
+    /// peer's column when it arrives.
     fn tell(&mut self, column: Column, what: &EntryKind) -> Option<(Column, String)> {
         let (this, other) = self.sides(column);
         let text = match what {
@@ -263,7 +267,7 @@ impl LineContext {
                 format!("post {}{signaled}", this.direction.request(request))
             }
             EntryKind::Receives { count } => {
-                // One for each that is consumed: not worth a line.
+                // One for each consumed receive needs no line.
                 this.receives += count;
                 return None;
             }

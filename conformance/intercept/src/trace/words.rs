@@ -1,11 +1,12 @@
-//! Requests and completions in words.
+//! Describes requests and completions in words.
 
 use rdma_backend::CompletionStatus;
 use rdma_proto::wire::{Message, Window};
 
 use super::recording::{Op, Outcome, Remote, Request};
 
-/// The window that one end's peer announced last, and the bytes written into it since a notification.
+/// The last window that one end's peer announced, and the bytes written into it since a
+/// notification.
 #[derive(Clone, Copy, Debug)]
 pub struct Direction {
     window: Option<Window>,
@@ -29,12 +30,13 @@ impl Direction {
         }
     }
 
-    /// Entries are missing: what comes next may be in a window that they announced, and may count what they wrote.
+    /// Handles missing entries: they may have announced the next window, and written bytes that the
+    /// next immediate counts.
     pub const fn missed(&mut self) {
         *self = Self { window: None, written: None };
     }
 
-    /// A request in words, and what of it is not as it should be.
+    /// Describes a request, and any mistake in it.
     pub fn request(&mut self, request: &Request) -> String {
         let (Op::Write, Some(remote)) = (request.op, request.remote) else { return self::request(request) };
         let written = self.written.map(|written| written.saturating_add(request.len as u64));
@@ -51,7 +53,7 @@ impl Direction {
     }
 }
 
-/// Returns a place in a window, in words.
+/// Describes a place in a window.
 fn place(window: Window, remote: Remote, len: u64) -> String {
     let Window { address, length, rkey } = window;
     let offset = remote.address.checked_sub(address).filter(|offset| *offset <= length.into());
@@ -75,7 +77,7 @@ fn place(window: Window, remote: Remote, len: u64) -> String {
     text
 }
 
-/// A request in words, as far as it speaks for itself.
+/// Describes a request by itself.
 pub fn request(request: &Request) -> String {
     let Request { op, remote, immediate, len, ref bytes, .. } = *request;
     let address = remote.map(|remote| format!("{:#x}", remote.address)).unwrap_or_default();
@@ -90,7 +92,7 @@ pub fn request(request: &Request) -> String {
     text
 }
 
-/// A SEND in words.
+/// Describes a SEND.
 fn message(len: usize, bytes: &[u8]) -> String {
     match Message::decode(bytes) {
         Ok(message) if len == bytes.len() => {
@@ -102,7 +104,7 @@ fn message(len: usize, bytes: &[u8]) -> String {
     }
 }
 
-/// A control message in words.
+/// Describes a control message.
 #[must_use]
 pub fn control(message: &Message) -> String {
     match message {
@@ -116,7 +118,7 @@ pub fn control(message: &Message) -> String {
     }
 }
 
-/// A completion in words.
+/// Describes a completion.
 pub fn outcome(id: u64, outcome: &Outcome) -> String {
     match outcome {
         Outcome::Done { op } => format!("done: {op:?} {id:#x}"),
@@ -129,10 +131,10 @@ pub fn outcome(id: u64, outcome: &Outcome) -> String {
     }
 }
 
-/// A failed completion in words.
+/// Describes a failed completion.
 pub fn failed(id: u64, status: CompletionStatus) -> String {
     let meaning = match status {
-        // In the wake of something else.
+        // The consequence of another failure.
         CompletionStatus::WR_FLUSH_ERR => "",
         status => &format!(", {}", status.describe()),
     };

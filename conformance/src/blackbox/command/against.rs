@@ -1,4 +1,4 @@
-//! A run against what the command line names.
+//! Runs against the target of the command line.
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use intercept::trace::{Recorded, Recorder};
 use suite::Verdict;
 use suite::terminal;
 
-/// Hosts of the embedded fabric: the target's and the suite's.
+/// Returns hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
     let fabric = Fabric::new();
     let (theirs, ours) =
@@ -36,17 +36,17 @@ fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
     (fabric.host(&[theirs.ip()]), theirs, fabric.host(&[ours.ip()]), ours)
 }
 
-/// Enough of a case to see what happened.
+/// Returns a recorder that keeps enough of a case to explain it.
 fn recorder() -> Recorder {
     Recorder::new(RECORDED)
 }
 
-/// The address of a target.
+/// Returns the address of a target.
 ///
 /// # Errors
 /// It has none: [`crate::exit::USAGE`].
 pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
-    // Not repeated: it may be a password.
+    // Not repeated, because it may contain a password.
     if target.contains('@') {
         return Err(usage("a target is HOST:PORT, without a user and a password"));
     }
@@ -54,7 +54,7 @@ pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
 
-/// Returns whether an address is one of this machine.
+/// Returns whether an address belongs to this machine.
 fn is_local(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }
@@ -79,7 +79,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
     }
     let running = options.target.as_deref().map(resolve).transpose()?;
     let local = running.is_none_or(is_local);
-    // Before anything is tried, RDMA or not.
+    // Checked before any case, with RDMA or without.
     common.harm(local)?;
     let verbs = device()?;
     let (server, own, how): (Box<dyn TargetServer>, _, _) = match (running, &options.exec, common.listen) {
@@ -127,7 +127,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
     let Some(listen) = common.listen else {
         return Err(usage("where shall clients connect? --listen says it"));
     };
-    // Whoever connects is not protected by where it is.
+    // With `--wait`, the client's location gives no protection.
     let local = !options.wait;
     common.harm(local)?;
     let verbs = device()?;
@@ -194,7 +194,7 @@ fn go<B: Descriptors>(
         }
     });
     bar.finish_and_clear();
-    // A probe that failed is no trace.
+    // A failed probe is no trace.
     let is_probed = run.results.len() == cases.len();
     if is_probed && common.random.is_some() {
         run.results = legal::summed(run.results, common.seed, &again);
@@ -202,7 +202,7 @@ fn go<B: Descriptors>(
     Ok(run)
 }
 
-/// Returns what is set by the first Ctrl-C, or SIGTERM. The second ends the program at once.
+/// Returns a flag that the first Ctrl-C, or SIGTERM, sets. The second ends the program at once.
 fn interrupts() -> std::io::Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -212,7 +212,7 @@ fn interrupts() -> std::io::Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// A bar on a terminal; nothing elsewhere.
+/// Returns a bar on a terminal, and a hidden one elsewhere.
 fn bar(length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:32} [{wide_bar}] {pos}/{len} {elapsed:>4}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -1,5 +1,5 @@
-//! `demo`: commands of a client, what each does on the wire, and what the suite says of a server that errs. Needs no RDMA device
-//! and no rights.
+//! `demo`: commands of a client, what each does on the wire, and the suite's report on a faulty
+//! server. Needs no RDMA device and no privileges.
 
 use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
@@ -20,13 +20,13 @@ use crate::exit::{BROKEN, DONE, FAILED};
 use intercept::trace::recording::{Entry, EntryKind};
 use intercept::trace::{Limits, Recorded, Recorder, Recording, timeline};
 
-/// How long connecting may take, and the end of a connection.
+/// How long connecting and closing may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The client's window, small so that a value of 40 kB needs several.
 const WINDOW: u32 = 16 << 10;
-/// A long value.
+/// The length of a long value.
 const LONG: usize = 40_000;
-/// A mistake that leaves a server able to answer, and the case that is about it.
+/// A mistake that leaves a server able to answer, and the case about it.
 const MISTAKE: &str = "registers-early";
 const CASE: &str = "mem.not-before-full";
 
@@ -38,7 +38,7 @@ pub struct Demo {
     record: Option<PathBuf>,
 }
 
-/// Shows it.
+/// Runs the demo.
 pub fn demo(options: &Demo) -> ExitCode {
     finish(shown(options))
 }
@@ -55,7 +55,7 @@ fn shown(options: &Demo) -> Result<u8, CommandError> {
     wrong()
 }
 
-/// A client and a server that do as they should, and what goes between them.
+/// Runs a correct client and server, and shows their messages.
 fn right() -> Result<Recording, Failure> {
     let recorder = Recorder::new(Limits::default());
     let fabric = Fabric::new();
@@ -74,7 +74,7 @@ fn right() -> Result<Recording, Failure> {
 
     let mut client = RespClient::new(stream);
     let mut wire = Wire { recorder, told: 0 };
-    // So that both windows are there when the wire is told of.
+    // So that both windows exist before the wire is shown.
     ask(&mut client, &["ECHO", "hello"])?;
     wire.tell("connect: both sides register a window that the other may write to; ECHO hello");
     let long = "x".repeat(LONG);
@@ -97,7 +97,7 @@ fn right() -> Result<Recording, Failure> {
     Ok(wire.recorder.recording())
 }
 
-/// Sends a command; the reply in a few words.
+/// Sends a command. Returns the reply in a few words.
 fn ask(client: &mut RespClient<Stream<Recorded<SoftSim>>>, words: &[&str]) -> Result<String, Failure> {
     let words: Vec<_> = words.iter().map(|word| word.as_bytes()).collect();
     Ok(match client.call(&words)? {
@@ -108,21 +108,21 @@ fn ask(client: &mut RespClient<Stream<Recorded<SoftSim>>>, words: &[&str]) -> Re
     })
 }
 
-/// The wire, as far as it was told.
+/// The wire, up to the last printed entry.
 struct Wire {
     recorder: Recorder,
     told: usize,
 }
 
 impl Wire {
-    /// Whether the server has seen the end of the connection.
+    /// Returns whether the server has seen the end of the connection.
     fn is_over(&self) -> bool {
         let is_end =
             |entry: &Entry| matches!(&entry.what, EntryKind::Event { event } if event == "Disconnected");
         self.recorder.recording().entries.iter().any(is_end)
     }
 
-    /// Prints what happened since the last call.
+    /// Prints the entries since the last call.
     fn tell(&mut self, title: &str) {
         println!("{title}");
         let lines = timeline::first(&self.recorder.recording());
@@ -138,7 +138,7 @@ impl Wire {
 fn wrong() -> Result<u8, CommandError> {
     let line = format!("run server --select {CASE} --demo-mistake {MISTAKE}");
     println!("a server with one mistake, under the suite:\nvalkey-rdma-conformance {line}");
-    // What goes to the other stream stays behind it.
+    // So that the output on the other stream comes after it.
     let _flushed = stdout().flush();
     let arguments: Vec<String> = line.split(' ').map(String::from).collect();
     let code = perform(&parse(&arguments).map_err(usage)?, &arguments)?;

@@ -1,4 +1,5 @@
-//! `doctor`: what this machine has for runs on a device, and what is missing. All of it is looked at, also behind what is missing.
+//! `doctor`: what this machine has for runs on a device, and what is missing. It checks everything,
+//! even after something is missing.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -18,7 +19,8 @@ use suite::terminal;
 /// Looks at this machine.
 #[derive(Args, Clone, Debug)]
 pub struct Doctor {
-    /// Also see whether one can listen at this address of a device (ADDRESS:PORT; port 0 takes any).
+    /// Also see whether one can listen at this address of a device (ADDRESS:PORT; port 0 takes
+    /// any).
     #[arg(long)]
     listen: Option<SocketAddr>,
     /// Print JSON.
@@ -26,11 +28,11 @@ pub struct Doctor {
     json: bool,
 }
 
-/// One thing that a run on a device needs, or could use.
+/// A requirement of a run on a device, or an option for it.
 #[derive(Serialize)]
 struct Finding {
     what: &'static str,
-    /// Absent for what is only told.
+    /// Absent for information.
     ok: Option<bool>,
     told: String,
 }
@@ -46,10 +48,10 @@ impl Finding {
     }
 }
 
-/// Columns in front of what is told.
+/// The indentation of wrapped text.
 const HANGING: usize = 9;
 
-/// Says what it finds. Succeeds if a run on a device is possible.
+/// Prints its findings. Succeeds if a run on a device is possible.
 pub fn doctor(options: &Doctor) -> ExitCode {
     let findings = look(options.listen);
     let possible = findings.iter().all(|finding| finding.ok != Some(false));
@@ -117,7 +119,8 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
 /// The environment variable by which programs under softrdma find their fabric.
 const SOFTRDMA: &str = "SOFTRDMA_SOCKET";
 
-/// Returns the findings about the provider of devices: softrdma, where this program runs under it, or else the kernel.
+/// Returns the findings about the provider of devices: softrdma if this program runs under it, else
+/// the kernel.
 fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
     match softrdma {
         Some(socket) => [
@@ -131,7 +134,7 @@ fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
     }
 }
 
-/// The module behind librdmacm.
+/// Finds the module behind librdmacm.
 fn kernel() -> Result<String, String> {
     let node =
         ["/dev/infiniband/rdma_cm", "/sys/class/misc/rdma_cm"].iter().find(|path| Path::new(path).exists());
@@ -139,7 +142,7 @@ fn kernel() -> Result<String, String> {
         .ok_or_else(|| "no rdma_cm: put `softrdma run --` before a command to try it without (no root); with a device, `modprobe rdma_ucm`, and in a container pass in /dev/infiniband".into())
 }
 
-/// Every device with the state of each of its ports.
+/// Lists every device with the state of each of its ports.
 fn devices(folder: &Path) -> Result<String, String> {
     let devices = environment::devices(folder);
     if devices.is_empty() {
@@ -152,7 +155,8 @@ fn devices(folder: &Path) -> Result<String, String> {
     Ok(devices.join(", "))
 }
 
-/// Whether the connection manager takes what `Options::traffic_class` and `Options::ack_timeout` say.
+/// Finds whether the connection manager supports `Options::traffic_class` and
+/// `Options::ack_timeout`.
 fn connection_options(channel: Option<&EventChannel>) -> String {
     let Some(channel) = channel else { return "need a connection manager".into() };
     let id = match channel.create_id() {
@@ -163,7 +167,7 @@ fn connection_options(channel: Option<&EventChannel>) -> String {
         Ok(()) => format!("{what} can be set"),
         Err(error) => format!("{what} cannot be set ({error})"),
     };
-    // Any value will do: no connection is made.
+    // Any value will do, because no connection is established.
     let [class, timeout] = [id.set_traffic_class(0), id.set_ack_timeout(14)];
     format!("{}; {}", told("traffic class", class), told("time-out of acknowledgements", timeout))
 }
@@ -178,7 +182,8 @@ const fn relaxed_ordering(has: Option<bool>) -> &'static str {
     }
 }
 
-/// How many huge pages of 2 MiB are reserved and free, and whether the kernel makes others of usual ones.
+/// Finds how many huge pages of 2 MiB are reserved and free, and whether the kernel makes others of
+/// normal ones.
 fn huge_pages(folder: &Path) -> String {
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default();
     let free = read("hugepages/hugepages-2048kB/free_hugepages");
@@ -202,15 +207,15 @@ fn locked_memory() -> String {
     format!("{} (soft, hard; a run wants about 32 MiB)", words.join(" "))
 }
 
-/// A server to try.
+/// Looks for a server to try.
 fn valkey() -> String {
     on_path(VALKEY).map_or_else(|| format!("no {VALKEY} on the PATH"), |file| file.display().to_string())
 }
 
-/// The server that many wish to try.
+/// The server that many will want to try.
 const VALKEY: &str = "valkey-server";
 
-/// The file of a program that a shell would find.
+/// Returns the file of a program that a shell would find.
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
@@ -220,7 +225,7 @@ fn on_path(program: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Under softrdma nothing of the kernel's is missing.
+    /// Under softrdma nothing of the kernel is missing.
     #[test]
     fn softrdma_needs_no_kernel() {
         let [kernel, devices] = provided(Some("/run/fabric".into()));

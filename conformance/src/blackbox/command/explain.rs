@@ -1,4 +1,4 @@
-//! `explain`: what a case or a requirement is about.
+//! `explain`: describes a case or a requirement.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ pub struct Explain {
     id: String,
 }
 
-/// Explains it.
+/// Prints the explanation.
 pub fn explain(options: &Explain) -> ExitCode {
     let (cases, requirements) = (cases::<SoftSim>(), Requirements::built_in());
     let of_that_name: Vec<_> = cases.iter().filter(|case| case.id == options.id).collect();
@@ -78,7 +78,7 @@ fn about_requirement(requirement: &Requirement, cases: &[Case<'_, SoftSim>]) -> 
     told
 }
 
-/// Columns in front of the text of a [`line`].
+/// The indentation of the text of a [`line`].
 const HANGING: usize = 12;
 
 fn line(told: &mut String, name: &str, text: &str) {

@@ -1,4 +1,4 @@
-//! `list`: what there is.
+//! `list`: lists the cases.
 
 use std::process::ExitCode;
 

@@ -32,7 +32,7 @@ pub use pages::{Report, make_report};
 pub use replay::{Replay, replay};
 pub use whole::whole;
 
-/// A run that came to nothing: its exit code, and why.
+/// The exit code and the reason of a run without results.
 pub type CommandError = (u8, String);
 
 fn no_environment(reason: impl std::fmt::Display) -> CommandError {
@@ -47,7 +47,7 @@ fn usage(reason: impl Into<String>) -> CommandError {
     (USAGE, reason.into())
 }
 
-/// Runs it. `arguments` are those of the command line behind the program's name.
+/// Runs it. `arguments` is the command line after the program's name.
 pub fn run(who: &TargetCommand, arguments: &[String]) -> ExitCode {
     finish(perform(who, arguments))
 }
@@ -61,7 +61,7 @@ fn perform(who: &TargetCommand, arguments: &[String]) -> Result<u8, CommandError
 }
 
 fn judged(common: &Common, run: impl FnOnce() -> Result<Run, CommandError>) -> Result<u8, CommandError> {
-    // Before the run, which may take minutes.
+    // Read before the run, which may take minutes.
     let baseline = common.baseline.as_deref().map(Baseline::read).transpose().map_err(usage)?;
     let mut run = run()?;
     let code = outcome::conclude(&mut run, common, &baseline.unwrap_or_default())?;

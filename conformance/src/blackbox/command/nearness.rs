@@ -1,4 +1,4 @@
-//! Where a machine's RDMA devices are: at which addresses, and near which processors, as sysfs has it.
+//! A machine's RDMA devices with their addresses and near processors, from sysfs.
 
 use std::fmt;
 use std::fs;
@@ -9,9 +9,10 @@ use std::path::Path;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Near {
     device: String,
-    /// Those of its first port, without the ones that hold on a link only.
+    /// The addresses of its first port, without link-local ones.
     addresses: Vec<IpAddr>,
-    /// The memory that is near it, and its processors; `None` for a device of software, and where all is equally near.
+    /// The near NUMA node, and its processors; `None` for a software device, and if all memory is
+    /// equally near.
     node: Option<(u32, String)>,
 }
 
@@ -34,7 +35,7 @@ impl fmt::Display for Near {
     }
 }
 
-/// The devices in the folder of the kernel's; `nodes` is the one of its NUMA nodes.
+/// Returns the devices in the kernel's `folder`. `nodes` is the folder of its NUMA nodes.
 pub(super) fn near(folder: &Path, nodes: &Path) -> Vec<Near> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<_> = entries
@@ -51,7 +52,8 @@ fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The addresses in the table of the first port, each once: a device has an entry for each version of RoCE.
+/// Returns the addresses in the table of the first port, each once: a device has an entry for each
+/// version of RoCE.
 fn addresses(device: &Path) -> Vec<IpAddr> {
     let entries = fs::read_dir(device.join("ports/1/gids")).into_iter().flatten().filter_map(Result::ok);
     let gids = entries.filter_map(|entry| read(&entry.path())?.parse::<Ipv6Addr>().ok());
@@ -65,7 +67,7 @@ fn addresses(device: &Path) -> Vec<IpAddr> {
 }
 
 fn node(device: &Path, nodes: &Path) -> Option<(u32, String)> {
-    // -1 where the firmware does not say.
+    // -1 if the firmware does not say.
     let node: u32 = read(&device.join("device/numa_node"))?.parse().ok()?;
     let processors = read(&nodes.join(format!("node{node}/cpulist")))?;
     Some((node, processors))

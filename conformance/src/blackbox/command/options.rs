@@ -41,7 +41,8 @@ pub struct ServerRun {
     /// It listens there already (HOST:PORT).
     #[arg(long, conflicts_with_all = ["exec", "listen"])]
     pub(super) target: Option<String>,
-    /// Shell command that starts it, with {host} and {port} for where it shall listen. It is started again when it has died.
+    /// Shell command that starts it, with {host} and {port} for where it shall listen. It is
+    /// started again when it has died.
     #[arg(long, requires = "listen")]
     pub(super) exec: Option<String>,
     #[command(flatten)]
@@ -51,11 +52,12 @@ pub struct ServerRun {
 /// A client under test.
 #[derive(Args, Clone, Debug)]
 pub struct ClientRun {
-    /// Shell command that has it connect to {host} and {port} and do what it does; started for each case. See docs/adopt.md
-    /// for what it should do.
+    /// Shell command that has it connect to {host} and {port} and do what it does; started for each
+    /// case. See docs/adopt.md for what it should do.
     #[arg(long, requires = "listen", conflicts_with = "wait")]
     pub(super) exec: Option<String>,
-    /// Connections that the command makes before the one that counts; they are served as they should be.
+    /// Connections that the command makes before the one that counts; they are served as they
+    /// should be.
     #[arg(long, default_value_t = 0, requires = "exec")]
     pub(super) first: u32,
     /// Somebody else has it connect, again and again.
@@ -68,8 +70,8 @@ pub struct ClientRun {
 /// Options of every kind of run.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Common {
-    /// An address of this machine's RDMA device (ADDRESS:PORT): where a target that is started here shall listen, or where
-    /// the suite waits for clients.
+    /// An address of this machine's RDMA device (ADDRESS:PORT): where a target that is started here
+    /// shall listen, or where the suite waits for clients.
     #[arg(long)]
     pub(super) listen: Option<SocketAddr>,
     /// The backend; a device, unless neither a target nor an address is given.
@@ -80,7 +82,8 @@ pub(super) struct Common {
     name: Option<String>,
     #[command(flatten)]
     pub(super) select: Select,
-    /// Instead of the cases: this many peers that do anything the specification allows, drawn at random.
+    /// Instead of the cases: this many peers that do anything the specification allows, drawn at
+    /// random.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000),
           conflicts_with_all = ["select", "skip", "quick", "level", "profile"])]
     pub(super) random: Option<u64>,
@@ -96,12 +99,12 @@ pub(super) struct Common {
     /// A file of expected failures, each with its reason. They must still fail.
     #[arg(long)]
     pub(super) baseline: Option<PathBuf>,
-    /// Write what fails now into this file, as a baseline for later runs; reasons of --baseline are kept. This run itself is
-    /// judged without it.
+    /// Write what fails now into this file, as a baseline for later runs; reasons of --baseline are
+    /// kept. This run itself is judged without it.
     #[arg(long, value_name = "FILE")]
     pub(super) write_baseline: Option<PathBuf>,
-    /// Without a target: this library's own side makes this mistake, to show what a failure looks like. Any wrong name lists
-    /// the mistakes there are.
+    /// Without a target: this library's own side makes this mistake, to show what a failure looks
+    /// like. Any wrong name lists the mistakes there are.
     #[arg(long, value_enum, value_name = "MISTAKE", hide_possible_values = true)]
     demo_mistake: Option<Mistake>,
     /// Take a failure of what should be, and what is only tolerated, for a failure.
@@ -115,7 +118,8 @@ pub(super) struct Common {
     pub(super) out: Option<PathBuf>,
 }
 
-/// Refuses a shell command of which only the first part would run: it is started with `exec`, so that its end is the target's.
+/// Rejects a shell command of which only the first part would run. It is started with `exec`, so
+/// that its end is the target's.
 pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
     let mut quote = None;
     let mut before = ' ';
@@ -125,7 +129,7 @@ pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
             (None | Some('"'), '\\') => drop(letters.next()),
             (None, '\'' | '"') => quote = Some(letter),
             (Some(open), _) if open == letter => quote = None,
-            // Of a redirection: 2>&1, &>file.
+            // Part of a redirection: 2>&1, &>file.
             (None, '&') if before == '>' || letters.peek() == Some(&'>') => {}
             (None, ';' | '\n' | '&') | (None, '|') if letter != '|' || letters.peek() == Some(&'|') => {
                 return Err(usage(format!(
@@ -167,7 +171,8 @@ impl Common {
             .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
     }
 
-    /// Returns the harm that a run may do to a target; `local` tells that the target is on this machine.
+    /// Returns the harm that a run may do to a target. `local` says that the target is on this
+    /// machine.
     pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),
@@ -197,7 +202,7 @@ impl Common {
         })
     }
 
-    /// The mistake that our own side is to make, and its options.
+    /// Returns our own side's mistake, if any, and its options.
     pub(super) fn own(&self, options: Options) -> (Option<Mistake>, Options) {
         let mut options = small(options);
         if let Some(mistake) = self.demo_mistake {
@@ -220,9 +225,9 @@ impl Common {
     }
 }
 
-/// The command that runs it again, without any selection.
+/// Returns the command that repeats the run, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
-    /// They say which cases run and what becomes of the results.
+    /// These select cases or say what to do with the results.
     const LEFT_OUT: [&str; 8] =
         ["--select", "--skip", "--random", "--seed", "--out", "--format", "--baseline", "--write-baseline"];
     let mut words = vec!["valkey-rdma-conformance".to_string()];

@@ -10,7 +10,7 @@ use crate::blackbox::results::Run;
 use crate::exit::{BROKEN, FAILED, worse};
 use suite::{Verdict, terminal};
 
-/// Judges a run, writes what is wanted, and says how it went.
+/// Judges a run, writes the requested files, and prints the result.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, CommandError> {
     let code = judge(run, baseline, common.strict);
     if let Some(file) = &common.write_baseline {
@@ -25,7 +25,7 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
     Ok(code)
 }
 
-/// Prints a report, folded if it is for people.
+/// Prints a report, wrapped if it is for people.
 pub(super) fn tell(text: &str, format: Format) {
     match format {
         Format::Pretty => print!("{}", folded(text, terminal::columns())),
@@ -33,7 +33,7 @@ pub(super) fn tell(text: &str, format: Format) {
     }
 }
 
-/// Folds a report, but for the lines by which cases run again: they are to be copied.
+/// Wraps a report, except the lines that repeat cases: people copy them.
 fn folded(text: &str, columns: usize) -> String {
     let mut folded = String::new();
     for line in text.lines() {
@@ -46,7 +46,8 @@ fn folded(text: &str, columns: usize) -> String {
     folded
 }
 
-/// Returns the exit code of a run, expected failures left out. Prints the expected failures that no longer occur.
+/// Returns the exit code of a run without the expected failures. Prints the expected failures that
+/// no longer occur.
 pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     let stale = baseline.apply(run);
     stale.iter().for_each(|stale| terminal::complain(stale, 4));

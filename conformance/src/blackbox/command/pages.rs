@@ -1,4 +1,4 @@
-//! `report`: pages from results.
+//! `report`: creates pages from results.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,18 +20,21 @@ pub struct Report {
     /// results.json of runs.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// A file of expected failures, to judge them by: the exit code says what `run` would have said.
+    /// A file of expected failures, to judge them by: the exit code says what `run` would have
+    /// said.
     #[arg(long)]
     baseline: Option<PathBuf>,
-    /// Judge as `run --strict` does: what the report calls a failure, and, with --baseline, the exit code.
+    /// Judge as `run --strict` does: what the report calls a failure, and, with --baseline, the
+    /// exit code.
     #[arg(long)]
     strict: bool,
-    /// Keep back what brings a target down or harms others: the ids of such cases, of those that may, and, if any did, of those that
-    /// passed, so that nothing is told by elimination. They are counted. For results that are published.
+    /// Keep back what brings a target down or harms others: the ids of such cases, of those that
+    /// may, and, if any did, of those that passed, so that nothing is told by elimination. They are
+    /// counted. For results that are published.
     #[arg(long)]
     for_publication: bool,
-    /// Where the specification lies as a page sees it (a URL or a relative path), for links of the HTML page; without it they stay on
-    /// the page.
+    /// Where the specification lies as a page sees it (a URL or a relative path), for links of the
+    /// HTML page; without it they stay on the page.
     #[arg(long, value_name = "URL")]
     spec: Option<String>,
     /// Where to write it, instead of printing it.
@@ -39,7 +42,7 @@ pub struct Report {
     out: Option<PathBuf>,
 }
 
-/// Makes a report.
+/// Creates a report.
 pub fn make_report(options: &Report) -> ExitCode {
     let make = || -> Result<u8, CommandError> {
         let mut runs: Vec<Run> =

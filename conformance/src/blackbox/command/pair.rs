@@ -1,4 +1,4 @@
-//! A client and a server with each other, and a relay between them that watches both.
+//! Connects a client and a server through a relay that watches both.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,25 +91,26 @@ pub(super) fn run(options: &PairRun) -> Result<u8, CommandError> {
     Ok(code)
 }
 
-/// Returns the exit code, by how the client ended, whether the server did, and how much was seen of both.
+/// Returns the exit code, from how the client ended, whether the server ended, and what was seen of
+/// both.
 const fn code(client: Option<&Exit>, server_ended: bool, breaches: usize, relayed: usize) -> u8 {
     match client {
         _ if server_ended => LOST,
         None | Some(Exit::Crashed(_)) => LOST,
         Some(Exit::Failure(_)) => FAILED,
         Some(Exit::Success) if breaches > 0 => FAILED,
-        // It says that all is well, and did nothing that could be watched.
+        // It reports success, but did nothing that could be watched.
         Some(Exit::Success) if relayed == 0 => NOTHING,
         Some(Exit::Success) => DONE,
         Some(Exit::Unsupported) => UNDECIDED,
     }
 }
 
-/// What was seen of the two.
+/// What was seen of both.
 #[derive(Clone, Copy)]
 struct Watched<'a> {
     breaches: &'a Mutex<Vec<(&'static str, Breach)>>,
-    /// Connections on which the relay passed something on.
+    /// Connections on which the relay forwarded something.
     relayed: &'a AtomicUsize,
 }
 
@@ -126,7 +127,7 @@ fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Resul
     }
 }
 
-/// Passes on what either says, until one leaves.
+/// Forwards both directions until one side disconnects.
 fn relay(
     mut ahead: Peer<Verbs>,
     mut behind: Peer<Verbs>,
@@ -138,11 +139,11 @@ fn relay(
     behind.relays();
     behind.await_established()?;
     let relayed = between(&mut ahead, &mut behind, deadline, watched.relayed);
-    // Also of a connection that failed: the breach may be why.
+    // Also after a failure: the breach may be its cause.
     for (who, peer) in [("server", &ahead), ("client", &behind)] {
         let seen = peer.seen.breaches.iter().map(|breach| (who, breach.clone()));
         watched.breaches.lock().unwrap_or_else(PoisonError::into_inner).extend(seen);
-        // One of them has left already.
+        // One of them has disconnected already.
         let _left = peer.disconnect();
     }
     relayed
@@ -169,7 +170,7 @@ fn between(
     Ok(())
 }
 
-/// Names the side that a failure is about.
+/// Names the side of a failure.
 fn by(side: &'static str) -> impl Fn(Failure) -> Failure {
     move |failure| match failure {
         // The relay's own device is no side's fault.
@@ -178,7 +179,7 @@ fn by(side: &'static str) -> impl Fn(Failure) -> Failure {
     }
 }
 
-/// True when it has left.
+/// Forwards one item. Returns true when the side has disconnected.
 fn pass_on(
     (side, from): (&'static str, &mut Peer<Verbs>),
     (other, to): (&'static str, &mut Peer<Verbs>),
@@ -204,7 +205,7 @@ fn pass_on(
 mod tests {
     use super::*;
 
-    /// A client that never came says nothing about either, however well it ended.
+    /// A client that never came shows nothing about either, however well it ended.
     #[test]
     fn nothing_is_well_that_was_not_seen() {
         let failed = Exit::Failure("1".into());

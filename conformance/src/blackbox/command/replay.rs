@@ -1,4 +1,4 @@
-//! Runs cases again that failed in an earlier run.
+//! Repeats cases that failed in an earlier run.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ pub struct Replay {
     select: Vec<Pattern>,
 }
 
-/// Says of each failure whether it is fixed.
+/// Reports for each failure whether it is fixed.
 pub fn replay(options: &Replay) -> ExitCode {
     finish(again(options))
 }
@@ -57,10 +57,10 @@ fn again(options: &Replay) -> Result<u8, CommandError> {
     Ok(code)
 }
 
-/// Runs the wanted cases: those of the suite in one run, and a run for each peer that was drawn at random.
+/// Runs the wanted cases: those of the suite in one run, and one run for each random peer.
 fn results(arguments: &[String], wanted: &[&CaseResult]) -> Result<Vec<CaseResult>, CommandError> {
     let mut now = Vec::new();
-    // None but the wanted ones.
+    // Only the wanted ones.
     let arguments = &without(arguments, &["--select", "--skip"]);
     let mut cases = arguments.clone();
     for result in wanted {
@@ -68,7 +68,7 @@ fn results(arguments: &[String], wanted: &[&CaseResult]) -> Result<Vec<CaseResul
             let mut one = without(arguments, &["--random", "--seed"]);
             one.extend(["--random", "1", "--seed"].map(str::to_string));
             one.push(seed.to_string());
-            // One that passes now is named for all that do.
+            // A random peer that now passes is summed up under another id.
             now.extend(run(&one)?.results.into_iter().map(|one| CaseResult { id: result.id.clone(), ..one }));
         } else {
             cases.extend(["--select".to_string(), Pattern::escape(&result.id)]);

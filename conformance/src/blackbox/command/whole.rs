@@ -10,7 +10,7 @@ use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
 use crate::exit::{BROKEN, DONE, worse};
 
-/// Runs it, prints what came of it, and writes the reports below `out`.
+/// Runs it, prints the result, and writes the reports below `out`.
 pub fn whole(out: &Path) -> ExitCode {
     finish(both(out))
 }

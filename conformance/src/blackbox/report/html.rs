@@ -1,5 +1,6 @@
-//! One page with everything in it: several runs side by side, what was seen in each case, and the texts of the requirements. Its
-//! templates are in `templates/`; the page is whole without JavaScript, which only filters, compares and opens the drawer.
+//! One page with everything: several runs side by side, the observations of each case, and the
+//! texts of the requirements. Its templates are in `templates/`. The page is complete without
+//! JavaScript, which only filters, compares and opens the drawer.
 
 use std::fmt;
 
@@ -25,7 +26,8 @@ const AREAS: [(&str, &str, &str); 10] = [
     ("sec", "SEC", "Memory"),
 ];
 
-/// The page. `spec` is where the specification lies, for links; without it, links stay on the page.
+/// Returns the page. `spec` is the address of the specification, for links. Without it, links stay
+/// on the page.
 ///
 /// # Errors
 /// None is known.
@@ -133,7 +135,7 @@ impl<'a> Card<'a> {
                 run.results.iter().filter(|result| result.expected.is_some() && result.verdict == verdict);
             Part { kind: verdict.name(), name: verdict.name(), count: run.count(verdict) - excused.count() }
         }));
-        // What passed first.
+        // Passed cases first.
         parts.rotate_left(2);
         parts.retain(|part| part.count > 0);
         let machine = run.environment.as_ref().map(|machine| {
@@ -161,14 +163,14 @@ impl<'a> Card<'a> {
     }
 }
 
-/// Why cases of a run failed, the cause of most first.
+/// Causes of a run's failures, the most frequent first.
 struct Causes<'a> {
     name: &'a str,
     role: Role,
     groups: Vec<CauseGroup<'a>>,
 }
 
-/// Failures of one cause: what the first of them says, and the cases.
+/// Failures of one cause: the first lines of one, and the cases.
 struct CauseGroup<'a> {
     first: Cell<'a>,
     cases: Vec<(String, &'a str)>,
@@ -190,12 +192,12 @@ impl<'a> Causes<'a> {
     }
 }
 
-/// Cases that passed, of those that were decided.
+/// Passed cases among the decided ones.
 struct Score<'a> {
     name: &'a str,
     passed: usize,
     failed: usize,
-    /// Cases that passed are not listed, so a number of them would tell which did not.
+    /// Passed cases are not listed, so their number would reveal the others.
     partly: bool,
 }
 

@@ -1,5 +1,6 @@
-//! JUnit's XML, as CI systems read it: a test suite for each profile, the wire contract first, with its score as a property. What was
-//! not tried or could not be decided is skipped there, never passed, and so is a failure that the exit status does not count.
+//! JUnit's XML for CI systems: a test suite for each profile, the wire contract first, with its
+//! score as a property. Cases that were not run or not decided are skipped there, never passed, and
+//! so are failures that the exit status does not count.
 
 use askama::Template;
 
@@ -23,7 +24,7 @@ struct TestCase {
     name: String,
     class: String,
     seconds: f64,
-    /// What is told of it instead of success.
+    /// The element in place of success.
     told: Option<Told>,
 }
 
@@ -68,7 +69,7 @@ pub(super) fn junit(run: &Run, strict: bool) -> Result<String, String> {
             cases: run.of(profile).map(|result| case(result, strict)).collect(),
         });
     }
-    // It has a profile, which is not told.
+    // It has a profile, which is not revealed.
     if let Some(reason) = run.unexcused() {
         let told = Told { element: "failure", message: plain(&reason), details: None };
         let case = TestCase { name: "withheld".into(), class: String::new(), seconds: 0.0, told: Some(told) };
@@ -106,7 +107,7 @@ fn failed(result: &CaseResult, element: &'static str) -> Told {
     Told { element, message: plain(&result.why()), details: Some((requirements.join(" "), text)) }
 }
 
-/// A text without what XML has no characters for: a reason may have the last lines of a target in it.
+/// Removes characters that XML does not allow: a reason may contain a target's last lines.
 fn plain(text: &str) -> String {
     text.chars().filter(|one| !one.is_control() || matches!(one, '\n' | '\t')).collect()
 }

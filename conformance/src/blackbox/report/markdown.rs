@@ -1,4 +1,4 @@
-//! Two tables for each run, of what did not pass: the wire contract's first.
+//! Two tables for each run of the cases that did not pass, the wire contract's first.
 
 use std::fmt::Write as _;
 

@@ -35,16 +35,17 @@ pub enum Format {
     Html,
     /// Tables of what did not pass.
     Markdown,
-    /// Lines of a table, one for each run: how it came out, to be kept beside those of other versions.
+    /// Lines of a table, one for each run: how it came out, to be kept beside those of other
+    /// versions.
     History,
     /// A badge, as shields.io's endpoint takes it.
     Badge,
 }
 
-/// A run in a format, judged as `--strict` judges it, or not.
+/// Returns a run in a format, judged with or without `--strict`.
 ///
 /// # Errors
-/// It cannot be written down.
+/// It cannot be serialised.
 pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     match format {
         Format::Pretty => Ok(format!("{}{}", failures(run, strict), summary(run))),
@@ -58,7 +59,8 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     }
 }
 
-/// Returns a line for each run: the day, the program, where it ran, its scores, and how many cases failed of those that were tried.
+/// Returns a line for each run: the day, the program, its place, its scores, and how many of the
+/// cases that were run failed.
 pub fn history(runs: &[Run]) -> String {
     let line = |run: &Run| {
         let [wire, hardened] = run.scores().map(|score| format!("{} of {}", score.passed, score.decided));
@@ -69,7 +71,7 @@ pub fn history(runs: &[Run]) -> String {
     runs.iter().map(line).collect()
 }
 
-/// Returns the day of a time in seconds since 1970, as ISO 8601 has it.
+/// Returns the day of a time in seconds since 1970, in ISO 8601.
 fn day(seconds: u64) -> String {
     let time = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string();
     time.split('T').next().unwrap_or_default().into()
@@ -81,8 +83,9 @@ pub fn summary(run: &Run) -> String {
     format!("{}: {}\n{wire}, {hardened}\n", title(&run.target), run.summary())
 }
 
-/// Returns the cases that did not pass, the failures that count last: each with what was on the wire last, and a line to run it again.
-/// Failures with one cause are told once, and so are cases that were not tried.
+/// Returns the cases that did not pass, counted failures last: each with the last events on the
+/// wire, and a line that repeats it. Failures with one cause are listed once, and so are cases that
+/// were not run.
 pub fn failures(run: &Run, strict: bool) -> String {
     let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
     let (tried, untried): (Vec<_>, Vec<_>) =
@@ -104,7 +107,7 @@ pub fn failures(run: &Run, strict: bool) -> String {
     text
 }
 
-/// Groups results of one cause, in the order of the first of each.
+/// Groups results of one cause, in the order of their first cases.
 fn alike(results: Vec<&CaseResult>) -> Vec<Vec<&CaseResult>> {
     let key = |result: &CaseResult| {
         let CaseResult { verdict, cause, expected, .. } = result;
@@ -120,7 +123,7 @@ fn alike(results: Vec<&CaseResult>) -> Vec<Vec<&CaseResult>> {
     groups
 }
 
-/// Returns what a failure says first: what the target was shown, what came of it, and the hint.
+/// Returns the first lines of a failure: what the target was shown, its reaction, and the hint.
 pub fn first_lines(result: &CaseResult) -> String {
     let CaseResult { intent, reason, hint, .. } = result;
     let hint = hint.as_ref().map(|hint| format!("\n    hint: {hint}")).unwrap_or_default();

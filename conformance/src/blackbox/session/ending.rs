@@ -1,4 +1,4 @@
-//! The end of a session, and the verdict on the target that follows from it.
+//! The end of a session, and the resulting verdict on the target.
 
 use std::time::{Duration, Instant};
 
@@ -18,22 +18,24 @@ use crate::tester::Incoming;
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
 /// How long a target is kept waiting that may wait or end the connection.
 pub(in crate::blackbox) const KEPT: Duration = Duration::from_secs(2);
-/// How many times its patience the suite waits before it calls a client hung that takes longer than it should.
+/// After how many times its patience the suite calls a slow client hung.
 const HUNG: u32 = 4;
-/// Why a case that is about the end of a client is not for one that somebody else starts.
+/// The reason for which a case about the end of a client does not apply to a client that another
+/// program starts.
 const UNSEEN: &str = "how the client ends cannot be seen from here (--exec shows it)";
 
 impl<B: Descriptors> Session<'_, B> {
-    /// Shows that the target took no harm: does an exchange, and ends the connection in order.
+    /// Checks that the target is unharmed: does an exchange, and ends the connection in order.
     ///
     /// # Errors
-    /// The target took harm.
+    /// The target was harmed.
     pub fn unharmed(mut self) -> Judged {
         self.exchange()?;
         self.leave()
     }
 
-    /// Ends the connection in order: leaves a server, and answers a client until it leaves.
+    /// Ends the connection in order: disconnects from a server, and answers a client until it
+    /// disconnects.
     ///
     /// # Errors
     /// The target reports a failure.
@@ -57,10 +59,10 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// Answers a client until it leaves, disconnects, and ends with success.
+    /// Answers a client until it disconnects and ends with success.
     ///
     /// # Errors
-    /// The client does not come to an end, or reports a failure.
+    /// The client does not end, or reports a failure.
     pub fn comes_to_an_end(mut self) -> Judged {
         match self.serve()? {
             ClientEnd::Never => Err(Stop::undecided(format!(
@@ -74,8 +76,9 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// Answers a client until it leaves. Stops when it has been answered long enough, with a command of it not answered, if it sends
-    /// another: a client that is disconnected from then hears of it where it waits for the reply.
+    /// Answers a client until it disconnects. After a long enough time, it leaves one command
+    /// unanswered and stops. So a client that is then disconnected learns of it where it waits for
+    /// the reply.
     fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
         while !self.responder.quit {
@@ -91,15 +94,15 @@ impl<B: Descriptors> Session<'_, B> {
                 Heard::Commands { replies } => self.peer.send_bytes(&replies)?,
             }
         }
-        // It has said that it leaves, and a server disconnects then.
+        // It has announced its end, and a server disconnects then.
         self.dismiss()?;
         Ok(ClientEnd::Itself)
     }
 
-    /// Disconnects from a target that may be leaving by itself just now, and waits for the end.
+    /// Disconnects from a target that may be disconnecting at the same time, and waits for the end.
     ///
     /// # Errors
-    /// What comes meanwhile cannot be read.
+    /// Input that arrives meanwhile cannot be read.
     pub fn dismiss(&mut self) -> Result<(), Stop> {
         // Refused if the target disconnected first.
         let _left = self.peer.disconnect();
@@ -108,7 +111,7 @@ impl<B: Descriptors> Session<'_, B> {
         Ok(())
     }
 
-    /// Waits for the end of a client that has left, which must report success.
+    /// Waits for the end of a client that has disconnected, which must report success.
     ///
     /// # Errors
     /// It does not.
@@ -178,7 +181,7 @@ impl<B: Descriptors> Session<'_, B> {
         Ok(pass(""))
     }
 
-    /// Waits until the target ends this connection, as it must.
+    /// Waits until the target ends this connection, as required.
     ///
     /// # Errors
     /// It does not.
@@ -186,7 +189,8 @@ impl<B: Descriptors> Session<'_, B> {
         self.ends_watched(|| {})
     }
 
-    /// Waits until the target ends this connection, as it must. Calls `look` all the while, and once after the end.
+    /// Waits until the target ends this connection, as required. Calls `look` all the while, and
+    /// once after the end.
     ///
     /// # Errors
     /// It does not.
@@ -196,7 +200,8 @@ impl<B: Descriptors> Session<'_, B> {
             look();
             let left = deadline.saturating_duration_since(Instant::now());
             match self.awaits_end(left.min(Duration::from_millis(20)))? {
-                // What its device does is not done by the target, which has to hear of it and end the connection.
+                // An action of its device is not the target's, which must learn of it and end the
+                // connection.
                 Notice::None | Notice::Failed if !left.is_zero() => {}
                 end => break end,
             }
@@ -220,10 +225,12 @@ impl<B: Descriptors> Session<'_, B> {
         self.reports()
     }
 
-    /// Lets the target end this connection, as it may at any time, instead of what `body` has it do. Returns how it ended, if it did.
+    /// Lets the target end this connection, which it may do at any time, in place of the actions of
+    /// `body`. Returns how it ended, if it did.
     ///
-    /// This is the one place for "… or ends this connection": an end is remembered, whatever noticed it first; a client that reports
-    /// an error has ended it; and what was wrong before the end is as wrong as without it.
+    /// This is the one place for "… or ends this connection". An end is remembered, whatever
+    /// noticed it first. A client that reports an error has ended it. Mistakes before the end count
+    /// as without it.
     ///
     /// # Errors
     /// The target does neither.
@@ -244,17 +251,18 @@ impl<B: Descriptors> Session<'_, B> {
             .map(|ended| Some(Pass { note: format!("ended this connection; {}", ended.note), ..ended }))
     }
 
-    /// Does an exchange, and ends the connection in order: as [`Session::unharmed`], within [`Session::or_ends`].
+    /// Does an exchange, and ends the connection in order: [`Session::unharmed`] within
+    /// [`Session::or_ends`].
     ///
     /// # Errors
-    /// The target took harm.
+    /// The target was harmed.
     pub fn goes_on(&mut self) -> Result<(), Stop> {
         self.exchange()?;
         self.leaves().map(drop)
     }
 
-    /// Fails if a server answered something before it ended the connection: then it took what it had to refuse. That it tells of an error
-    /// is no such answer.
+    /// Fails if a server answered something before it ended the connection: then it accepted what
+    /// it had to refuse. An error reply is no such answer.
     fn acted_on_nothing(&mut self) -> Result<(), Stop> {
         let heard = self.peer.take_received();
         if self.client.is_some() || heard.is_empty() || heard.starts_with(b"-") {
@@ -264,7 +272,7 @@ impl<B: Descriptors> Session<'_, B> {
         Err(Stop::unmet(format!("it answered \"{start}\" before it ended the connection")))
     }
 
-    /// Judges how a client reports that something went wrong; a server need not report.
+    /// Judges how a client reports a failure. A server need not report.
     fn reports(&mut self) -> Judged {
         if !self.is_observed() {
             return Ok(pass("it ended the connection"));
@@ -280,7 +288,8 @@ impl<B: Descriptors> Session<'_, B> {
         reported(self.context, self.client.as_deref_mut(), self.context.patience)
     }
 
-    /// Releases the connection without a disconnect, as a process that is killed does, and judges how a client reports it.
+    /// Releases the connection without a disconnect, like a killed process, and judges how a client
+    /// reports it.
     ///
     /// # Errors
     /// The client crashes or hangs.
@@ -291,7 +300,7 @@ impl<B: Descriptors> Session<'_, B> {
         reported(context, client.as_deref_mut(), context.patience)
     }
 
-    /// Adds the last lines of the client under test to what went wrong.
+    /// Adds the last lines of the client under test to a reason.
     pub(super) fn with_last_lines(&self, reason: String) -> String {
         let lines = self.client.as_ref().map(|client| client.last_lines()).unwrap_or_default();
         with_last_lines(reason, &lines)
@@ -301,7 +310,8 @@ impl<B: Descriptors> Session<'_, B> {
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
-    /// Leaves the connection as it is until the target ends it, for 2 s at most: a target may wait without end.
+    /// Leaves the connection unchanged until the target ends it, for 2 s at most: a target may wait
+    /// without end.
     pub(in crate::blackbox) fn lasts(&mut self) {
         self.peer.drains = false;
         let _either = self.awaits_end(self.context.patience.min(KEPT));
@@ -314,13 +324,13 @@ impl<B: Descriptors> Session<'_, B> {
         while !self.peer.has_left() {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.peer.receive_within(left)? {
-                // The queue pair is of no more use. A target that knows says so soon.
+                // The queue pair is unusable. A target that knows says so soon.
                 Some(Incoming::Failed(_)) if end == Notice::None => {
                     end = Notice::Failed;
                     deadline = Instant::now() + self.context.patience.min(Duration::from_secs(1));
                 }
                 Some(incoming @ Incoming::Notified(_)) if self.client.is_none() => {
-                    // A rule that it breaks is noted as ever; a window cannot be registered any more.
+                    // A broken rule is recorded as usual. A window cannot be registered any more.
                     let _at_the_end = self.peer.absorb(incoming);
                 }
                 Some(_) => {}
@@ -363,11 +373,11 @@ impl<B: Descriptors> Session<'_, B> {
     }
 }
 
-/// How a client leaves.
+/// How a client disconnects.
 enum ClientEnd {
-    /// By itself, or because it asked for it.
+    /// By itself, or after QUIT.
     Itself,
-    /// It did not leave in the time given.
+    /// Not within the time.
     Never,
 }
 
@@ -378,8 +388,8 @@ enum Notice {
     None,
 }
 
-/// Judges how a client under test reports that it was cut off, or got no connection: it must end with an error, and not crash. A
-/// client that asks for another connection has noticed.
+/// Judges how a client under test reports that it was cut off, or got no connection. It must end
+/// with an error, and not crash. A client that requests another connection has noticed.
 ///
 /// # Errors
 /// It does not.
@@ -393,7 +403,7 @@ pub fn reported<B: Descriptors>(
         return Err(Stop::not_applicable(UNSEEN));
     }
     let begun = Instant::now();
-    // A client that takes its time is no hung one.
+    // A slow client is not a hung one.
     let at_most = patience + (HUNG - 1) * context.patience;
     loop {
         let left = at_most.saturating_sub(begun.elapsed());

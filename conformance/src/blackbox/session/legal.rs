@@ -1,8 +1,10 @@
-//! A peer that does anything the specification allows, drawn at random: which windows it registers, how it cuts what it sends into
-//! writes and notifications, what it says in between, when it pauses and when it leaves.
+//! A peer that does anything the specification allows, drawn at random: the windows it registers,
+//! how it cuts its bytes into writes and notifications, what it sends in between, when it pauses
+//! and when it disconnects.
 //!
-//! The target is judged by two oracles: the stream (every byte of every reply, or the client's own verdict) and the windows (the suite's
-//! memory holds what the notifications covered and is untouched elsewhere), beside the rules that are watched in every case.
+//! Two oracles judge the target: the stream (every byte of every reply, or the client's own
+//! verdict) and the windows (the suite's memory holds the notified bytes and is untouched
+//! elsewhere), beside the rules that are checked in every case.
 
 use std::time::Duration;
 
@@ -21,16 +23,17 @@ use crate::tester::Shape;
 
 /// The id of the case.
 const ID: &str = "random.legal-peer";
-/// What the id of one that did not pass has before its seed.
+/// The prefix of the seed in the id of a peer that did not pass.
 const OF_SEED: &str = "random.seed-";
-/// Notifications and messages of a trace that are not registrations. With these, fewer than the receives that every peer has posted
-/// at first, so that none need be proven to be handled (VR-FLOW-005).
+/// The most notifications and messages of a trace, without registrations. All together are fewer
+/// than the receives that every peer has posted at first, so that none need be proven to be handled
+/// (VR-FLOW-005).
 const MOST: u32 = 600;
-/// Registrations of a trace beside the first, each of which makes room for a window of replies.
+/// The most registrations of a trace after the first. Each makes room for a window of replies.
 const REGISTRATIONS: usize = 200;
 /// Bytes of the memory for windows.
 const MEMORY: u32 = 64 << 10;
-/// Bytes of replies that a trace asks for.
+/// Bytes of replies that a trace requests.
 const REPLIES: usize = 256 << 10;
 
 /// Returns `count` cases, each with a peer of its own: seed, seed + 1, and so on.
@@ -51,7 +54,8 @@ pub fn cases<'a, B: Descriptors>(role: Role, seed: u64, count: u64) -> Vec<Case<
     (0..count).map(|number| case(seed.wrapping_add(number))).collect()
 }
 
-/// Makes one result of all that passed, and names each of the others for its seed. `again` is the command without a selection.
+/// Combines all passes into one result, and names each other result by its seed. `again` is the
+/// command without a selection.
 pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResult> {
     let traces = results.len();
     let took: f64 = results.iter().map(|result| result.took).sum();
@@ -76,7 +80,7 @@ pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResul
     summed
 }
 
-/// Returns the seed that an id of [`summed`] names.
+/// Returns the seed in an id of [`summed`].
 pub fn seed(id: &str) -> Option<u64> {
     id.strip_prefix(OF_SEED)?.parse().ok()
 }
@@ -95,12 +99,12 @@ fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
     }
 }
 
-/// What is drawn, and what was spent.
+/// The drawn parameters, and the budgets used.
 struct Legal {
     rng: Rng,
     /// Notifications and messages so far.
     said: u32,
-    /// Of 256 steps, those before which the peer pauses.
+    /// The share of steps, in 256, before which the peer pauses.
     pauses: u8,
 }
 
@@ -109,7 +113,7 @@ impl Legal {
         from[self.rng.usize(..from.len())]
     }
 
-    /// True once in `one_in` times.
+    /// Returns true once in `one_in` times.
     fn chance(&mut self, one_in: u32) -> bool {
         self.rng.u32(..one_in) == 0
     }
@@ -118,9 +122,10 @@ impl Legal {
         self.said >= MOST
     }
 
-    /// Draws windows of one length (VR-MEM-008) at up to three places, which may be the same place, and returns the length.
+    /// Draws windows of one length (VR-MEM-008) at up to three places, possibly the same place, and
+    /// returns the length.
     fn windows<B: Descriptors>(&mut self, session: &mut Session<'_, B>) -> u32 {
-        // A client sends as much as it likes; so that it needs few registrations, its windows are long.
+        // A client sends any amount. Its windows are long, so that it needs few registrations.
         let length = if session.client_asks() {
             self.pick(&[4096, 5000, 16_384, 30_000, 65_535, MEMORY])
         } else {
@@ -137,7 +142,7 @@ impl Legal {
         }
     }
 
-    /// Says what may be said at any time, or nothing.
+    /// Sends something allowed at any time, or nothing.
     fn interject<B: Descriptors>(&mut self, session: &mut Session<'_, B>) -> Result<(), Stop> {
         self.pause();
         if self.is_spent() || !self.chance(4) {
@@ -149,7 +154,7 @@ impl Legal {
         match self.rng.u8(..6) {
             0 => peer.message(Message::Keepalive)?,
             1 => {
-                // A receiver does not look at reserved bytes (VR-CTRL-006).
+                // A receiver ignores reserved bytes (VR-CTRL-006).
                 let mut bytes = Message::Keepalive.encode();
                 bytes.iter_mut().skip(2).for_each(|byte| *byte = self.rng.u8(..));
                 peer.send(&bytes)?;
@@ -164,7 +169,8 @@ impl Legal {
         Ok(())
     }
 
-    /// Says bytes: cut anywhere, each part written in any number of WRITEs, with one notification for all of them.
+    /// Sends bytes: cut anywhere, each part written in any number of WRITEs, with one notification
+    /// for all of them.
     fn say<B: Descriptors>(&mut self, session: &mut Session<'_, B>, mut bytes: &[u8]) -> Result<(), Stop> {
         while !bytes.is_empty() {
             self.interject(session)?;
@@ -188,7 +194,7 @@ impl Legal {
                 self.pause();
             }
             if self.chance(8) {
-                // The notification on a WRITE of its own, which is empty (VR-XFER-006).
+                // The notification is on a WRITE of its own, which is empty (VR-XFER-006).
                 session.peer.write(to, left)?;
                 self.interject(session)?;
                 session.peer.notify(count)?;
@@ -202,10 +208,10 @@ impl Legal {
         Ok(())
     }
 
-    /// Asks a server, and checks its replies.
+    /// Sends commands to a server, and checks its replies.
     fn ask<B: Descriptors>(&mut self, mut session: Session<'_, B>, window: u32) -> Judged {
-        // Commands may come before the window for their replies (VR-FLOW-004 binds the server), as far as the peer has to wait for
-        // nothing before it registers (VR-MEM-001).
+        // Commands may come before the window for their replies (VR-FLOW-004 binds the server), as
+        // long as the peer need not wait for anything before it registers (VR-MEM-001).
         let mut early = 0;
         if self.chance(4) {
             early = session.peer.await_window()?.length as usize;
@@ -214,7 +220,7 @@ impl Legal {
         }
         let most = REPLIES.min(REGISTRATIONS * window as usize);
         let leaves = self.chance(12);
-        // Of the whole trace, heard or not.
+        // In the whole trace, answered or not.
         let mut asked = 0;
         let mut expected = Vec::new();
         for _ in 0..self.rng.usize(1..=20) {
@@ -248,7 +254,7 @@ impl Legal {
         session.leave()
     }
 
-    /// Waits for all replies that are due.
+    /// Waits for all due replies.
     fn hear_out<B: Descriptors>(
         &mut self,
         session: &mut Session<'_, B>,
@@ -266,7 +272,7 @@ impl Legal {
         Ok(())
     }
 
-    /// Answers a client until it leaves, which must be content.
+    /// Answers a client until it disconnects. It must report success.
     fn serve<B: Descriptors>(&mut self, mut session: Session<'_, B>) -> Judged {
         session.peer.register()?;
         loop {
@@ -277,7 +283,7 @@ impl Legal {
                 Heard::End => session.context.note(Teardown::Clean),
             }
             if session.responder.quit {
-                // It has said that it leaves, and a server disconnects then.
+                // It has announced its end, and a server disconnects then.
                 session.dismiss()?;
             }
             if session.responder.quit || session.peer.has_left() {
@@ -288,13 +294,13 @@ impl Legal {
     }
 }
 
-/// Returns the place `len` bytes behind another.
+/// Returns the place `len` bytes after another.
 const fn beyond(RemoteAddress { address, rkey }: RemoteAddress, len: usize) -> RemoteAddress {
-    // Within a window of the target's, whose end was checked.
+    // Within a window of the target, whose end was checked.
     RemoteAddress { address: address.wrapping_add(len as u64), rkey }
 }
 
-/// Fails if the memory for windows holds anything but what the notifications covered.
+/// Fails if the memory for windows holds anything but the notified bytes.
 fn is_untouched<B: Descriptors>(session: &Session<'_, B>) -> Result<(), Stop> {
     match session.peer.strayed() {
         None => Ok(()),

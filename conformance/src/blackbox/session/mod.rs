@@ -1,7 +1,8 @@
-//! A session of the suite's peer with the target, whichever role the target has.
+//! A session of the suite's peer with the target, in either role.
 //!
-//! To a server the peer sends commands (ECHO, with bytes that no other command has) and receives replies. It answers the commands of
-//! a client, and the client's next step shows what the client made of the answer.
+//! To a server the peer sends commands (ECHO, with bytes that no other command has) and receives
+//! replies. It answers the commands of a client, and the client's next step shows whether the
+//! answer was right.
 
 mod ending;
 pub mod legal;
@@ -27,9 +28,9 @@ pub(super) use ending::KEPT;
 pub use ending::reported;
 pub(super) use receives::{MANY, counts, finds_room};
 
-/// The number of a client's commands that are answered after the case has made its point.
+/// The number of commands of a client that are answered after the case has made its point.
 const ENOUGH: u64 = 3000;
-/// Lengths of a target's window that a case can fill: room for a command, and no more than there is memory for.
+/// Lengths of a target's window that a case can fill: room for a command, and within the memory.
 const USABLE: RangeInclusive<u32> = 256..=64 << 20;
 
 /// The suite's peer, connected to the target.
@@ -39,10 +40,10 @@ pub struct Session<'a, B: Descriptors> {
     context: &'a Context<'a, B>,
     responder: Responder,
     client: Option<Box<dyn Running>>,
-    /// Whether the target said something that is wrong, and not only too little.
+    /// Whether the target sent something wrong, and not only too little.
     misspoke: bool,
     questions: u64,
-    /// The number of a client's commands by which it is seen to go on.
+    /// After this many commands a client counts as continuing.
     enough: u64,
 }
 
@@ -50,7 +51,8 @@ pub struct Session<'a, B: Descriptors> {
 pub struct Exchange {
     /// The bytes that the suite's peer sends.
     pub send: Vec<u8>,
-    /// The bytes that it must receive then. Empty for a client, which answers by going on or by reporting success.
+    /// The bytes that it must then receive. Empty for a client, which answers by continuing or by
+    /// reporting success.
     pub expect: Vec<u8>,
 }
 
@@ -67,8 +69,8 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Returns the next exchange: with a server, a command with a payload of `length` bytes; with a client, the reply to its next command.
-    /// `None` if a client has left.
+    /// Returns the next exchange: with a server, a command with a payload of `length` bytes; with a
+    /// client, the reply to its next command. `None` if a client has disconnected.
     ///
     /// # Errors
     /// The client sends no command.
@@ -85,17 +87,17 @@ impl<'a, B: Descriptors> Session<'a, B> {
         Ok(Some(question(&payload)))
     }
 
-    /// Lets a client go on for a few commands only, where each takes long.
+    /// Requires only a few commands of a client, if each takes long.
     pub const fn be_brief(&mut self) {
         self.enough = 10;
     }
 
-    /// Returns whether a client has said that it is idle now, and has its answer.
+    /// Returns whether a client has announced that it is idle, and has its answer.
     pub const fn is_idle(&self) -> bool {
         self.responder.idle
     }
 
-    /// Lets an idle client go on.
+    /// Ends a client's idle time.
     pub fn go_on(&mut self) {
         if let Some(client) = &mut self.client {
             client.go_on();
@@ -107,10 +109,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         self.client.is_some()
     }
 
-    /// Returns the next exchange; a client that has left cannot be judged.
+    /// Returns the next exchange. A client that has disconnected cannot be judged.
     ///
     /// # Errors
-    /// The client sends no command, or has left.
+    /// The client sends no command, or has disconnected.
     pub fn require_exchange(&mut self, length: usize) -> Result<Exchange, Stop> {
         self.next_exchange(length)?
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
@@ -150,7 +152,8 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Does one exchange with a payload of `length` bytes. Returns false if a client has left instead.
+    /// Does one exchange with a payload of `length` bytes. Returns false if a client has
+    /// disconnected instead.
     ///
     /// # Errors
     /// The exchange fails.
@@ -175,7 +178,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
     /// The reply does not come, or is another.
     pub fn expect_reply(&mut self, exchange: &Exchange) -> Result<(), Stop> {
         let heard = self.peer.receive_bytes(exchange.expect.len());
-        // What comes before an end has to be right, too.
+        // Bytes before an end must be right, too.
         let (heard, failure) = match heard {
             Ok(heard) => (heard, None),
             Err(failure) => (self.peer.take_received(), Some(failure)),
@@ -195,7 +198,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Tells where the bytes of a reply are that are not where they belong, or what is there instead.
+    /// Describes where misplaced bytes of a reply are, or what is there instead.
     fn elsewhere(&self, expect: &[u8], heard: &[u8], at: usize) -> String {
         let wanted = &expect[at..expect.len().min(at + 8)];
         if let Some(found) = heard.windows(wanted.len()).position(|here| here == wanted) {
@@ -205,7 +208,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         if at == 0 && heard.starts_with(b"-") {
             return format!("; the reply is an error: {}", heard.trim_ascii_end().escape_ascii());
         }
-        // What was written first may have been written over.
+        // The first bytes may have been overwritten.
         let last = &expect[expect.len().saturating_sub(8)..];
         if [wanted, last].iter().any(|wanted| self.peer.earlier_window_holds(wanted)) {
             return "; it wrote into an earlier window, which was full".into();
@@ -228,7 +231,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Handles all that comes for a while.
+    /// Handles all input for a while.
     ///
     /// # Errors
     /// The connection ends, or the target breaks a rule.
@@ -236,7 +239,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         self.listen_until(patience, |_| false)
     }
 
-    /// Handles all that comes for a while, or until there is `enough`.
+    /// Handles all input for a while, or until there is `enough`.
     ///
     /// # Errors
     /// The connection ends, or the target breaks a rule.
@@ -254,7 +257,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         Ok(())
     }
 
-    /// Returns the target's window, for cases that send or allocate as much as its length.
+    /// Returns the target's window, for cases that send or allocate its length.
     ///
     /// # Errors
     /// There is no window, or it is too short or too long.
@@ -267,7 +270,8 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Returns the place of the next byte in the target's window, for cases that write `len` bytes there by hand.
+    /// Returns the place of the next byte in the target's window, for cases that write `len` bytes
+    /// there themselves.
     ///
     /// # Errors
     /// The window has no room for them.
@@ -280,19 +284,19 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Hands the rules that the target broke to the context.
+    /// Passes the rules that the target broke to the context.
     fn account(&self) {
         self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
     }
 }
 
-/// The next thing that a client did within the suite's patience.
+/// A client's next action within the suite's patience.
 enum Heard {
-    /// It sent commands, which have these replies.
+    /// It sent commands, with these replies.
     Commands {
         replies: Vec<u8>,
     },
-    /// It left.
+    /// It disconnected.
     End,
     Nothing,
 }
@@ -306,7 +310,8 @@ impl<B: Descriptors> Drop for Session<'_, B> {
     }
 }
 
-/// Sends a server `questions` commands before it has a window for the replies. To a client, sends nothing.
+/// Sends a server `questions` commands before it has a window for the replies. Sends a client
+/// nothing.
 ///
 /// # Errors
 /// The connection ends.
@@ -325,21 +330,21 @@ pub fn asked_without_window<B: Descriptors>(
     Ok(exchanges)
 }
 
-/// Gives the target a window only after a while, when it has data waiting for one.
+/// Gives the target a late window, when it has data waiting for one.
 ///
 /// # Errors
 /// The target does not wait, or does not send the data then.
 pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32, late: Duration) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let exchanges = asked_without_window(&mut session, questions)?;
-    // A notification would be an error: there is no window for it.
+    // A notification would be an error, because there is no window for it.
     session.listen(late)?;
     session.peer.register()?;
     exchanges.iter().try_for_each(|exchange| session.expect_reply(exchange))?;
     session.unharmed()
 }
 
-/// Opens a session with a server that is in the middle of a reply, for whose rest it has no window.
+/// Opens a session with a server in the middle of a reply, without a window for the rest.
 ///
 /// # Errors
 /// The server does not get that far.
@@ -351,7 +356,7 @@ pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Ses
     Ok(session)
 }
 
-/// Returns the command that a server answers with `payload`, and the reply.
+/// Returns a command that a server answers with `payload`, and the reply.
 pub fn question(payload: &[u8]) -> Exchange {
     let bulk = [format!("${}\r\n", payload.len()).as_bytes(), payload, b"\r\n"].concat();
     Exchange { send: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), expect: bulk }

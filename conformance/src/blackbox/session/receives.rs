@@ -1,8 +1,9 @@
-//! A server whose receives are scarce, as a client of Valkey's server meets one: 1024 of them, and no RNR retries.
+//! A server whose receives are scarce, like Valkey's server for a client: 1024 of them, and no RNR
+//! retries.
 //!
-//! Its receives are posted again only when it is about to give the client a proof that they were (VR-FLOW-008): a registration, the
-//! first bytes in a window of the client's, or an answer, which it keeps back. A client that has more notifications unhandled than there
-//! are receives loses its connection.
+//! It posts its receives again only right before it gives the client a proof of that (VR-FLOW-008):
+//! a registration, the first bytes in a window of the client's, or an answer, which it holds back.
+//! A client with more unhandled notifications than receives loses its connection.
 
 use std::time::{Duration, Instant};
 
@@ -14,16 +15,17 @@ use super::{Session, told};
 use crate::blackbox::context::Context;
 use crate::tester::{Incoming, Shape};
 
-/// The small commands of a client that show whether it counts.
+/// The small commands of a client, which show whether it counts.
 pub(in crate::blackbox) const MANY: usize = 2000;
-/// The receives that everybody counts on.
+/// The receives that every client can count on.
 const RECEIVES: u64 = 1024;
-/// Near that: some may be kept for a registration and for a question, and the client also counts what it said before the suite did.
+/// Close to that: some may be kept for a registration and for a question, and the client also
+/// counts notifications from before the suite did.
 const NEAR: u64 = RECEIVES - 64;
-/// How long a client says nothing that waits.
+/// How long a waiting client is silent.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// What is said of a client that does little.
+/// The words about a client that sends little.
 const NO_SHOW: &str =
     "the client left before it could be shown; it should do 2000 small commands, one by one";
 
@@ -31,7 +33,7 @@ const NO_SHOW: &str =
 struct Scarce<'a, B: Descriptors> {
     session: Session<'a, B>,
     context: &'a Context<'a, B>,
-    /// Notifications of the client whose receives were posted again, and windows of it that were seen by then.
+    /// Notifications of the client whose receives were posted again, and its windows seen by then.
     handled: u64,
     windows: usize,
 }
@@ -40,9 +42,9 @@ struct Scarce<'a, B: Descriptors> {
 enum Reached {
     /// It waits, and has asked.
     Asked,
-    /// It says nothing, and has not asked.
+    /// It is silent, and has not asked.
     Silent,
-    /// It has left.
+    /// It has disconnected.
     End,
 }
 
@@ -51,7 +53,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         let shape = Shape::default().window(256 << 10).without_rnr_retries();
         let mut session = context.connect(shape)?;
         session.peer.handshake()?;
-        // What it asks before it talks has its answer by then.
+        // Questions from before its first command have their answers by then.
         if !session.exchange()? {
             return Err(Stop::undecided(NO_SHOW));
         }
@@ -63,7 +65,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         Ok(scarce)
     }
 
-    /// Posts a receive again for all that has come.
+    /// Posts a receive again for everything received.
     fn post(&mut self) {
         self.session.peer.post_receives(usize::MAX);
         self.handled = self.session.peer.seen.all();
@@ -74,13 +76,13 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         self.session.peer.seen.all() - self.handled
     }
 
-    /// Answers commands, for as long as the client goes on without a proof.
+    /// Answers commands, for as long as the client continues without a proof.
     fn press(&mut self) -> Result<Reached, Stop> {
         let mut since = Instant::now();
         loop {
             let heard = self.session.peer.take_received();
             let replies = self.session.responder.answer(&heard).map_err(Stop::unmet)?;
-            // A reply that cannot be sent finds a connection that has ended, which is told next.
+            // If a reply cannot be sent, the connection has ended, which is reported next.
             if self.session.peer.is_lost() || self.reply(&replies).is_err() && self.session.peer.is_lost() {
                 self.session.dismiss()?;
                 return Ok(Reached::End);
@@ -96,7 +98,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
             match self.session.peer.receive_within(QUIET)? {
                 Some(Incoming::Gone(_) | Incoming::Failed(_)) => {}
                 Some(incoming) => {
-                    // A client that wonders whether its server is there may say so while it waits.
+                    // A waiting client may send keepalives to check its server.
                     if !incoming.is_keepalive() {
                         since = Instant::now();
                     }
@@ -115,7 +117,8 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         }
     }
 
-    /// Sends replies. The first bytes in a window prove that what came before its registration was handled.
+    /// Sends replies. The first bytes in a window prove that everything before its registration was
+    /// handled.
     fn reply(&mut self, mut replies: &[u8]) -> Result<(), Stop> {
         while !replies.is_empty() {
             let (_, room) = self.session.peer.room()?;
@@ -129,7 +132,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         Ok(())
     }
 
-    /// From now on is a server as any other.
+    /// Behaves like any other server from now on.
     fn relax(&mut self) -> Result<(), Stop> {
         self.post();
         let peer = &mut self.session.peer;
@@ -141,7 +144,8 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         Ok(peer.answer_now()?)
     }
 
-    /// Judges a client that has left: one whose last notifications used up the receives went beyond them, unless it is content.
+    /// Judges a client that has disconnected. If its last notifications used up the receives it
+    /// exceeded them, unless it reports success.
     fn left(mut self) -> Judged {
         let unhandled = self.unhandled();
         let content = self.session.is_content();
@@ -155,7 +159,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
     }
 }
 
-/// No more than there are receives.
+/// Notifications stay within the receives.
 pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut scarce = Scarce::open(context)?;
     let reached = scarce.press()?;
@@ -164,7 +168,7 @@ pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> J
         Reached::End => scarce.left(),
         Reached::Silent if unhandled < NEAR => Err(scarce.session.silent_client()),
         Reached::Silent => {
-            // That it can still be reached shows that it has lost nothing.
+            // If it can still be reached, it has lost nothing.
             scarce.relax()?;
             scarce.session.peer.message(rdma_proto::wire::Message::Keepalive)?;
             scarce.session.peer.settle()?;
@@ -177,7 +181,7 @@ pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> J
     }
 }
 
-/// Payload leaves room to the question.
+/// Payload leaves room for the question.
 pub(in crate::blackbox) fn finds_room<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut scarce = Scarce::open(context)?;
     let reached = scarce.press()?;

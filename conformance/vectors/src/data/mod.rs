@@ -51,14 +51,14 @@ impl fmt::Debug for Hex {
 pub enum Fields {
     /// Opcode 0.
     GetServerFeature {
-        /// Which set.
+        /// The set.
         select: u16,
         /// The bits.
         features: Hex,
     },
     /// Opcode 1.
     SetClientFeature {
-        /// Which set.
+        /// The set.
         select: u16,
         /// The bits.
         features: Hex,
@@ -67,7 +67,7 @@ pub enum Fields {
     Keepalive {},
     /// Opcode 3.
     RegisterXferMemory {
-        /// Where the window begins.
+        /// The window's address.
         address: Hex,
         /// Its length.
         length: u32,
@@ -87,7 +87,7 @@ impl From<Fields> for Message {
             }
             Fields::Keepalive {} => Self::Keepalive,
             Fields::RegisterXferMemory { address, length, rkey } => {
-                // A key beyond 32 bits is found by the lint: the bytes differ.
+                // The lint finds a key beyond 32 bits: the bytes differ.
                 Self::RegisterXferMemory(Window { address: address.0, length, rkey: rkey.0 as u32 })
             }
         }
@@ -126,11 +126,11 @@ pub struct ControlFile {
     pub vectors: Vec<ControlVector>,
 }
 
-/// Why some vectors exist.
+/// The reason for some vectors.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Note {
-    /// The mistake they look for.
+    /// The mistake that they find.
     pub about: String,
     /// The consequence of the mistake.
     pub effect: String,
@@ -149,13 +149,13 @@ pub struct ControlVector {
     /// Keys of [`ControlFile::notes`].
     #[serde(default)]
     pub flags: Vec<String>,
-    /// The result that a receiver must come to.
+    /// The required result of a receiver.
     pub result: Verdict,
     /// The bytes of the SEND.
     pub hex: Bytes,
     /// The fields, unless it is invalid.
     pub fields: Option<Fields>,
-    /// Why it is invalid.
+    /// The reason for which it is invalid.
     pub reason: Option<Reason>,
 }
 
@@ -163,15 +163,15 @@ pub struct ControlVector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// A message as it is written.
+    /// A message in its written form.
     Valid,
-    /// A message that must be understood but is not written like that.
+    /// A message that must be accepted but is not written like that.
     Acceptable,
     /// No message.
     Invalid,
 }
 
-/// Why some bytes are no message.
+/// The reason for which bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {

@@ -17,25 +17,25 @@ pub struct TraceFile {
     pub traces: Vec<Trace>,
 }
 
-/// The events of a connection, and the implementation's reaction to each.
+/// The events of a connection, and the required reaction to each.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
     /// `trace/<file>/<name>`.
     pub id: String,
-    /// The point that the trace makes.
+    /// The trace's point.
     pub comment: String,
     /// The requirements it shows.
     pub requirements: Vec<String>,
-    /// Which side the implementation is.
+    /// The implementation's side.
     pub role: Role,
-    /// Optional parts of the protocol without which the trace means nothing.
+    /// Optional parts of the protocol that the trace requires.
     #[serde(default)]
     pub needs: Vec<Need>,
-    /// How the connection is set up.
+    /// The connection's settings.
     #[serde(default)]
     pub settings: Settings,
-    /// In order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
@@ -49,41 +49,41 @@ pub enum Need {
     SecondWindow,
     /// Regular keepalives.
     Keepalive,
-    /// A limit for silence.
+    /// A limit of silence.
     SilenceLimit,
-    /// A limit for waiting bytes.
+    /// A limit for pending bytes.
     StallLimit,
-    /// Counting what the peer has handled.
+    /// Counting the notifications that the peer has handled.
     Credits,
-    /// Asking for features to learn what the peer has handled.
+    /// Asking for features to learn which notifications the peer has handled.
     Questions,
-    /// Taking completions for it, where the peer gave endless retries.
+    /// Completions as a proof of that, if the peer granted endless retries.
     AcknowledgedCredits,
     /// A close that waits for the last bytes.
     GracefulClose,
-    /// A bound for questions that wait for their answers.
+    /// A bound for unanswered questions.
     QuestionLimit,
-    /// No Keepalive where a peer that makes notifications wait may have no receive left.
+    /// No Keepalive if a peer that makes notifications wait may have no receive left.
     IdlePeer,
-    /// A limit for keepalives that are not acknowledged.
+    /// A limit for unacknowledged keepalives.
     VanishedLimit,
-    /// One notification for all that leaves at once.
+    /// One notification for all bytes that leave at once.
     OneNotification,
 }
 
-/// How a connection is set up. All lengths in bytes; a time of 0 is none.
+/// The settings of a connection. All lengths in bytes; a time of 0 is none.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
     /// Length of our receive windows.
     pub window: u32,
-    /// How many there are, 1 or 2.
+    /// The number of windows, 1 or 2.
     pub windows: u8,
-    /// Where the first one lies.
+    /// The address of the first one.
     pub address: Hex,
     /// Its key.
     pub rkey: Hex,
-    /// Where the second one lies.
+    /// The address of the second one.
     pub address2: Hex,
     /// Its key.
     pub rkey2: Hex,
@@ -91,11 +91,11 @@ pub struct Settings {
     pub peer_receives: u16,
     /// The longest window a peer may register.
     pub window_limit: u32,
-    /// Bytes of output that can wait.
+    /// The most bytes of pending output.
     pub send_buffer: u32,
     /// Send work requests.
     pub send_depth: u16,
-    /// A keepalive this often, in milliseconds.
+    /// The interval of keepalives, in milliseconds.
     pub keepalive_ms: u64,
     /// The longest silence, in milliseconds.
     pub silence_ms: u64,
@@ -103,7 +103,7 @@ pub struct Settings {
     pub stall_ms: u64,
     /// Whether a client asks for features.
     pub negotiate: bool,
-    /// The features we have.
+    /// Our features.
     pub features: Hex,
 }
 
@@ -129,35 +129,36 @@ impl Default for Settings {
     }
 }
 
-/// One thing that happens, and what comes of it.
+/// An event, and the required reaction.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
     /// The event.
     #[serde(rename = "in")]
     pub input: Input,
-    /// How often.
+    /// The number of repetitions.
     #[serde(default = "once")]
     pub times: u32,
-    /// The implementation's outputs, in order; none, if absent.
+    /// The required outputs, in order; empty if absent.
     #[serde(default)]
     pub out: Expected,
     /// Whether the order of `out` is free.
     #[serde(default)]
     pub any_order: bool,
-    /// Outputs that it may have besides.
+    /// Further allowed outputs.
     #[serde(default)]
     pub optional: Vec<Output>,
-    /// Kinds of output that must not be among it.
+    /// Kinds of output that are not allowed.
     #[serde(default)]
     pub forbid: Vec<OutputKind>,
-    /// False: the input is a breach by the peer. The implementation disconnects, does nothing else, and has failed.
+    /// False: the input is a breach by the peer. The implementation disconnects, does nothing else,
+    /// and has failed.
     #[serde(default = "yes")]
     pub valid: bool,
     /// The observable state afterwards.
     #[serde(default)]
     pub check: Check,
-    /// Why.
+    /// The reason.
     #[serde(default)]
     pub note: String,
 }
@@ -174,7 +175,7 @@ const fn yes() -> bool {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Input {
-    /// It is established; the peer gave us this RNR retry count.
+    /// The connection is established. The peer granted this RNR retry count.
     Established {
         /// 0 to 7.
         rnr_retry: u8,
@@ -186,7 +187,7 @@ pub enum Input {
     },
     /// A SEND arrives: bytes.
     Bytes {
-        /// They.
+        /// The bytes.
         hex: Bytes,
     },
     /// A WRITE with immediate arrives.
@@ -196,15 +197,15 @@ pub enum Input {
     },
     /// The application writes.
     Write {
-        /// How many bytes.
+        /// The number of bytes.
         length: u32,
     },
     /// The application reads.
     Read {
-        /// How many bytes, at most.
+        /// The most bytes to read.
         length: u32,
     },
-    /// The device completes all that was posted.
+    /// The device completes all posted requests.
     Acknowledged {},
     /// A work request fails.
     Failed {
@@ -220,7 +221,7 @@ pub enum Input {
     },
     /// The application closes.
     Close {
-        /// How long the last bytes may take, in milliseconds.
+        /// The time for the last bytes, in milliseconds.
         within_ms: u64,
     },
 }
@@ -231,7 +232,7 @@ pub enum Input {
 pub enum Output {
     /// It sends a message.
     Send(Fields),
-    /// It writes and notifies so many bytes, in whatever pieces.
+    /// It writes and notifies this many bytes, in any pieces.
     Payload(u64),
     /// It disconnects.
     Disconnect,
@@ -265,11 +266,11 @@ impl Output {
     }
 }
 
-/// An output that a step must lead to.
+/// The required output of a step.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Expected {
-    /// This.
+    /// Exactly this.
     Exactly(Vec<Output>),
     /// Anything that breaks no rule.
     Anything(Anything),
@@ -293,13 +294,13 @@ impl Default for Expected {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// Where it stands.
+    /// Its phase.
     pub state: Option<Phase>,
     /// The side to blame for its failure; checked if the implementation reports it.
     pub blame: Option<Blame>,
-    /// Bytes that arrived and were not read.
+    /// Received, unread bytes.
     pub unread: Option<u64>,
-    /// Bytes that were written and have not left.
+    /// Written bytes that were not sent.
     pub unsent: Option<u64>,
     /// Notifications in this step.
     pub notifications: Option<u64>,
@@ -309,7 +310,7 @@ pub struct Check {
     pub notifications_in_all_at_most: Option<u64>,
 }
 
-/// Where a connection stands.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -317,7 +318,7 @@ pub enum Phase {
     Connecting,
     /// Bytes may flow.
     Open,
-    /// Closed by the application; last bytes are on their way.
+    /// Closed by the application. The last bytes are in flight.
     Closing,
     /// Ended in order.
     Closed,
@@ -329,11 +330,11 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Blame {
-    /// The peer sent no message.
+    /// The peer sent an invalid message.
     InvalidMessage,
     /// The peer broke a rule.
     PeerMisbehaved,
-    /// The peer wants what this side is not set up for.
+    /// The peer requests something that this side does not support.
     PeerIncompatible,
     /// The fabric, the device, the peer's host.
     Transport,

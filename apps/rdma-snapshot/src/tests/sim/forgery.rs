@@ -1,4 +1,5 @@
-//! What a publisher of this crate can be made to announce although it is not so. Frames that no publisher would send are the fuzzer's.
+//! False announcements that a publisher of this crate can be made to send. The fuzzer sends frames
+//! that no publisher would send.
 
 use rdma_conn::Descriptors;
 use rdma_softsim::Random;
@@ -36,10 +37,10 @@ pub(super) enum About {
     MarkedBytes,
     MarkedChunks,
     Digest,
-    /// More chunks than the reader takes, or more bytes.
+    /// More chunks or bytes than the reader accepts.
     Endless,
     Large,
-    /// Of the seed's table: areas that are too many or none, a start that wraps, an address that is another's.
+    /// In the seed's table: too many areas or none, a start that wraps, an address of another area.
     Areas,
     NoArea,
     Start,
@@ -71,12 +72,12 @@ const RCP: [About; 7] = [Areas, NoArea, Start, Address, Key, MarkedBytes, Digest
 impl Forgery {
     pub(super) fn draw(scenario: &Scenario, random: &mut Random) -> Self {
         let about = random.pick(if scenario.layout == Layout::Rcp { &RCP[..] } else { &CHUNKS });
-        // There is a chunk before it to point at, and it is full, so it can be shorter.
+        // There is an earlier chunk to point at. It is full, so it can be shorter.
         let chunk = random.below(scenario.marked as u64 - 1).max(1) as usize;
         Self { about, chunk }
     }
 
-    /// What the reader takes, which this forgery exceeds.
+    /// Returns limits of the reader that this forgery exceeds.
     pub(super) fn limits(self) -> Limits {
         match self.about {
             Endless => Limits { chunks: self.chunk as u64, ..Limits::default() },
@@ -134,20 +135,21 @@ impl Forgery {
         }
     }
 
-    /// Whether the session of a reader that was told this may end so.
+    /// Returns whether the session of a reader that received this may end with `error`.
     pub(super) fn explains(self, error: &Error) -> bool {
         let chunk = self.chunk as u64;
-        // A device that refuses a READ may take those before it along, and the publisher's then ends the connection.
+        // A device that refuses a READ may take earlier ones with it, and the publisher's device
+        // then ends the connection.
         let is_refused =
             matches!(error, Error::Read { .. } | Error::DataEnded(_) | Error::Ended | Error::Control(_));
         match self.about {
             Key => is_refused,
-            // The end of the snapshot may come before the READ is answered.
+            // The end of the snapshot may come before the READ's answer.
             Short => {
                 matches!(error, Error::Corrupt { chunk: at } if *at == chunk)
                     || matches!(error, Error::Misbehaved(_))
             }
-            // It may still be inside of the memory of that key.
+            // It may still be inside the memory of that key.
             Elsewhere | OutOfBounds => {
                 matches!(error, Error::Corrupt { chunk: at } if *at == chunk) || is_refused
             }

@@ -1,8 +1,11 @@
-//! The simulator of this crate: a publisher and those who pull from it and from each other, in virtual time, from one number.
+//! The simulator of this crate: a publisher and readers that pull from it and from each other, in
+//! virtual time, from one seed.
 //!
-//! A run is a [`scenario::Scenario`], drawn from a seed: devices, a source and sinks with a pace of their own, and what goes wrong. What runs
-//! is this crate's [`Publisher`](crate::Publisher) and [`Reader`](crate::Reader), driven as [`crate::run`] drives them. Oracles look
-//! at every chunk, at every session that ends, and at what is left behind; a finding is one line, and its seed repeats it.
+//! A run is a [`scenario::Scenario`], drawn from a seed: devices, a source and sinks with a pace of
+//! their own, and faults. The programs are this crate's [`Publisher`](crate::Publisher) and
+//! [`Reader`](crate::Reader), driven as [`crate::run`] drives them. Oracles check every chunk,
+//! every session that ends, and what is left at the end. A finding is one line, and its seed
+//! repeats it.
 //!
 //! ```text
 //! SNAPSHOT_SEEDS=0..100000 cargo test --release -p rdma-snapshot --lib seeds_break_no_rule -- --nocapture
@@ -29,7 +32,7 @@ use simulation::{Outcome, Simulation};
 /// Findings after which the search ends.
 const MOST_FINDINGS: usize = 20;
 
-/// What both sides know.
+/// The secret of both sides.
 const SECRET: &str = "a secret";
 
 /// A rule that a run has broken.
@@ -44,7 +47,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// The run of a seed.
+/// Runs a seed.
 fn run(seed: u64) -> Result<Outcome, Violation> {
     let scenario = Scenario::draw(seed);
     let caught = catch_unwind(AssertUnwindSafe(|| Simulation::new(&scenario).run()));
@@ -61,7 +64,7 @@ fn run(seed: u64) -> Result<Outcome, Violation> {
     })
 }
 
-/// The seeds that `SNAPSHOT_SEEDS` names, as A..B, or these.
+/// Returns the seeds that `SNAPSHOT_SEEDS` names, as A..B, or these.
 fn seeds() -> Range<u64> {
     let Ok(text) = std::env::var("SNAPSHOT_SEEDS") else { return 0..5000 };
     let numbers = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
@@ -72,8 +75,9 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// VS-READ-002, VS-READ-003, VS-TIME-001, VS-LEASE-001, VS-LEASE-002, VS-TABLE-001, VS-TABLE-003: whatever goes wrong, no wrong byte is
-/// passed on, a cut wastes no more than what was under way, everything ends, and everything that was held is given back.
+/// VS-READ-002, VS-READ-003, VS-TIME-001, VS-LEASE-001, VS-LEASE-002, VS-TABLE-001, VS-TABLE-003:
+/// under all faults, no wrong byte is passed on, a lost connection wastes only READs in flight,
+/// everything ends, and all resources are released.
 #[test]
 fn seeds_break_no_rule() {
     let seeds = seeds();
@@ -111,7 +115,7 @@ fn seeds_break_no_rule() {
         "{count} runs, {events} events, {bytes} bytes; {cuts} sessions cut, {whole} pulls whole, {failed} failed"
     );
     assert!(broken.is_empty(), "seeds {broken:?}");
-    // Other tests hold some at the same time; what one run in ten leaves behind is more.
+    // Other tests hold some at the same time. A leak in one run of ten would be more.
     assert!(descriptors() <= held + 100, "{held} descriptors before, {} after", descriptors());
     if count >= 1000 {
         assert!(
@@ -121,7 +125,7 @@ fn seeds_break_no_rule() {
     }
 }
 
-/// A seed is one run, however often it is run.
+/// A seed always gives the same run.
 #[test]
 fn a_seed_is_one_run() {
     for seed in 0..60 {

@@ -1,4 +1,4 @@
-//! The first publisher, with its source, as [`crate::run::publish`] is.
+//! The first publisher, with its source, like [`crate::run::publish`].
 
 use rdma_backend::Backend as _;
 use rdma_backend::time::Instant;
@@ -14,13 +14,13 @@ use crate::wire::{Content, Layout, Reason, SnapshotId};
 pub(super) struct Origin {
     backend: SoftSim,
     pub(super) serving: Option<Serving>,
-    /// How often it has begun: each time it has another snapshot.
+    /// How often it has begun. Each time it has another snapshot.
     version: u8,
-    /// Chunks that its source has given, and when it gives the next.
+    /// Chunks of its source so far, and when the next one comes.
     given: usize,
     give_at: Option<Instant>,
     pub(super) asleep: Option<Instant>,
-    /// It has gone, or fails, for good.
+    /// It has ended, or fails, permanently.
     pub(super) fallen: bool,
 }
 
@@ -101,7 +101,7 @@ impl Origin {
         Err(violated("publisher", format!("{error} ({error:?})")))
     }
 
-    /// The source gives more.
+    /// Takes more of the source.
     fn give(&mut self, scenario: &Scenario, originals: &mut Originals, now: Instant) -> Result<(), Error> {
         let snapshot = self.snapshot();
         if self.serving.is_none() {
@@ -148,7 +148,7 @@ impl Origin {
         }
     }
 
-    /// Whether nobody drives it.
+    /// Returns whether no program drives it.
     pub(super) const fn is_silent(&self) -> bool {
         self.asleep.is_some()
     }

@@ -1,4 +1,5 @@
-//! One who pulls, as [`crate::run::pull`] does, and hands on what it has verified if others pull from it.
+//! A replica that pulls, like [`crate::run::pull`], and hands on verified chunks if others pull
+//! from it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use crate::reader::{self, Have, Reader};
 use crate::wire::{Layout, Reason};
 use crate::{Error, Secret};
 
-/// What became of it.
+/// The state of a replica.
 #[derive(Clone, Debug)]
 pub(super) enum End {
     /// It has everything.
@@ -32,25 +33,25 @@ pub(super) struct Replica {
     config: reader::Config,
     sources: VecDeque<SocketAddr>,
     reader: Option<Reader<SoftSim>>,
-    /// Its own readers' publisher, if others pull from it.
+    /// The publisher for its own readers, if others pull from it.
     pub(super) serving: Option<Serving>,
     hands_on: bool,
     offered: bool,
     have: Have,
-    /// Chunks that it had when the present session began.
+    /// Its chunks at the beginning of the present session.
     began: u64,
     pub(super) bytes: u64,
     whole: Whole,
     /// Whether the digest of the snapshot was right.
     pub(super) marked: bool,
-    /// Chunks that its sink has not taken, and when that takes the next.
+    /// Chunks that its sink has not taken, and when it takes the next.
     backlog: usize,
     take_at: Instant,
     failures: u32,
     retry_at: Option<Instant>,
     pub(super) asleep: Option<Instant>,
     pub(super) end: Option<End>,
-    /// Sessions that were cut.
+    /// Lost sessions.
     pub(super) cuts: u64,
 }
 
@@ -98,7 +99,7 @@ impl Replica {
         }
     }
 
-    /// Whether nothing is expected of it any more.
+    /// Returns whether nothing more is expected of it.
     pub(super) fn is_over(&self, now: Instant) -> bool {
         self.end.is_some() || self.asleep.is_some_and(|until| until.since(now) > Duration::from_secs(1 << 20))
     }
@@ -107,7 +108,7 @@ impl Replica {
         matches!(self.end, Some(End::Whole))
     }
 
-    /// Its process ends, with all that it had.
+    /// Ends its process, with all its state.
     pub(super) fn die(&mut self) {
         self.reader = None;
         self.serving = None;
@@ -115,7 +116,7 @@ impl Replica {
         self.retry_at = None;
     }
 
-    /// It begins anew, with nothing.
+    /// Begins again, with nothing.
     pub(super) fn begin(&mut self, now: Instant) {
         self.offered = false;
         self.have = Have::default();
@@ -126,7 +127,7 @@ impl Replica {
         self.retry_at = Some(now);
     }
 
-    /// When it has something to do, whatever comes.
+    /// Returns the time of its next action.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         if self.asleep.is_some() {
             return self.asleep;
@@ -137,7 +138,7 @@ impl Replica {
         self.retry_at.into_iter().chain(taking).chain(reading).chain(serving).min()
     }
 
-    /// Whether it runs now: something has come for it, or it is time.
+    /// Returns whether it runs now: something has arrived for it, or it is time.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         if let Some(until) = self.asleep {
             return until <= now;
@@ -147,7 +148,7 @@ impl Replica {
             || self.serving.as_ref().is_some_and(Serving::is_readable)
     }
 
-    /// Goes on as far as it can.
+    /// Runs as far as possible.
     pub(super) fn turn(&mut self, scenario: &Scenario, originals: &Originals) -> Result<(), Violation> {
         let now = self.backend.now();
         self.asleep = None;
@@ -171,7 +172,7 @@ impl Replica {
         }
         if let Some(mut reader) = self.reader.take() {
             let read = self.read(&mut reader, scenario, originals)?;
-            // What was read and is not taken any more is not the protocol's waste.
+            // Chunks that were read but are no longer taken are not the protocol's waste.
             if !matches!(read, Err(Error::Digest | Error::Backend { .. })) {
                 self.check_session(&reader, scenario)?;
             }
@@ -202,7 +203,7 @@ impl Replica {
         Reader::connect(&self.backend, source, self.config.clone(), self.have, domain)
     }
 
-    /// Takes what has come; true once it has everything.
+    /// Handles input. Returns true once it has everything.
     fn read(
         &mut self,
         reader: &mut Reader<SoftSim>,
@@ -212,7 +213,7 @@ impl Replica {
         loop {
             let before = self.have.chunks;
             let outcome = self.read_some(reader, scenario, originals)?;
-            // What was taken leaves room for more.
+            // Taken chunks leave room for more.
             if outcome.is_err() || self.have.chunks == before {
                 return Ok(outcome.map(|()| reader.is_done()));
             }
@@ -272,7 +273,7 @@ impl Replica {
         Ok(outcome.and(worked))
     }
 
-    /// The snapshot ends before chunk `next`, if that is known: its digest is compared.
+    /// Handles the end of the snapshot before chunk `next`, if known: compares its digest.
     fn mark(&mut self, next: u64) -> Result<(), Error> {
         let Some(mark) = self.have.mark.filter(|mark| mark.chunks.get() == next && !self.marked) else {
             return Ok(());
@@ -287,7 +288,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Looks at what the session has asked of its device (VS-READ-001, VS-READ-003).
+    /// Checks the session's requests to its device (VS-READ-001, VS-READ-003).
     fn check_session(&self, reader: &Reader<SoftSim>, scenario: &Scenario) -> Result<(), Violation> {
         let counters = reader.counters();
         let most = usize::from(self.plan.depth.min(scenario.depth)).min(self.plan.room);
@@ -302,7 +303,8 @@ impl Replica {
             let (reads, had) = (counters.reads, self.have.chunks - self.began);
             return Err(violated("waste", format!("{reads} READs for {had} chunks, {most} at a time")));
         }
-        // Memory to read into, and the windows of the control stream, or two of them while one is replaced.
+        // Memory to read into, and the windows of the control stream, two of them while one is
+        // replaced.
         let held = self.backend_resources(reader);
         let whole = if self.hands_on { scenario.lengths.len() } else { 0 };
         let bound = self.plan.room + whole + 1;
@@ -333,7 +335,7 @@ impl Replica {
         Ok(())
     }
 
-    /// A session has ended: goes on elsewhere, or not.
+    /// Handles the end of a session: continues elsewhere, or fails.
     fn fail(&mut self, error: Error, scenario: &Scenario) -> Result<(), Violation> {
         if !scenario.excuses(&self.plan, &error) {
             return Err(violated("error", format!("host {}: {error} ({error:?})", self.plan.host)));

@@ -1,4 +1,4 @@
-//! One that is neither a publisher nor a reader, and says what it likes to either.
+//! A rogue, neither a publisher nor a reader, which sends arbitrary frames to either.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(super) struct Rogue {
     backend: SoftSim,
     random: Random,
     reads: bool,
-    /// Connections, what has come of each and is no frame yet, and how much it still says.
+    /// Connections, the incomplete frame of each, and how many frames it will still send.
     connections: Vec<Connection>,
     next_at: Option<Instant>,
 }
@@ -42,7 +42,7 @@ impl Rogue {
         let mut rogue = Self::new(backend, seed, true);
         let publisher = SocketAddr::new(address(ORIGIN), PORT);
         for _ in 0..rogue.random.within(1..=3) {
-            // Where a fault struck, there is one rogue less.
+            // A fault means one rogue less.
             let _struck = rogue.endpoint.connect(publisher, None, Duration::from_secs(5), options());
         }
         rogue
@@ -99,7 +99,7 @@ impl Rogue {
         }
     }
 
-    /// Listens a little, and says a thing that may be right.
+    /// Reads a little, and sends a frame that may be right.
     fn speak(&mut self, connection: &mut Connection) {
         let mut bytes = [0; 1024];
         while let Ok(Some(count @ 1..)) = self.endpoint.read(connection.id, &mut bytes) {
@@ -142,7 +142,7 @@ impl Rogue {
         if let Some((frame, taken)) = theirs {
             connection.inbox.drain(..taken);
             match frame {
-                // It has the secret, as a reader that goes wrong later does.
+                // It has the secret, like a reader that misbehaves later.
                 Frame::Challenge(challenge) if self.random.chance(3, 4) => {
                     let mut proof = Proof {
                         address: crate::wire::mapped(address(9)),

@@ -1,4 +1,4 @@
-//! What one run is like: everything here is drawn from its seed before the run begins.
+//! The parameters of one run, drawn from its seed before the run begins.
 
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use crate::reader::AREA;
 use crate::wire::{Layout, Reason};
 use crate::{Error, tests::CHUNK};
 
-/// The publisher's host; those who pull have the numbers behind it.
+/// The publisher's host. The readers have the numbers after it.
 pub(super) const ORIGIN: u8 = 1;
 
-/// Attempts without progress after which a replica gives up. With the pauses between them they outlast every outage drawn here.
+/// Attempts without progress after which a replica gives up. With the pauses between them they
+/// outlast every outage drawn here.
 pub(super) const ATTEMPTS: u32 = 16;
 
 pub(super) struct Scenario {
@@ -21,26 +22,26 @@ pub(super) struct Scenario {
     pub(super) layout: Layout,
     /// Bytes of each chunk.
     pub(super) lengths: Vec<usize>,
-    /// Chunks of the snapshot; what is behind them is the log of later writes.
+    /// Chunks of the snapshot. The log of later writes follows them.
     pub(super) marked: usize,
-    /// Between a chunk that the source gives and the next.
+    /// The time between two chunks of the source.
     pub(super) pace: Duration,
     /// READs that the publisher grants to each reader.
     pub(super) depth: u8,
-    /// Readers that the publisher has at a time.
+    /// The publisher's readers at a time.
     pub(super) readers: usize,
     pub(super) lease: Duration,
     pub(super) replicas: Vec<Plan>,
     pub(super) troubles: Vec<Trouble>,
 }
 
-/// What a replica is like.
+/// The parameters of a replica.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) host: u8,
     /// The host that it pulls from.
     pub(super) parent: u8,
-    /// Whether it goes to the first publisher too, after a cut.
+    /// Whether it also tries the first publisher after a lost connection.
     pub(super) falls_back: bool,
     pub(super) depth: u8,
     /// Chunks that it holds at a time.
@@ -49,32 +50,32 @@ pub(super) struct Plan {
     pub(super) pace: Duration,
 }
 
-/// What goes wrong in a run.
+/// A fault in a run.
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
     /// The devices and the network.
     Faults(FaultPlan),
-    /// What the publisher announces is not so.
+    /// The publisher's announcements are false.
     Forgery(Forgery),
-    /// Somebody's published chunk is overwritten after so many events, and restored after a while.
+    /// A published chunk is overwritten after a number of events, and restored after a while.
     Torn { host: u8, chunk: usize, at: u64, heals: Option<Duration> },
-    /// The publisher takes the snapshot back.
+    /// The publisher withdraws the snapshot.
     Withdrawn { at: u64, reason: Reason },
-    /// A process ends, or its machine falls silent, and comes back without anything that it had.
+    /// A process ends, or its machine falls silent. It comes back without its state.
     Death { host: u8, at: u64, silent: bool, back: Option<Duration> },
     /// A program does not run for a while.
     Sleep { host: u8, at: u64, lasts: Option<Duration> },
     /// A replica has another secret.
     Stranger { host: u8 },
-    /// The publisher takes fewer readers than come.
+    /// The publisher accepts fewer readers than come.
     Crowded,
-    /// A client of the publisher that says what it likes.
+    /// A client of the publisher that sends arbitrary frames.
     RogueReader,
-    /// A replica asks somebody first who is no publisher.
+    /// A replica first connects to a rogue in place of a publisher.
     RoguePublisher { host: u8 },
 }
 
-/// Faults that a publisher and its readers get over, or that name the machine as what is lacking.
+/// Faults that a publisher and its readers survive, or that name missing resources of the machine.
 const FAULTS: [Fault; 22] = [
     Fault::LinkDown { micros: 100_000 },
     Fault::LinkDown { micros: 1_000_000 },
@@ -150,7 +151,7 @@ impl Scenario {
                 Trouble::Death { host: anybody, at, silent: random.chance(1, 2), back }
             }
             8 => {
-                // A publisher that sleeps for ever is one that has died.
+                // A publisher that sleeps forever is a dead one.
                 let for_ever = anybody != ORIGIN && random.chance(1, 3);
                 let lasts = random.duration(Duration::from_secs(15));
                 Trouble::Sleep { host: anybody, at, lasts: Some(lasts).filter(|_| !for_ever) }
@@ -171,7 +172,7 @@ impl Scenario {
         (0..count).map(fault).collect()
     }
 
-    /// The faults of all troubles.
+    /// Returns the faults of all troubles.
     pub(super) fn plan(&self) -> FaultPlan {
         let plans = self.troubles.iter().filter_map(|trouble| match trouble {
             Trouble::Faults(plan) => Some(plan.clone()),
@@ -186,7 +187,7 @@ impl Scenario {
             .find_map(|trouble| if let Trouble::Forgery(forgery) = trouble { Some(forgery) } else { None })
     }
 
-    /// Bytes of a chunk, at most.
+    /// Returns the most bytes of a chunk.
     pub(super) const fn chunk_size(&self) -> u32 {
         match self.layout {
             Layout::Chunks => CHUNK,
@@ -194,13 +195,14 @@ impl Scenario {
         }
     }
 
-    /// Whether `error` is one that the session of `plan` may end with, given what goes wrong in this run.
+    /// Returns whether the session of `plan` may end with `error`, given this run's faults.
     pub(super) fn excuses(&self, plan: &Plan, error: &Error) -> bool {
         self.troubles.iter().any(|trouble| trouble.excuses(plan, error))
     }
 }
 
-/// Lengths of all chunks, and how many are before the mark: those are full but the last.
+/// Returns the lengths of all chunks, and how many are before the mark. These are full, except the
+/// last.
 fn lengths(layout: Layout, random: &mut Random) -> (Vec<usize>, usize) {
     if layout == Layout::Rcp {
         let last = random.within(1..=5000) as usize;
@@ -258,7 +260,7 @@ impl Trouble {
                             | Error::Refused(Reason::Lease | Reason::Full)
                     )
             }
-            // Behind a replica that has found it out, others learn that there is no more.
+            // If a replica has detected it, replicas that pull from it learn that there is no more.
             Self::Forgery(forgery) => forgery.explains(error) || plan.parent != ORIGIN && (is_cut || is_told),
             Self::Torn { .. } => {
                 matches!(error, Error::Corrupt { .. } | Error::Digest)
@@ -278,7 +280,7 @@ impl Trouble {
                     plan.parent != ORIGIN && (is_cut || is_told)
                 }
             }
-            // One too many is told so, and those behind it are rejected.
+            // A reader too many is told so, and further ones are rejected.
             Self::Crowded => is_cut || is_told || matches!(error, Error::Refused(Reason::Full)),
             Self::RogueReader => false,
             Self::RoguePublisher { host } => {
@@ -296,7 +298,7 @@ impl Trouble {
     }
 }
 
-/// Whether it says that the way there, or the other side, is gone.
+/// Returns whether the error says that the connection, or the other side, is gone.
 fn is_cut(error: &Error) -> bool {
     matches!(
         error,

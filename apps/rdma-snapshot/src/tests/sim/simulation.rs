@@ -1,7 +1,7 @@
-//! A run: the publisher, those who pull, and time.
+//! A run: the publisher, the readers, and time.
 //!
-//! Whoever waits is looked at only when a descriptor of its is readable or a timer of its is over, as `poll` would have it: a wake-up that
-//! is missed is not made up for by somebody else's.
+//! A sleeper runs only when one of its descriptors is readable or one of its timers has expired, as
+//! with `poll`. So another program's wake-up cannot hide a missing one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,26 +19,26 @@ use crate::publisher::{self, Publisher};
 use crate::wire::{Reason, SnapshotId};
 use crate::{Error, Secret};
 
-/// Where publishers are.
+/// The port of publishers.
 pub(super) const PORT: u16 = 7000;
-/// How long last words take.
+/// How long the last messages take.
 const LINGER: Duration = Duration::from_secs(2);
-/// No run of nobody in trouble takes longer than its source and its sinks, and this.
+/// A run without faults takes no longer than its source and its sinks, and this.
 const AT_LEAST: Duration = Duration::from_millis(450);
-/// Turns at one moment.
+/// The most turns at one moment.
 const MOST_TURNS: u32 = 20_000;
 
 pub(super) fn violated(oracle: &'static str, what: impl Into<String>) -> Violation {
     Violation { oracle, what: what.into() }
 }
 
-/// The snapshots that there are.
+/// All snapshots.
 pub(super) type Originals = BTreeMap<SnapshotId, Original>;
 
-/// What a snapshot really is.
+/// The true contents of a snapshot.
 pub(super) struct Original {
     bytes: Vec<u8>,
-    /// Where each chunk begins, and where the last ends.
+    /// The start of each chunk, and the end of the last.
     starts: Vec<usize>,
 }
 
@@ -59,7 +59,7 @@ impl Original {
         &self.bytes[self.starts[index]..self.starts[index + 1]]
     }
 
-    /// These bytes are that chunk, and come at its place.
+    /// Checks that these bytes are that chunk, in order.
     pub(super) fn check(&self, index: u64, at: u64, bytes: &[u8]) -> Result<(), Violation> {
         let (index, at) = (index as usize, at as usize);
         if index + 1 >= self.starts.len() || self.starts[index] != at || self.chunk(index) != bytes {
@@ -72,7 +72,7 @@ impl Original {
     }
 }
 
-/// A publisher of a process, and until when it stays for last words.
+/// A process's publisher, and until when it stays for the last messages.
 pub(super) struct Serving {
     pub(super) publisher: Publisher<SoftSim>,
     leaving: Option<Instant>,
@@ -91,7 +91,7 @@ impl Serving {
         Ok(Self { publisher, leaving: None })
     }
 
-    /// Takes the snapshot back.
+    /// Withdraws the snapshot.
     pub(super) fn leave(&mut self, reason: Reason, now: Instant) {
         if self.leaving.is_none() {
             self.publisher.withdraw(reason);
@@ -111,7 +111,7 @@ impl Serving {
         self.leaving.is_some()
     }
 
-    /// Goes on as far as it can. An error ends it, and so does the end of its last words.
+    /// Runs as far as possible. An error ends it, and so does the end of its last messages.
     pub(super) fn turn(&mut self, now: Instant) -> Result<(), Error> {
         if self.leaving.is_some_and(|by| now >= by) {
             return Err(Error::Stopped);
@@ -120,10 +120,10 @@ impl Serving {
     }
 }
 
-/// What is to happen.
+/// A planned step.
 enum Step {
     Trouble(Trouble),
-    /// A process that died comes back, and so does its link.
+    /// A dead process comes back, and so does its link.
     Back {
         host: u8,
     },
@@ -140,13 +140,13 @@ pub(super) struct Simulation<'a> {
     origin: Origin,
     replicas: Vec<Replica>,
     rogues: Vec<Rogue>,
-    /// By the number of events, and by the clock.
+    /// Ordered by the number of events, and by the clock.
     steps: Vec<(u64, Step)>,
     timers: Vec<(Instant, Step)>,
     turns: u32,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) events: u64,
@@ -209,7 +209,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Runs to the end, and looks at what is left then.
+    /// Runs to the end, and checks what is left.
     pub(super) fn run(mut self) -> Result<Outcome, Violation> {
         loop {
             self.take_steps();
@@ -242,7 +242,7 @@ impl<'a> Simulation<'a> {
         self.replicas.iter().all(|replica| replica.is_over(now) && !is_pending(replica))
     }
 
-    /// A turn for whoever is due, or time passes.
+    /// Runs each program that is due, or lets time pass.
     fn turn(&mut self) -> Result<(), Violation> {
         let now = self.world.sim.now();
         let mut any = self.origin.is_due(now);
@@ -291,7 +291,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Does what is to happen now.
+    /// Performs the steps that are due.
     fn take_steps(&mut self) {
         let (now, events) = (self.world.sim.now(), self.world.sim.events());
         let due: Vec<_> = self.timers.extract_if(.., |(at, _)| *at <= now).map(|(_, step)| step).collect();
@@ -321,7 +321,7 @@ impl<'a> Simulation<'a> {
                 }
             }
             Step::Heal { host, chunk } => {
-                // It is the same change again. A publisher that was begun anew has nothing to heal.
+                // The same change again restores it. A restarted publisher has nothing to restore.
                 if !self
                     .scenario
                     .troubles
@@ -375,7 +375,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Whether everybody ended as this run lets them.
+    /// Checks that each program ended as this run allows.
     fn judge(&self, now: Instant) -> Result<(), Violation> {
         let scenario = self.scenario;
         let quiet = scenario.troubles.is_empty();
@@ -400,10 +400,12 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Whether a pull may fail for good: not for what a few more attempts get over.
+    /// Returns whether a pull may fail permanently. Faults that a few more attempts survive are no
+    /// reason.
     fn may_fail(&self, replica: &Replica, error: &Error) -> bool {
         let scenario = self.scenario;
-        // What this machine lacks, it lacks for good; and whoever pulls from one that has failed has nowhere to go.
+        // A machine's missing resources stay missing. A replica whose publisher has failed has no
+        // other.
         let is_lacking = matches!(error, Error::Backend { .. } | Error::Device(_) | Error::Control(_))
             && !error.may_resume();
         let has_fallen =
@@ -420,7 +422,8 @@ impl<'a> Simulation<'a> {
         is_lacking || leans || self.origin.fallen || scenario.troubles.iter().any(is_final)
     }
 
-    /// All but the publisher and sleepers go; the publisher must notice; then it goes too, and nothing is left anywhere.
+    /// Ends all but the publisher and sleepers. The publisher must notice. Then it ends, too, and
+    /// nothing may be left.
     fn forget(mut self) -> Result<(), Violation> {
         let fabric = self.world.sim.fabric();
         self.world.sim.stop_faults();
