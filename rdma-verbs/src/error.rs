@@ -5,8 +5,8 @@ use std::io;
 
 use rdma_backend::{ErrorKind, Failure};
 
-/// An error of this backend. [`Failure::kind`] is its class; `Display` names the call that failed, the reason the system
-/// gave, and the remedy where there is one.
+/// An error of this backend. [`Failure::kind`] is its class; `Display` names the call that failed,
+/// the reason the system gave, and the remedy where there is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -64,7 +64,8 @@ pub enum Error {
         /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.
         limit: Option<u64>,
     },
-    /// A slice does not lie inside its region, or the region belongs to another protection domain than the queue pair.
+    /// A slice does not lie inside its region, or the region belongs to another protection domain
+    /// than the queue pair.
     #[error("a slice of {len} bytes at {offset} of a region of {region} bytes {}", slice_fault(*foreign))]
     Slice {
         /// The slice's first byte.
@@ -110,7 +111,8 @@ impl Error {
         Self::Call { call, errno: errno(), stage }
     }
 
-    /// Returns the failure of `call` with the error number that it returned (some providers return it negated).
+    /// Returns the failure of `call` with the error number that it returned (some providers return
+    /// it negated).
     pub(crate) const fn returned(call: &'static str, result: i32, stage: Stage) -> Self {
         Self::Call { call, errno: result.saturating_abs(), stage }
     }
