@@ -54,7 +54,7 @@ pub(crate) fn enter(
     port: u8,
 ) {
     let former = locked(&REGISTRY).enter(key, Arc::clone(current_channel), context.as_ptr() as usize, port);
-    // Perhaps the last handle to its channel: not under the lock.
+    // Possibly the last handle to its channel: dropped outside the lock.
     drop(former);
 }
 
@@ -203,7 +203,7 @@ mod tests {
             assert!(registry.enter(key, channel, DEVICE, 1).is_none());
             registry.set_pair(key, pair, pair + 1);
         }
-        // As where a second queue pair is asked for, which is refused.
+        // This happens when a second queue pair is requested and refused.
         assert!(registry.enter(first, 'c', DEVICE, 1).is_some());
         assert_eq!(told(&registry, &event(c::IBV_EVENT_QP_FATAL, 0x10)), [(first, 'c')]);
         assert_eq!(told(&registry, &event(c::IBV_EVENT_CQ_ERR, 0x11)), [(first, 'c')]);

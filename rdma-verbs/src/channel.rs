@@ -90,7 +90,7 @@ impl Channel {
         Ok(())
     }
 
-    /// A device told something of an identifier of this channel.
+    /// Queues a device event for an identifier of this channel.
     pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
         let mut told = locked(&self.told);
         told.push_back((key, event));
@@ -115,7 +115,7 @@ impl Channel {
     /// Makes `signal` unreadable once nothing is left that it stands for.
     fn quieten(&self, told: &VecDeque<(IdentifierKey, AsyncEvent)>) {
         if told.is_empty() {
-            // Nothing to read is as good.
+            // A read that finds nothing is fine too.
             let _cleared = rustix::io::read(&self.signal, &mut [0; 8]);
         }
     }
@@ -126,7 +126,7 @@ impl Channel {
         for context in devices {
             // SAFETY: the context stays open for the rest of the process.
             if !unsafe { asynchronous::collect(self.api, context) } {
-                // It is gone and would be readable for ever.
+                // The device is gone. Its descriptor would stay readable.
                 self.forget_device(context);
             }
         }
@@ -222,7 +222,7 @@ impl EventChannel {
     }
 }
 
-/// Copies out what an event says.
+/// Copies the content of an event.
 ///
 /// # Safety
 /// `event` was returned by `rdma_get_cm_event` for `channel` and is not acknowledged; the channel's
@@ -330,7 +330,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// On the heap, as C wants it.
+    /// Allocates it on the heap, because C keeps a pointer to it.
     pub(crate) fn allocate(request: Option<ConnectParams>) -> NonNull<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);

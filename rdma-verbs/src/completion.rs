@@ -192,7 +192,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
             }
         };
         if taken > 0 {
-            // More than were asked for came by the device's own choice.
+            // A device may raise more events than were asked for.
             _ = queue.asked.fetch_update(Relaxed, Relaxed, |asked| Some(asked.saturating_sub(taken)));
             // SAFETY: ibv_ack_cq_events(3): exactly the events that this call took.
             unsafe { (api.ibv_ack_cq_events)(queue.as_ptr(), taken) };
@@ -274,7 +274,7 @@ unsafe fn convert(wc: *const ibv_wc, to: &mut Completion) {
     // operation for every success, and the flags for every successful receive.
     unsafe {
         (to.id, to.queue_pair) = ((*wc).wr_id, (*wc).qp_num);
-        // What nearly all are, before the others are told apart.
+        // Fast path: nearly all completions are of this kind.
         if (*wc).status == c::IBV_WC_SUCCESS
             && (*wc).opcode == c::IBV_WC_RECV_RDMA_WITH_IMM
             && let Some(immediate) = immediate(wc)

@@ -135,7 +135,7 @@ impl Device {
     }
 }
 
-/// Makes librdmacm keep `context` open; whether that succeeded.
+/// Makes librdmacm keep `context` open. Returns whether that succeeded.
 fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
     let mut held = locked(&KEPT_OPEN);
     let wanted = context.as_ptr() as usize;
@@ -168,10 +168,10 @@ mod tests {
         let mut held = KeptOpen { contexts: Vec::new(), lists: Vec::new() };
         assert!(held.keep(0x1, [10, 20].into_iter()));
         assert!(!held.keep(0x2, [20, 10].into_iter()));
-        // One was unplugged.
+        // A device was unplugged.
         assert!(!held.keep(0x3, [20].into_iter()));
         assert!(!held.keep(0x4, [].into_iter()));
-        // One was plugged in.
+        // A device was plugged in.
         assert!(held.keep(0x5, [20, 30].into_iter()));
         assert_eq!((held.contexts, held.lists), (vec![10, 20, 30], vec![0x1, 0x5]));
     }

@@ -145,7 +145,7 @@ pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Forgets the calling thread's error number, so that a later [`errno`] is not an old one.
+/// Clears the calling thread's error number, so that a later [`errno`] is not stale.
 pub(crate) fn clear_errno() {
     // SAFETY: errno(3): the function returns the address of the calling thread's own `errno`.
     unsafe { *libc::__errno_location() = 0 };
@@ -154,7 +154,7 @@ pub(crate) fn clear_errno() {
 fn classify(stage: Stage, errno: i32) -> ErrorKind {
     match (stage, errno) {
         (Stage::Post, libc::ENOMEM | libc::EAGAIN) => ErrorKind::QueueFull,
-        // What erdma says of a queue pair in the error state, while its device is well.
+        // erdma returns this for a queue pair in the error state; the device works.
         (Stage::Post, libc::EIO) => ErrorKind::State,
         (Stage::Open, libc::ENODEV | libc::ENOENT | libc::ENXIO | libc::ENOSYS) => ErrorKind::NoDevice,
         (Stage::Address, libc::ENODEV | libc::ENXIO | libc::ETIMEDOUT) => ErrorKind::Address,

@@ -447,7 +447,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             if Arc::ptr_eq(&from, to) {
                 return Ok(());
             }
-            // Two locks of one kind: always the one at the lower address first.
+            // Lock order: the channel at the lower address first.
             let (first, second) =
                 if Arc::as_ptr(&from) < Arc::as_ptr(to) { (&from, to) } else { (to, &from) };
             let _first = first.enter();

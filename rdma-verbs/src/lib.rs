@@ -203,7 +203,7 @@ fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes reads from `fd` return instead of waiting.
+/// Makes `fd` non-blocking.
 fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
     // SAFETY: fcntl(2) with F_GETFL takes no pointer; a descriptor that is not open is an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

@@ -187,7 +187,7 @@ mod tests {
             for len in [0, usize::MAX, usize::MAX / 2 + 1] {
                 assert!(matches!(map(len), Err(Error::Argument(_))), "{len}");
             }
-            // Possible, but never granted.
+            // A valid length that the kernel never grants.
             assert!(matches!(map(1 << 55), Err(Error::Call { call: "mmap", .. })));
         }
     }

@@ -369,7 +369,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // Another may soon lie at its address.
+        // A new queue pair may reuse its address.
         asynchronous::set_pair(self.id.key(), ptr::null(), ptr::null());
         self.id.with(|id| {
             // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one, since it had

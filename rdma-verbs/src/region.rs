@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(access_flags(Access::REMOTE_WRITE), 1 | 2);
         assert_eq!(access_flags(Access::REMOTE_READ), 4);
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::REMOTE_READ)), 1 | 2 | 4);
-        // Known to one function only.
+        // Only one of the functions knows this right.
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::RELAXED_ORDERING)), 1 | 2);
     }
 
