@@ -1,11 +1,12 @@
-//! Asynchronous events, `ibv_get_async_event(3)`: what a device tells unasked, and to whom it goes.
+//! Asynchronous events, `ibv_get_async_event(3)`, and which channels receive them.
 //!
-//! librdmacm opens each device once for the process, so all identifiers of a device share one context and its `async_fd`. The
-//! descriptor belongs to the context; it is made non-blocking here, and every [`Channel`] with an identifier on the device
-//! watches it. Whichever channel is asked for events first takes what there is and hands each event to the channels of the
-//! identifiers that it is for. An event is acknowledged before the lock is released under which it was taken: nobody who
-//! destroys its queue pair or completion queue waits for more than that. Other code in the process that reads the events of a
-//! context that librdmacm opened takes them away from here.
+//! librdmacm opens each device once for the process, so all identifiers of a device share one
+//! context and its `async_fd`. The descriptor belongs to the context; it is made non-blocking here,
+//! and every [`Channel`] with an identifier on the device watches it. The first channel that is
+//! asked for events takes those that wait and hands each to the channels of the identifiers that it
+//! is for. An event is acknowledged before the lock is released under which it was taken, so
+//! destroying a queue pair or completion queue waits no longer than that. Other code in the process
+//! that reads the events of a context that librdmacm opened takes them away from here.
 
 use core::ptr::NonNull;
 use std::collections::BTreeMap;
@@ -21,7 +22,8 @@ use crate::sys::{self, Api, generated as c, ibv_async_event, ibv_context, ibv_cq
 /// Events taken in one turn, at most: the others wait for the next.
 const BUDGET: usize = 64;
 
-/// The channel that receives an identifier's events. Shared with the identifier, which can migrate to another channel.
+/// The channel that receives an identifier's events. Shared with the identifier, which can migrate
+/// to another channel.
 pub(crate) type CurrentChannel = Arc<Mutex<Arc<Channel>>>;
 
 /// The identifiers that have a device.
@@ -52,11 +54,12 @@ pub(crate) fn enter(
     port: u8,
 ) {
     let former = locked(&REGISTRY).enter(key, Arc::clone(current_channel), context.as_ptr() as usize, port);
-    // Perhaps the last handle to its channel: not under the lock.
+    // Possibly the last handle to its channel: dropped outside the lock.
     drop(former);
 }
 
-/// Notes the queue pair of an identifier and the completion queue it reports to; null pointers before they are destroyed.
+/// Notes the queue pair of an identifier and the completion queue it reports to; null pointers
+/// before they are destroyed.
 pub(crate) fn set_pair(key: IdentifierKey, pair: *const ibv_qp, queue: *const ibv_cq) {
     locked(&REGISTRY).set_pair(key, pair as usize, queue as usize);
 }
@@ -68,7 +71,8 @@ pub(crate) fn leave(key: IdentifierKey) {
     drop(entry);
 }
 
-/// Takes the events that wait on a device and hands them out. False if none will ever come again: the device is gone.
+/// Takes the events that wait on a device and hands them out. False if none will ever come again:
+/// the device is gone.
 ///
 /// # Safety
 /// The context is open.
@@ -76,7 +80,8 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
     let registry = locked(&REGISTRY);
     for _ in 0..BUDGET {
         let mut event: ibv_async_event = sys::zeroed();
-        // SAFETY: ibv_get_async_event(3): an open context, whose descriptor is non-blocking, and a live structure.
+        // SAFETY: ibv_get_async_event(3): an open context, whose descriptor is non-blocking, and a
+        // live structure.
         if unsafe { (api.ibv_get_async_event)(context.as_ptr(), &raw mut event) } != 0 {
             match errno() {
                 libc::EINTR => continue,
@@ -86,15 +91,16 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
         for (key, current_channel) in registry.concerned(context.as_ptr() as usize, &event) {
             locked(current_channel).tell(key, AsyncEvent::from_number(event.event_type));
         }
-        // SAFETY: ibv_ack_async_event(3): once for each event. What it is about is alive: destroying it waits for this call.
+        // SAFETY: ibv_ack_async_event(3): once for each event. What it is about is alive:
+        // destroying it waits for this call.
         unsafe { (api.ibv_ack_async_event)(&raw mut event) };
     }
     true
 }
 
 impl<C> Registry<C> {
-    /// Enters an identifier, and returns its former entry. It keeps the queue pair that it has: it is entered again before a second is
-    /// refused.
+    /// Enters an identifier, and returns its former entry. It keeps the queue pair that it has: it
+    /// is entered again before a second is refused.
     fn enter(
         &mut self,
         key: IdentifierKey,
@@ -129,7 +135,8 @@ impl Uses {
     /// Returns whether an event of the device is for the identifier.
     fn concerned(&self, event: &ibv_async_event) -> bool {
         match event.event_type {
-            // SAFETY: for this event the arm in use is the completion queue; only its address is looked at.
+            // SAFETY: for this event the arm in use is the completion queue; only its address is
+            // looked at.
             c::IBV_EVENT_CQ_ERR => self.queue == unsafe { event.element.cq } as usize,
             c::IBV_EVENT_QP_FATAL
             | c::IBV_EVENT_QP_REQ_ERR
@@ -139,7 +146,8 @@ impl Uses {
             | c::IBV_EVENT_PATH_MIG
             | c::IBV_EVENT_PATH_MIG_ERR
             | c::IBV_EVENT_QP_LAST_WQE_REACHED => {
-                // SAFETY: for these events the arm in use is the queue pair; only its address is looked at.
+                // SAFETY: for these events the arm in use is the queue pair; only its address is
+                // looked at.
                 self.pair == unsafe { event.element.qp } as usize
             }
             c::IBV_EVENT_DEVICE_FATAL => true,
@@ -147,7 +155,8 @@ impl Uses {
                 // SAFETY: for these events the arm in use is the port's number.
                 i32::from(self.port) == unsafe { event.element.port_num }
             }
-            // Of shared receive queues and the like, which nobody has here; of a subnet; or not known.
+            // Shared receive queues and the like, which this crate does not create; a subnet; or
+            // unknown.
             _ => false,
         }
     }
@@ -194,7 +203,7 @@ mod tests {
             assert!(registry.enter(key, channel, DEVICE, 1).is_none());
             registry.set_pair(key, pair, pair + 1);
         }
-        // As where a second queue pair is asked for, which is refused.
+        // This happens when a second queue pair is requested and refused.
         assert!(registry.enter(first, 'c', DEVICE, 1).is_some());
         assert_eq!(told(&registry, &event(c::IBV_EVENT_QP_FATAL, 0x10)), [(first, 'c')]);
         assert_eq!(told(&registry, &event(c::IBV_EVENT_CQ_ERR, 0x11)), [(first, 'c')]);

@@ -19,7 +19,8 @@ struct Receive {
     element: ibv_sge,
 }
 
-/// Hands the first `MOST` of `receives` to `post`: a chain that ends with a null pointer, and the place for the one that is refused.
+/// Hands the first `MOST` of `receives` to `post`: a chain that ends with a null pointer, and the
+/// place for the one that is refused.
 #[inline]
 pub(crate) fn recv_chain<const MOST: usize>(
     receives: impl Iterator<Item = Result<(u64, ibv_sge), Error>>,
@@ -38,7 +39,8 @@ pub(crate) fn recv_chain<const MOST: usize>(
             }
         };
         let num_sge = c_int::from(element.length != 0);
-        // SAFETY: `at` is below MOST, the length of the array, so the next place is inside or just behind it.
+        // SAFETY: `at` is below MOST, the length of the array, so the next place is inside or just
+        // behind it.
         let (place, next) = unsafe { (places.add(at), places.add(at + 1)) };
         // SAFETY: a place inside the array; nothing is read.
         let sg_list = unsafe { &raw mut (*place).element };
@@ -74,8 +76,8 @@ pub(crate) const fn refused(call: &'static str, result: c_int, posted: usize) ->
 #[cold]
 pub(crate) fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
-    // A provider that names none of the chain is taken to have posted nothing: repeating a request is visible, losing one
-    // is not.
+    // A provider that names none of the chain is taken to have posted nothing: repeating a request
+    // is visible, losing one is not.
     if distance < count { distance } else { 0 }
 }
 
@@ -108,8 +110,9 @@ mod tests {
         assert_eq!(position(chain.as_ptr(), chain.as_ptr().wrapping_sub(1), chain.len()), 0);
     }
 
-    /// Returns what C finds in the chain that is made of receives with these lengths, and what comes of it when it returns `result`, having
-    /// refused the request at `refuses`. A length of 0 is one that cannot be posted.
+    /// Returns what C finds in the chain that is made of receives with these lengths, and what
+    /// comes of it when it returns `result`, having refused the request at `refuses`. A length of 0
+    /// is one that cannot be posted.
     fn received(lengths: &[u32], result: c_int, refuses: usize) -> (Vec<u32>, Result<(), PostError<Error>>) {
         let receives = lengths.iter().zip(100..).map(|(length, id)| match length {
             0 => Err(Error::Argument("outside")),
@@ -119,7 +122,8 @@ mod tests {
         let outcome = recv_chain::<4>(receives, |first, bad| {
             let mut at = first;
             while !at.is_null() {
-                // SAFETY: a chain as ibv_post_recv(3) wants it: each request points to its one element and to the next, and the last is null.
+                // SAFETY: a chain as ibv_post_recv(3) wants it: each request points to its one
+                // element and to the next, and the last is null.
                 unsafe {
                     let element = &*(*at).sg_list;
                     assert_eq!(((*at).wr_id, (*at).num_sge, element.lkey), (element.addr, 1, 3));

@@ -19,28 +19,31 @@ use crate::identifier::{CmId, Identifier};
 use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_event, rdma_event_channel};
 use crate::{Verbs, locked, set_nonblocking};
 
-/// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is readable when
-/// [`next_event`](rdma_backend::EventChannel::next_event) has something to say.
+/// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is
+/// readable when [`next_event`](rdma_backend::EventChannel::next_event) has something to say.
 #[derive(Debug)]
 pub struct EventChannel {
     pub(crate) inner: Arc<Channel>,
 }
 
-/// The channel proper. Identifiers hold it, because `rdma_destroy_event_channel(3)` wants them all destroyed before.
+/// The channel proper. Identifiers hold it, because `rdma_destroy_event_channel(3)` wants them all
+/// destroyed before.
 ///
 /// # The lock
 ///
-/// `rdma_get_cm_event` does more than read: for the identifier of the event it fills in addresses and devices, and moves
-/// its queue pair through its states. It cannot be told which identifier that will be, so all calls that use what it
-/// touches exclude each other per channel: fetching an event up to its acknowledgement, every call on an identifier, and
-/// the destruction of an identifier's queue pair. None of them blocks, since the descriptor is non-blocking and no event
+/// `rdma_get_cm_event` does more than read: for the identifier of the event it fills in addresses
+/// and devices, and moves its queue pair through its states. It cannot be told which identifier
+/// that will be, so all calls that use what it touches exclude each other per channel: fetching an
+/// event up to its acknowledgement, every call on an identifier, and the destruction of an
+/// identifier's queue pair. None of them blocks, since the descriptor is non-blocking and no event
 /// is left unacknowledged when the lock is released. Posting and polling take no lock.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) api: &'static Api,
     raw: NonNull<rdma_event_channel>,
     calls: Mutex<()>,
-    /// Asynchronous events of identifiers of this channel. Taken after the lock of an identifier's current channel, if both are.
+    /// Asynchronous events of identifiers of this channel. Taken after the lock of an identifier's
+    /// current channel, if both are.
     told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
     /// Readable while there is something in `told`.
     signal: OwnedFd,
@@ -50,9 +53,10 @@ pub(crate) struct Channel {
     devices: Mutex<Vec<NonNull<ibv_context>>>,
 }
 
-// SAFETY: the structure behind `raw` holds a file descriptor and is never written after its creation. The calls that take
-// it are system calls on that descriptor; what they do to identifiers is under `calls`, as described above. Of the devices
-// only events are read, by calls that may be made from any thread (ibv_get_async_event(3)).
+// SAFETY: the structure behind `raw` holds a file descriptor and is never written after its
+// creation. The calls that take it are system calls on that descriptor; what they do to identifiers
+// is under `calls`, as described above. Of the devices only events are read, by calls that may be
+// made from any thread (ibv_get_async_event(3)).
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
@@ -69,12 +73,14 @@ impl Channel {
 }
 
 impl Channel {
-    /// Watches the descriptor of a device's asynchronous events, unless it is watched already or the device may be closed.
+    /// Watches the descriptor of a device's asynchronous events, unless it is watched already or
+    /// the device may be closed.
     pub(crate) fn watch_device(&self, context: NonNull<ibv_context>) -> Result<(), Error> {
         let Some(context) = Device::held_for_ever(self.api, context) else { return Ok(()) };
         let mut devices = locked(&self.devices);
         if !devices.contains(&context) {
-            // SAFETY: the context is open; the field is set when it is opened and never written again.
+            // SAFETY: the context is open; the field is set when it is opened and never written
+            // again.
             let fd = unsafe { (*context.as_ptr()).async_fd };
             set_nonblocking(fd)?;
             // SAFETY: the descriptor is open for as long as the context, which is for ever.
@@ -84,7 +90,7 @@ impl Channel {
         Ok(())
     }
 
-    /// A device told something of an identifier of this channel.
+    /// Queues a device event for an identifier of this channel.
     pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
         let mut told = locked(&self.told);
         told.push_back((key, event));
@@ -92,7 +98,7 @@ impl Channel {
         let _readable = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
     }
 
-    /// Removes the events of devices for an identifier that nobody has read, and returns them.
+    /// Removes and returns an identifier's unread device events.
     pub(crate) fn withdraw(&self, key: IdentifierKey) -> Vec<AsyncEvent> {
         let mut told = locked(&self.told);
         let mut taken = Vec::new();
@@ -109,7 +115,7 @@ impl Channel {
     /// Makes `signal` unreadable once nothing is left that it stands for.
     fn quieten(&self, told: &VecDeque<(IdentifierKey, AsyncEvent)>) {
         if told.is_empty() {
-            // Nothing to read is as good.
+            // A read that finds nothing is fine too.
             let _cleared = rustix::io::read(&self.signal, &mut [0; 8]);
         }
     }
@@ -120,7 +126,7 @@ impl Channel {
         for context in devices {
             // SAFETY: the context stays open for the rest of the process.
             if !unsafe { asynchronous::collect(self.api, context) } {
-                // It is gone and would be readable for ever.
+                // The device is gone. Its descriptor would stay readable.
                 self.forget_device(context);
             }
         }
@@ -152,8 +158,9 @@ fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: rdma_destroy_event_channel(3): every identifier on this channel held the channel and is destroyed, every
-        // event was acknowledged before the lock was released, and nobody else has the pointer.
+        // SAFETY: rdma_destroy_event_channel(3): every identifier on this channel held the channel
+        // and is destroyed, every event was acknowledged before the lock was released, and no other
+        // pointer to it exists.
         unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
@@ -178,7 +185,8 @@ impl EventChannel {
         let fd = unsafe { (*raw.as_ptr()).fd };
         set_nonblocking(fd)?;
         watch(&inner.watch, &inner.signal)?;
-        // SAFETY: the descriptor is open for as long as the channel, which goes with what watches it.
+        // SAFETY: the descriptor is open for as long as the channel, which goes with what watches
+        // it.
         watch(&inner.watch, &unsafe { BorrowedFd::borrow_raw(fd) })?;
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -190,8 +198,9 @@ impl EventChannel {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         let result = loop {
             clear_errno();
-            // SAFETY: rdma_get_cm_event(3): the channel is open and the pointer is to a live pointer. The identifiers whose
-            // events it may return are alive or destroyed for good: rdma_destroy_id(3) discards what waits for them.
+            // SAFETY: rdma_get_cm_event(3): the channel is open and the pointer is to a live
+            // pointer. The identifiers whose events it may return are alive or destroyed for good:
+            // rdma_destroy_id(3) discards what waits for them.
             let result = unsafe { (channel.api.rdma_get_cm_event)(channel.as_ptr(), &raw mut event) };
             if result == 0 || errno() != libc::EINTR {
                 break result;
@@ -204,7 +213,8 @@ impl EventChannel {
                 _ => Err(Error::Call { call: "rdma_get_cm_event", errno: cause, stage: Stage::Connection }),
             };
         };
-        // SAFETY: the event was just returned for this channel and is not acknowledged; `_calls` is held.
+        // SAFETY: the event was just returned for this channel and is not acknowledged; `_calls` is
+        // held.
         let told = unsafe { read(channel, event, cause) };
         // SAFETY: rdma_ack_cm_event(3): once for each event, and nothing in `told` points into it.
         unsafe { (channel.api.rdma_ack_cm_event)(event.as_ptr()) };
@@ -212,16 +222,18 @@ impl EventChannel {
     }
 }
 
-/// Copies out what an event says.
+/// Copies the content of an event.
 ///
 /// # Safety
-/// `event` was returned by `rdma_get_cm_event` for `channel` and is not acknowledged; the channel's lock is held.
+/// `event` was returned by `rdma_get_cm_event` for `channel` and is not acknowledged; the channel's
+/// lock is held.
 unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32) -> CmEvent<Verbs> {
     let event = event.as_ptr();
     // SAFETY: an unacknowledged event is a live structure (rdma_get_cm_event(3)).
     let (id, listener, number, status) =
         unsafe { ((*event).id, (*event).listen_id, (*event).event, (*event).status) };
-    // Some of what the library does itself when an event arrives can fail; it then says -1 and leaves the cause in errno.
+    // Some of what the library does itself when an event arrives can fail; it then says -1 and
+    // leaves the cause in errno.
     let failed = if status == -1 && cause != 0 { -cause } else { status };
     let parameters = || {
         // SAFETY: the event is not acknowledged.
@@ -240,13 +252,15 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         if data.is_null() {
             return Box::default();
         }
-        // SAFETY: rdma_get_cm_event(3): `private_data` references so many bytes, which are valid until the event is acknowledged.
+        // SAFETY: rdma_get_cm_event(3): `private_data` references so many bytes, which are valid
+        // until the event is acknowledged.
         unsafe { slice::from_raw_parts(data, conn.private_data_len.into()) }.into()
     };
     if number == c::RDMA_CM_EVENT_CONNECT_REQUEST {
         let peer = parameters();
-        // SAFETY: for a connect request `listen_id` is the listening identifier, which is alive at least until the event is
-        // acknowledged (rdma_destroy_id(3) waits for that), and `id` is a new one that belongs to whoever took the event.
+        // SAFETY: for a connect request `listen_id` is the listening identifier, which is alive at
+        // least until the event is acknowledged (rdma_destroy_id(3) waits for that), and `id` is a
+        // new one that belongs to the caller that took the event.
         let (key, id) = unsafe { (CmId::context(listener).key, CmId::adopt(channel, id, peer)) };
         let kind = CmEventKind::ConnectRequest { id: Identifier::new(id), peer };
         return CmEvent { id: key, kind, private_data: private_data() };
@@ -261,7 +275,8 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         c::RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::ConnectError { status: failed },
         c::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable { status: failed },
         c::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected { reason: status },
-        // The accepting side is told nothing new here (the parameters are zero): its request had them.
+        // The accepting side is told nothing new here (the parameters are zero): its request had
+        // them.
         c::RDMA_CM_EVENT_ESTABLISHED => {
             CmEventKind::Established { peer: context.request.unwrap_or_else(parameters) }
         }
@@ -269,7 +284,8 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         c::RDMA_CM_EVENT_TIMEWAIT_EXIT => CmEventKind::TimewaitExit,
         c::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
         c::RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddressChange,
-        // CONNECT_RESPONSE (only when the queue pair was destroyed meanwhile), multicast, and what is added in future.
+        // CONNECT_RESPONSE (only when the queue pair was destroyed meanwhile), multicast, and what
+        // is added in future.
         other => CmEventKind::Other(other),
     };
     // Other events have none, or, as multicast, parameters of another kind in the place of these.
@@ -305,7 +321,7 @@ impl AsFd for EventChannel {
     }
 }
 
-/// The target of an identifier's C `context`: how events find their way back.
+/// The target of an identifier's C `context`, which maps events to identifiers.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) key: IdentifierKey,
@@ -314,7 +330,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// On the heap, as C wants it.
+    /// Allocates it on the heap, because C keeps a pointer to it.
     pub(crate) fn allocate(request: Option<ConnectParams>) -> NonNull<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);

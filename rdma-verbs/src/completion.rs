@@ -20,8 +20,8 @@ const BATCH: usize = 32;
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 
-/// A completion queue, `ibv_create_cq(3)`, with a completion channel of its own. The descriptor is readable when
-/// [`take_events`](rdma_backend::CompletionQueue::take_events) has something to take.
+/// A completion queue, `ibv_create_cq(3)`, with a completion channel of its own. The descriptor is
+/// readable when [`take_events`](rdma_backend::CompletionQueue::take_events) has something to take.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<Queue>,
@@ -33,14 +33,16 @@ pub(crate) struct Queue {
     raw: NonNull<ibv_cq>,
     poll_cq: PollCq,
     req_notify_cq: ReqNotifyCq,
-    /// No fewer than the events that can be in the channel or come into it: each call of `ibv_req_notify_cq(3)` brings one at most.
+    /// Upper bound on pending events: each call of `ibv_req_notify_cq(3)` yields at most one.
     asked: AtomicU32,
-    // Fields are dropped in this order: the queue itself in `drop`, then its channel, then the device.
+    // Fields are dropped in this order: the queue itself in `drop`, then its channel, then the
+    // device.
     channel: CompletionChannel,
 }
 
-// SAFETY: a completion queue may be polled, armed and acknowledged by any number of threads at once: all verbs objects are
-// safe for multi-threaded access (ibv_alloc_td(3)). It is destroyed by the last reference.
+// SAFETY: a completion queue may be polled, armed and acknowledged by any number of threads at
+// once: all verbs objects are safe for multi-threaded access (ibv_alloc_td(3)). It is destroyed by
+// the last reference.
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
@@ -54,7 +56,8 @@ struct CompletionChannel {
 
 impl CompletionChannel {
     fn create(device: Device) -> Result<Self, Error> {
-        // SAFETY: ibv_create_comp_channel(3): the device's context is open, and stays so while the device is held.
+        // SAFETY: ibv_create_comp_channel(3): the device's context is open, and stays so while the
+        // device is held.
         let raw = unsafe { (device.api.ibv_create_comp_channel)(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_comp_channel", Stage::Create))?;
         // SAFETY: just created; the field is never written again.
@@ -67,16 +70,17 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: ibv_destroy_comp_channel(3): nobody else has the pointer. Should the queue have failed to be destroyed, this
-        // fails with EBUSY and the channel stays, as it must.
+        // SAFETY: ibv_destroy_comp_channel(3): no other pointer to it exists. If the queue could
+        // not be destroyed, this fails with EBUSY and the channel stays, as it must.
         let _busy = unsafe { (self.device.api.ibv_destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: ibv_destroy_cq(3): the queue pairs on it held it and are destroyed; every event was acknowledged before
-        // `take_events` returned, so the call does not wait. Should it fail, the queue stays, and its channel with it.
+        // SAFETY: ibv_destroy_cq(3): the queue pairs on it held it and are destroyed; every event
+        // was acknowledged before `take_events` returned, so the call does not wait. Should it
+        // fail, the queue stays, and its channel with it.
         let _busy = unsafe { (self.channel.device.api.ibv_destroy_cq)(self.raw.as_ptr()) };
     }
 }
@@ -93,8 +97,8 @@ impl Queue {
     /// Takes completions by one call into the provider, at most BATCH and `into.len()`.
     #[inline]
     fn poll_once(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        // SAFETY: ibv_poll_cq(3): a live queue, and places for as many completions as are asked for, of which it writes the
-        // first and returns their number.
+        // SAFETY: ibv_poll_cq(3): a live queue, and places for as many completions as are asked
+        // for, of which it writes the first and returns their number.
         unsafe { take(into, |most, places| (self.poll_cq)(self.as_ptr(), most, places)) }
     }
 
@@ -125,12 +129,14 @@ impl CompletionQueue {
         let vector = (vector % device.completion_vectors()) as c_int;
         let channel = CompletionChannel::create(device)?;
         let device = &channel.device;
-        // SAFETY: ibv_create_cq(3): an open context, a channel on it, and no context pointer to keep.
+        // SAFETY: ibv_create_cq(3): an open context, a channel on it, and no context pointer to
+        // keep.
         let raw = unsafe {
             (device.api.ibv_create_cq)(device.context(), depth, ptr::null_mut(), channel.raw.as_ptr(), vector)
         };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_cq", Stage::Create))?;
-        // SAFETY: the context is open, and its table of operations is not written after it is opened.
+        // SAFETY: the context is open, and its table of operations is not written after it is
+        // opened.
         let (poll_cq, req_notify_cq) =
             unsafe { ((*device.context()).ops.poll_cq, (*device.context()).ops.req_notify_cq) };
         let (Some(poll_cq), Some(req_notify_cq)) = (poll_cq, req_notify_cq) else {
@@ -152,7 +158,8 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
     fn arm(&self) -> Result<(), Error> {
         let queue = &*self.inner;
         queue.asked.fetch_add(1, Relaxed);
-        // SAFETY: ibv_req_notify_cq(3): a live queue; 0 asks for any completion, not only solicited ones.
+        // SAFETY: ibv_req_notify_cq(3): a live queue; 0 asks for any completion, not only solicited
+        // ones.
         match unsafe { (queue.req_notify_cq)(queue.as_ptr(), 0) } {
             0 => Ok(()),
             result => Err(Error::returned("ibv_req_notify_cq", result, Stage::Complete)),
@@ -163,7 +170,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
         let queue = &*self.inner;
         let api = queue.channel.device.api;
         let mut taken = 0;
-        // A read that finds nothing is a system call for nothing, so it is left out where no more can have come.
+        // Skips a system call if no more events can have arrived.
         let asked = queue.asked.load(Relaxed).max(1);
         let cause = loop {
             if taken == asked {
@@ -171,8 +178,8 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
             }
             let mut cq: *mut ibv_cq = ptr::null_mut();
             let mut context: *mut c_void = ptr::null_mut();
-            // SAFETY: ibv_get_cq_event(3): a live channel, whose descriptor is non-blocking, and two live pointers. The
-            // channel serves this queue only, so the event is for it.
+            // SAFETY: ibv_get_cq_event(3): a live channel, whose descriptor is non-blocking, and
+            // two live pointers. The channel serves this queue only, so the event is for it.
             let result =
                 unsafe { (api.ibv_get_cq_event)(queue.channel.raw.as_ptr(), &raw mut cq, &raw mut context) };
             if result == 0 {
@@ -185,7 +192,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
             }
         };
         if taken > 0 {
-            // More than were asked for came by the device's own choice.
+            // A device may raise more events than were asked for.
             _ = queue.asked.fetch_update(Relaxed, Relaxed, |asked| Some(asked.saturating_sub(taken)));
             // SAFETY: ibv_ack_cq_events(3): exactly the events that this call took.
             unsafe { (api.ibv_ack_cq_events)(queue.as_ptr(), taken) };
@@ -200,7 +207,8 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
 
 impl AsFd for CompletionQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open until the channel is destroyed, which the borrow of `self` prevents.
+        // SAFETY: the descriptor is open until the channel is destroyed, which the borrow of `self`
+        // prevents.
         unsafe { BorrowedFd::borrow_raw(self.inner.channel.fd) }
     }
 }
@@ -208,8 +216,8 @@ impl AsFd for CompletionQueue {
 /// Takes the completions that `poll` writes, at most BATCH and `into.len()`.
 ///
 /// # Safety
-/// `poll` takes a number and as many places, writes the first of them as `ibv_poll_cq(3)` does ([`convert`] says what of each)
-/// and returns how many these are, or a negative number.
+/// `poll` takes a number and as many places, writes the first of them as `ibv_poll_cq(3)` does
+/// ([`convert`] says what of each) and returns how many these are, or a negative number.
 #[inline]
 unsafe fn take(
     into: &mut [Completion],
@@ -233,9 +241,10 @@ unsafe fn take(
     Ok(taken)
 }
 
-/// Writes zeros where providers do not write what the man page promises of a failure. `vendor_err`: qedr and ocrdma never do,
-/// bnxt_re not of a request that it flushes itself, mlx5 not of a length that it finds wrong itself. `qp_num`: ocrdma not of a
-/// request that it flushes itself; 0 is the number of no connected queue pair.
+/// Writes zeros where providers do not write what the man page promises of a failure. `vendor_err`:
+/// qedr and ocrdma never do, bnxt_re not of a request that it flushes itself, mlx5 not of a length
+/// that it finds wrong itself. `qp_num`: ocrdma not of a request that it flushes itself; 0 is the
+/// number of no connected queue pair.
 #[inline]
 const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
     // The two between are written only because all four together are one store.
@@ -250,19 +259,22 @@ const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
     }
 }
 
-/// Tells a completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
-/// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where the man page gives it a meaning.
+/// Tells a completion in the seam's terms. Providers leave fields unwritten that mean nothing for
+/// the request at hand (mlx5: `byte_len` and `imm_data` of a SEND or WRITE), so each is read only
+/// where the man page gives it a meaning.
 ///
 /// # Safety
-/// `wc` points to what [`prepare`] and then `ibv_poll_cq(3)` wrote: always `wr_id`, `status` and `qp_num`; for a failure
-/// `vendor_err`; for a success `opcode`; for a successful receive `byte_len` and `wc_flags`; and with the flag
-/// `IBV_WC_WITH_IMM` the immediate. `qp_num` and `vendor_err` may be those of [`prepare`].
+/// `wc` points to what [`prepare`] and then `ibv_poll_cq(3)` wrote: always `wr_id`, `status` and
+/// `qp_num`; for a failure `vendor_err`; for a success `opcode`; for a successful receive
+/// `byte_len` and `wc_flags`; and with the flag `IBV_WC_WITH_IMM` the immediate. `qp_num` and
+/// `vendor_err` may be those of [`prepare`].
 #[inline]
 unsafe fn convert(wc: *const ibv_wc, to: &mut Completion) {
-    // SAFETY: the first three are written in any case (by the provider, or before it), the operation for every success, and the flags for every successful receive.
+    // SAFETY: the first three are written in any case (by the provider, or before it), the
+    // operation for every success, and the flags for every successful receive.
     unsafe {
         (to.id, to.queue_pair) = ((*wc).wr_id, (*wc).qp_num);
-        // What nearly all are, before the others are told apart.
+        // Fast path: nearly all completions are of this kind.
         if (*wc).status == c::IBV_WC_SUCCESS
             && (*wc).opcode == c::IBV_WC_RECV_RDMA_WITH_IMM
             && let Some(immediate) = immediate(wc)
@@ -310,7 +322,8 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
             let (len, immediate) = unsafe { ((*wc).byte_len, immediate(wc)) };
             Ok(Completed::Recv { len, immediate })
         }
-        // Nothing that is posted here completes as anything else, nor a WRITE with immediate without its immediate.
+        // Nothing that is posted here completes as anything else, nor a WRITE with immediate
+        // without its immediate.
         opcode => failed(c::IBV_WC_GENERAL_ERR, opcode),
     }
 }
@@ -319,8 +332,8 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
 mod tests {
     use super::*;
 
-    /// Returns a completion of which the provider wrote what `write` does, and whom it concerns. The rest is not initialised: to
-    /// read more is undefined behaviour, which Miri reports.
+    /// Returns a completion of which the provider wrote what `write` does, and whom it concerns.
+    /// The rest is not initialised: to read more is undefined behaviour, which Miri reports.
     fn read(status: u32, write: impl FnOnce(*mut ibv_wc)) -> Completion {
         let mut wc = MaybeUninit::<ibv_wc>::uninit();
         let to = wc.as_mut_ptr();
@@ -392,8 +405,8 @@ mod tests {
         assert_eq!(error, CompletionError { status: CompletionStatus::RNR_RETRY_EXC_ERR, vendor: 99 });
     }
 
-    /// Returns what is taken, with room for `room`, from a provider that answers `count` and writes of each place nothing but what
-    /// `write` does: the rest is as it was prepared.
+    /// Returns what is taken, with room for `room`, from a provider that answers `count` and writes
+    /// of each place nothing but what `write` does: the rest is as it was prepared.
     fn polled(room: usize, count: c_int, write: impl Fn(*mut ibv_wc)) -> Result<Vec<Completion>, Error> {
         let mut told = vec![Completion::EMPTY; room];
         // SAFETY: as many places as are asked for; the tests write what `convert` wants of each.
@@ -409,7 +422,8 @@ mod tests {
         })
     }
 
-    /// Returns a provider that writes of a flushed request no more than ocrdma does, which is least.
+    /// Returns a provider that writes of a flushed request no more than ocrdma does, which is
+    /// least.
     fn flush(wr_id: u64) -> impl Fn(*mut ibv_wc) {
         move |to| {
             // SAFETY: places inside a live structure.

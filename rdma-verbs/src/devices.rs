@@ -1,5 +1,5 @@
-//! The RDMA devices of this machine and their addresses, for a diagnosis. By the crate `ibverbs`, which links libibverbs
-//! when it is built; the backend itself does not use it.
+//! The RDMA devices of this machine and their addresses, for a diagnosis. By the crate `ibverbs`,
+//! which links libibverbs when it is built; the backend itself does not use it.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
@@ -12,8 +12,8 @@ use std::io;
 pub struct Device {
     /// Its name, as in `rdma link`.
     pub name: String,
-    /// The identifiers of its first port, or why they cannot be told: a port that is down, a device that may not be
-    /// opened.
+    /// The identifiers of its first port, or why they cannot be told: a port that is down, a device
+    /// that may not be opened.
     pub gids: io::Result<Vec<Gid>>,
 }
 
@@ -27,7 +27,8 @@ pub struct Gid {
     pub index: u32,
     /// The kind of packets that it is for.
     pub kind: GidKind,
-    /// The identifier itself; on RoCE it is an address of the interface, IPv4 ones mapped into IPv6.
+    /// The identifier itself; on RoCE it is an address of the interface, IPv4 ones mapped into
+    /// IPv6.
     pub raw: Ipv6Addr,
     /// The network interface, on RoCE.
     pub interface: Option<String>,
@@ -112,7 +113,8 @@ fn gids(device: &ibverbs::Device<'_>) -> io::Result<Vec<Gid>> {
 
 fn interface_name(index: u32) -> Option<String> {
     let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: if_indextoname(3) writes a name of at most IF_NAMESIZE bytes, with its terminator, or returns null.
+    // SAFETY: if_indextoname(3) writes a name of at most IF_NAMESIZE bytes, with its terminator, or
+    // returns null.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
         return None;
     }

@@ -5,8 +5,8 @@ use std::io;
 
 use rdma_backend::{ErrorKind, Failure};
 
-/// An error of this backend. [`Failure::kind`] is its class; `Display` names the call that failed, the reason the system
-/// gave, and the remedy where there is one.
+/// An error of this backend. [`Failure::kind`] is its class; `Display` names the call that failed,
+/// the reason the system gave, and the remedy where there is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -64,7 +64,8 @@ pub enum Error {
         /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.
         limit: Option<u64>,
     },
-    /// A slice does not lie inside its region, or the region belongs to another protection domain than the queue pair.
+    /// A slice does not lie inside its region, or the region belongs to another protection domain
+    /// than the queue pair.
     #[error("a slice of {len} bytes at {offset} of a region of {region} bytes {}", slice_fault(*foreign))]
     Slice {
         /// The slice's first byte.
@@ -110,7 +111,8 @@ impl Error {
         Self::Call { call, errno: errno(), stage }
     }
 
-    /// Returns the failure of `call` with the error number that it returned (some providers return it negated).
+    /// Returns the failure of `call` with the error number that it returned (some providers return
+    /// it negated).
     pub(crate) const fn returned(call: &'static str, result: i32, stage: Stage) -> Self {
         Self::Call { call, errno: result.saturating_abs(), stage }
     }
@@ -143,7 +145,7 @@ pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Forgets the calling thread's error number, so that a later [`errno`] is not an old one.
+/// Clears the calling thread's error number, so that a later [`errno`] is not stale.
 pub(crate) fn clear_errno() {
     // SAFETY: errno(3): the function returns the address of the calling thread's own `errno`.
     unsafe { *libc::__errno_location() = 0 };
@@ -152,7 +154,7 @@ pub(crate) fn clear_errno() {
 fn classify(stage: Stage, errno: i32) -> ErrorKind {
     match (stage, errno) {
         (Stage::Post, libc::ENOMEM | libc::EAGAIN) => ErrorKind::QueueFull,
-        // What erdma says of a queue pair in the error state, while its device is well.
+        // erdma returns this for a queue pair in the error state; the device works.
         (Stage::Post, libc::EIO) => ErrorKind::State,
         (Stage::Open, libc::ENODEV | libc::ENOENT | libc::ENXIO | libc::ENOSYS) => ErrorKind::NoDevice,
         (Stage::Address, libc::ENODEV | libc::ENXIO | libc::ETIMEDOUT) => ErrorKind::Address,

@@ -19,7 +19,8 @@ use crate::sockaddr::{self, CAddress};
 use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_id, rdma_conn_param};
 use crate::{Verbs, locked};
 
-/// Private data that fits into a request: 92 bytes less the 36 that carry the addresses (rdma_connect(3)).
+/// Private data that fits into a request: 92 bytes less the 36 that carry the addresses
+/// (rdma_connect(3)).
 const CONNECT_DATA: usize = 56;
 /// Private data that fits into an acceptance (rdma_accept(3)).
 const ACCEPT_DATA: usize = 196;
@@ -30,8 +31,9 @@ const MAX_RETRIES: u8 = 7;
 /// The largest time-out of acknowledgements: a field of five bits (ibv_modify_qp(3)).
 const MAX_ACK_TIMEOUT: u8 = 31;
 
-/// A connection-manager identifier, `rdma_create_id(3)`. Destroyed when neither this handle nor a queue pair is left; an
-/// identifier of a connect request that is dropped unanswered refuses the request.
+/// A connection-manager identifier, `rdma_create_id(3)`. Destroyed when neither this handle nor a
+/// queue pair is left; an identifier of a connect request that is dropped unanswered refuses the
+/// request.
 #[derive(Debug)]
 pub struct Identifier {
     inner: Arc<CmId>,
@@ -48,9 +50,10 @@ pub(crate) struct CmId {
     current_channel: CurrentChannel,
 }
 
-// SAFETY: what `raw` points to is read and written only by calls under the lock of its channel (`CmId::with`), which also
-// excludes the event loop, except for rdma_destroy_id(3): that has the last reference, and waits by contract for an event
-// that is being read. `context` points to a value that is never changed and is freed after that.
+// SAFETY: what `raw` points to is read and written only by calls under the lock of its channel
+// (`CmId::with`), which also excludes the event loop, except for rdma_destroy_id(3): that has the
+// last reference, and waits by contract for an event that is being read. `context` points to a
+// value that is never changed and is freed after that.
 unsafe impl Send for CmId {}
 // SAFETY: as above.
 unsafe impl Sync for CmId {}
@@ -60,8 +63,8 @@ impl CmId {
     pub(crate) fn create(channel: &Arc<Channel>) -> Result<Arc<Self>, Error> {
         let context = Context::allocate(None);
         let mut raw = ptr::null_mut();
-        // SAFETY: rdma_create_id(3): the channel is open, and is held by the identifier from here on; `raw` is a live
-        // pointer, and the context is passed through.
+        // SAFETY: rdma_create_id(3): the channel is open, and is held by the identifier from here
+        // on; `raw` is a live pointer, and the context is passed through.
         let result = unsafe {
             (channel.api.rdma_create_id)(channel.as_ptr(), &raw mut raw, opaque(context), c::RDMA_PS_TCP)
         };
@@ -82,16 +85,17 @@ impl CmId {
     /// Takes over the identifier of a connect request, which offered `request`.
     ///
     /// # Safety
-    /// `raw` is the `id` of an RDMA_CM_EVENT_CONNECT_REQUEST of `channel` that is not acknowledged, and is taken over only
-    /// once; the channel's lock is held.
+    /// `raw` is the `id` of an RDMA_CM_EVENT_CONNECT_REQUEST of `channel` that is not acknowledged,
+    /// and is taken over only once; the channel's lock is held.
     pub(crate) unsafe fn adopt(
         channel: &Arc<Channel>,
         raw: *mut rdma_cm_id,
         request: ConnectParams,
     ) -> Arc<Self> {
         let context = Context::allocate(Some(request));
-        // SAFETY: a live identifier that nobody else knows. The library copied the listener's context into it
-        // (rdma_get_cm_event(3)); since the lock is held, no event can be read through that copy.
+        // SAFETY: a live identifier that no other code knows. The library copied the listener's
+        // context into it (rdma_get_cm_event(3)); since the lock is held, no event can be read
+        // through that copy.
         unsafe { (*raw).context = opaque(context) };
         // SAFETY: the caller vouches that `raw` is an identifier, so it is not null.
         let raw = unsafe { NonNull::new_unchecked(raw) };
@@ -104,7 +108,8 @@ impl CmId {
     /// # Safety
     /// `raw` is a live identifier made by this module and stays alive for `'a`.
     pub(crate) unsafe fn context<'a>(raw: *const rdma_cm_id) -> &'a Context {
-        // SAFETY: the identifier is alive, and so is the context, which is freed after it; nothing ever changes it.
+        // SAFETY: the identifier is alive, and so is the context, which is freed after it; nothing
+        // ever changes it.
         unsafe { &*(*raw).context.cast::<Context>() }
     }
 
@@ -113,7 +118,8 @@ impl CmId {
         unsafe { self.context.as_ref() }.key
     }
 
-    /// Calls `f` with the identifier, excluding every other call on it and the events of its channel.
+    /// Calls `f` with the identifier, excluding every other call on it and the events of its
+    /// channel.
     pub(crate) fn with<T>(&self, f: impl FnOnce(*mut rdma_cm_id) -> T) -> T {
         loop {
             let current_channel = Arc::clone(&locked(&self.current_channel));
@@ -141,7 +147,8 @@ impl CmId {
         if address.is_ipv6() {
             self.set_flag(c::RDMA_OPTION_ID_AFONLY)?;
         }
-        // As for a TCP listener: a port that only former connections still hold may be listened on again.
+        // As for a TCP listener: a port that only former connections still hold may be listened on
+        // again.
         self.set_flag(c::RDMA_OPTION_ID_REUSEADDR)?;
         let mut address = CAddress::new(address);
         self.call("rdma_bind_addr", Stage::Address, |id| {
@@ -157,7 +164,7 @@ impl CmId {
         self.hear_device().or_else(|error| if matches!(error, Error::State(_)) { Ok(()) } else { Err(error) })
     }
 
-    /// Has what the device tells of this identifier reported on its channel, from now on.
+    /// Reports device events of this identifier on its channel from now on.
     pub(crate) fn hear_device(&self) -> Result<(), Error> {
         let (context, port) = self.with(|id| {
             // SAFETY: a live identifier whose lock is held.
@@ -165,7 +172,8 @@ impl CmId {
             // SAFETY: as above.
             Ok((context, unsafe { (*id).port_num }))
         })?;
-        // Under the lock of the current channel: should the identifier move meanwhile, its new channel watches the device.
+        // Under the lock of the current channel: should the identifier move meanwhile, its new
+        // channel watches the device.
         let current_channel = locked(&self.current_channel);
         current_channel.watch_device(context)?;
         drop(current_channel);
@@ -180,8 +188,8 @@ impl CmId {
     /// Sets an option of the identifier, which has the type of `value` in C.
     fn set_option<T: Copy>(&self, option: u32, stage: Stage, mut value: T) -> Result<(), Error> {
         self.call("rdma_set_option", stage, |id| {
-            // SAFETY: rdma_set_option(3): so many bytes, which are read during the call; another number of them than the option has is
-            // refused.
+            // SAFETY: rdma_set_option(3): so many bytes, which are read during the call; another
+            // number of them than the option has is refused.
             unsafe {
                 (self.api.rdma_set_option)(
                     id,
@@ -207,7 +215,8 @@ impl CmId {
         place: unsafe fn(*const rdma_cm_id) -> *const libc::sockaddr_storage,
     ) -> Option<SocketAddr> {
         self.with(|id| {
-            // SAFETY: a live identifier; the lock keeps the library from writing the address meanwhile.
+            // SAFETY: a live identifier; the lock keeps the library from writing the address
+            // meanwhile.
             let storage = unsafe { &*place(id) };
             sockaddr::from_c(storage)
         })
@@ -217,21 +226,25 @@ impl CmId {
 impl Drop for CmId {
     fn drop(&mut self) {
         asynchronous::leave(self.key());
-        // Nobody could tell whom it is for.
+        // Unread events of this identifier could no longer be attributed.
         drop(locked(&self.current_channel).withdraw(self.key()));
-        // SAFETY: rdma_destroy_id(3): this is the last reference, so the queue pair, which held one, is destroyed, and no
-        // other call is under way. The channel is still held. Events are acknowledged before their reader lets go of the
-        // channel's lock, so the wait for them, if any, is short.
+        // SAFETY: rdma_destroy_id(3): this is the last reference, so the queue pair, which held
+        // one, is destroyed, and no other call is running. The channel is still held. Events are
+        // acknowledged before their reader releases the channel's lock, so the wait for them, if
+        // any, is short.
         let result = unsafe { (self.api.rdma_destroy_id)(self.raw.as_ptr()) };
         if result == 0 {
-            // SAFETY: allocated by `Box::leak` in `Context::allocate`; the identifier, whose events could lead here, is gone.
+            // SAFETY: allocated by `Box::leak` in `Context::allocate`; the identifier, whose events
+            // could lead here, is gone.
             drop(unsafe { Box::from_raw(self.context.as_ptr()) });
         }
-        // Otherwise the kernel still knows the identifier and may report events for it: they need the context, so it stays.
+        // Otherwise the kernel still knows the identifier and may report events for it: they need
+        // the context, so it stays.
     }
 }
 
-/// Returns the device of an identifier. The library's own functions look at it without checking that there is one.
+/// Returns the device of an identifier. The library's own functions look at it without checking
+/// that there is one.
 ///
 /// # Safety
 /// `id` is alive and its lock is held.
@@ -303,7 +316,8 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
     }
 
     fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
-        // Kernels do not look at it before the queue pair gets it, and then the connection fails with no reason.
+        // Kernels do not look at it before the queue pair gets it, and then the connection fails
+        // with no reason.
         if code > MAX_ACK_TIMEOUT {
             return Err(Error::Argument("a time-out of acknowledgements goes from 0 to 31"));
         }
@@ -323,7 +337,8 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
         let mut destination = CAddress::new(remote);
         self.inner.call("rdma_resolve_addr", Stage::Address, |id| {
             let source = source.as_mut().map_or(ptr::null_mut(), CAddress::as_mut_ptr);
-            // SAFETY: rdma_resolve_addr(3): a live identifier, live addresses; no source is a null pointer.
+            // SAFETY: rdma_resolve_addr(3): a live identifier, live addresses; no source is a null
+            // pointer.
             unsafe {
                 (self.inner.api.rdma_resolve_addr)(
                     id,
@@ -339,7 +354,8 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
         self.inner.with(|id| {
             // SAFETY: a live identifier whose lock is held.
             unsafe { device_of(id) }?;
-            // SAFETY: rdma_resolve_route(3): a live identifier with a device, which the library looks at unchecked.
+            // SAFETY: rdma_resolve_route(3): a live identifier with a device, which the library
+            // looks at unchecked.
             match unsafe { (self.inner.api.rdma_resolve_route)(id, milliseconds(timeout)) } {
                 0 => Ok(()),
                 _ => Err(Error::last("rdma_resolve_route", Stage::Address)),
@@ -377,8 +393,8 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
         self.inner.with(|id| {
             // SAFETY: a live identifier whose lock is held.
             unsafe { ready(id) }?;
-            // SAFETY: rdma_connect(3): a live identifier with a device and a queue pair; the parameters and the private
-            // data they point to are copied during the call.
+            // SAFETY: rdma_connect(3): a live identifier with a device and a queue pair; the
+            // parameters and the private data they point to are copied during the call.
             match unsafe { (self.inner.api.rdma_connect)(id, &raw mut conn) } {
                 0 => Ok(()),
                 _ => Err(Error::last("rdma_connect", Stage::Connection)),
@@ -402,21 +418,24 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
     fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         let (data, len) = bytes(private_data, REJECT_DATA)?;
         self.inner.call("rdma_reject", Stage::Connection, |id| {
-            // SAFETY: rdma_reject(3): a live identifier; `len` bytes at `data` are copied during the call.
+            // SAFETY: rdma_reject(3): a live identifier; `len` bytes at `data` are copied during
+            // the call.
             unsafe { (self.inner.api.rdma_reject)(id, data, len) }
         })
     }
 
     fn notify_established(&self) -> Result<(), Error> {
         self.inner.call("rdma_notify", Stage::Connection, |id| {
-            // SAFETY: rdma_notify(3): a live identifier; the kernel looks whether it waits for this event.
+            // SAFETY: rdma_notify(3): a live identifier; the kernel looks whether it waits for this
+            // event.
             unsafe { (self.inner.api.rdma_notify)(id, c::IBV_EVENT_COMM_EST) }
         })
     }
 
     fn disconnect(&self) -> Result<(), Error> {
         self.inner.call("rdma_disconnect", Stage::Connection, |id| {
-            // SAFETY: rdma_disconnect(3): a live identifier; one without a device is refused by the library.
+            // SAFETY: rdma_disconnect(3): a live identifier; one without a device is refused by the
+            // library.
             unsafe { (self.inner.api.rdma_disconnect)(id) }
         })
     }
@@ -428,7 +447,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             if Arc::ptr_eq(&from, to) {
                 return Ok(());
             }
-            // Two locks of one kind: always the one at the lower address first.
+            // Lock order: the channel at the lower address first.
             let (first, second) =
                 if Arc::as_ptr(&from) < Arc::as_ptr(to) { (&from, to) } else { (to, &from) };
             let _first = first.enter();
@@ -436,13 +455,15 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             if !Arc::ptr_eq(&from, &locked(&inner.current_channel)) {
                 continue;
             }
-            // SAFETY: rdma_migrate_id(3): a live identifier and an open channel. It blocks while an event of the identifier
-            // is unacknowledged on the old channel; with that channel's lock held there is none.
+            // SAFETY: rdma_migrate_id(3): a live identifier and an open channel. It blocks while an
+            // event of the identifier is unacknowledged on the old channel; with that channel's
+            // lock held there is none.
             let result = unsafe { (inner.api.rdma_migrate_id)(inner.raw.as_ptr(), to.as_ptr()) };
             if result != 0 {
                 return Err(Error::last("rdma_migrate_id", Stage::Connection));
             }
-            // What devices told moves along. Under the lock of the current channel, so that nothing more is told to the old channel.
+            // What devices told moves along. Under the lock of the current channel, so that nothing
+            // more is told to the old channel.
             let mut current_channel = locked(&inner.current_channel);
             *current_channel = Arc::clone(to);
             from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));

@@ -17,24 +17,27 @@
 //!
 //! # What it needs
 //!
-//! To build: Rust and a linker. To run: `librdmacm.so.1` and `libibverbs.so.1` (of rdma-core; run with version 44), found
-//! with `dlopen` by [`Verbs::load`], and an RDMA device that can do reliable connections with WRITE WITH IMMEDIATE:
-//! InfiniBand, RoCE, or soft-RoCE (`rdma_rxe`). Where one of them is missing, [`Verbs::load`] or
+//! To build: Rust and a linker. To run: `librdmacm.so.1` and `libibverbs.so.1` (of rdma-core; run
+//! with version 44), found with `dlopen` by [`Verbs::load`], and an RDMA device that can do
+//! reliable connections with WRITE WITH IMMEDIATE: InfiniBand, RoCE, or soft-RoCE (`rdma_rxe`).
+//! Where one of them is missing, [`Verbs::load`] or
 //! [`event_channel`](rdma_backend::Backend::event_channel) fails with
-//! [`ErrorKind::NoDevice`](rdma_backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
-//! locked memory: the limit (`ulimit -l`) must have room for them.
+//! [`ErrorKind::NoDevice`](rdma_backend::ErrorKind::NoDevice) and a text that says what to install
+//! or load. Regions are locked memory: the limit (`ulimit -l`) must have room for them.
 //!
 //! # Fork
 //!
-//! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs one of two things, or a write
-//! of the parent after the fork moves the page away from where the device reads and writes (VR-RES-010): a kernel that copies
-//! pinned pages at the fork (Linux 5.12 and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
-//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before
-//! [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
-//! only runs `exec` is safe in any case. Pages count as a whole: memory of a program that is registered
-//! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of its own, or a child lacks what
-//! else is on its first and last page too. In no case may a child use the parent's connections: it has their descriptors and
-//! their memory, and neither is its own.
+//! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs
+//! one of two things, or a write of the parent after the fork moves the page away from where the
+//! device reads and writes (VR-RES-010): a kernel that copies pinned pages at the fork (Linux 5.12
+//! and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
+//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there
+//! before [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it
+//! dies if it touches them. A child that only runs `exec` is safe in any case. Pages count as a
+//! whole: memory of a program that is registered
+//! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of
+//! its own, or a child lacks what else is on its first and last page too. In no case may a child
+//! use the parent's connections: it has their descriptors and their memory, and neither is its own.
 //!
 //! # From the seam to C
 //!
@@ -64,51 +67,59 @@
 //! | `CompletionQueue::take_events` | `ibv_get_cq_event(3)` until `EAGAIN`, or as many as were asked for, then one `ibv_ack_cq_events(3)` |
 //! | drop | `rdma_destroy_qp(3)`, `ibv_destroy_cq(3)`, `ibv_destroy_comp_channel(3)`, `ibv_dereg_mr(3)`, `munmap(2)`, `ibv_dealloc_pd(3)`, `rdma_destroy_id(3)`, `rdma_destroy_event_channel(3)` |
 //!
-//! [`EventChannel`] and [`CompletionQueue`] implement [`AsFd`](std::os::fd::AsFd): poll the descriptors for reading. Both are
-//! owned by their object; nothing else may be done with them. An event channel's is an epoll(7) instance over librdmacm's own
-//! descriptor and those of the devices in use.
+//! [`EventChannel`] and [`CompletionQueue`] implement [`AsFd`](std::os::fd::AsFd): poll the
+//! descriptors for reading. Both are owned by their object; nothing else may be done with them. An
+//! event channel's is an epoll(7) instance over librdmacm's own descriptor and those of the devices
+//! in use.
 //!
 //! # Threads
 //!
-//! Everything is [`Send`] and [`Sync`]. Posting, polling, arming and taking events take no lock of ours and allocate
-//! nothing; the provider has its own locks (unless a variable such as `MLX5_SINGLE_THREADED` turns them off: do not set
-//! it). Calls on identifiers and [`next_event`](EventChannel) exclude each other per event channel, because
-//! `rdma_get_cm_event` itself works on the identifier of the event. None of this blocks.
+//! Everything is [`Send`] and [`Sync`]. Posting, polling, arming and taking events take no lock of
+//! ours and allocate nothing; the provider has its own locks (unless a variable such as
+//! `MLX5_SINGLE_THREADED` turns them off: do not set it). Calls on identifiers and
+//! [`next_event`](EventChannel) exclude each other per event channel, because `rdma_get_cm_event`
+//! itself works on the identifier of the event. None of this blocks.
 //!
 //! # Inline bytes
 //!
-//! The slice of an inline request may be written again at once ([`SendRequest`](rdma_backend::SendRequest)): providers copy
-//! it. `mana` (as of rdma-core 55) does not look at `IBV_SEND_INLINE`, and its device reads the slice later. A kernel that refuses inline bytes there leaves
-//! a [`max_inline`](rdma_backend::QueuePair::max_inline) of 0; older kernels do not refuse. On such a device ask for no inline bytes, or
-//! leave the slice as it is until the request has completed.
+//! The slice of an inline request may be written again at once
+//! ([`SendRequest`](rdma_backend::SendRequest)): providers copy it. `mana` (as of rdma-core 55)
+//! does not look at `IBV_SEND_INLINE`, and its device reads the slice later. A kernel that refuses
+//! inline bytes there leaves a [`max_inline`](rdma_backend::QueuePair::max_inline) of 0; older
+//! kernels do not refuse. On such a device ask for no inline bytes, or leave the slice as it is
+//! until the request has completed.
 //!
 //! # The order of destruction
 //!
-//! C wants a queue pair destroyed before its completion queue and its identifier, a completion queue before its channel,
-//! regions before their domain, identifiers before their event channel, and everything before the device is closed; and
-//! `rdma_destroy_id` and `ibv_destroy_cq` wait for ever for an event that was taken and not acknowledged. Here each object
-//! holds (by [`Arc`](std::sync::Arc)) those that must outlive it, and an event is acknowledged before it is handed out.
-//! Handles may be dropped in any order, on any thread.
+//! C wants a queue pair destroyed before its completion queue and its identifier, a completion
+//! queue before its channel, regions before their domain, identifiers before their event channel,
+//! and everything before the device is closed; and `rdma_destroy_id` and `ibv_destroy_cq` wait for
+//! ever for an event that was taken and not acknowledged. Here each object holds (by
+//! [`Arc`](std::sync::Arc)) those that must outlive it, and an event is acknowledged before it is
+//! handed out. Handles may be dropped in any order, on any thread.
 //!
 //! # Asynchronous events
 //!
-//! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of the identifier it is for, as
-//! [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm opens a device once for the process, so its
-//! identifiers, on however many channels, share one context and one descriptor of such events. That descriptor stays the
-//! context's; it is made non-blocking. Whichever channel is asked first takes the events, acknowledges each before anything
-//! else can happen, and hands them to the channels that they are for. Do not read the events of a context that librdmacm opened
-//! elsewhere in the process: they would be missed here.
+//! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of the
+//! identifier it is for, as [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm
+//! opens a device once for the process, so its identifiers, on however many channels, share one
+//! context and one descriptor of such events. That descriptor stays the context's; it is made
+//! non-blocking. Whichever channel is asked first takes the events, acknowledges each before
+//! anything else can happen, and hands them to the channels that they are for. Do not read the
+//! events of a context that librdmacm opened elsewhere in the process: they would be missed here.
 //!
 //! # The bindings
 //!
-//! `src/sys/generated/mod.rs` is bindgen's translation of the headers for Linux on x86_64 and aarch64, checked in, reduced to what
-//! is used, with its layout assertions evaluated at compile time; `bindings.sh` makes it. The structures in it are the same
-//! in rdma-core 44, 56 and 65. C enums are integers, because newer libraries add values. `ibv_post_send` and its like are
-//! inline functions in C; here as there they go through the table in the device's context.
+//! `src/sys/generated/mod.rs` is bindgen's translation of the headers for Linux on x86_64 and
+//! aarch64, checked in, reduced to what is used, with its layout assertions evaluated at compile
+//! time; `bindings.sh` makes it. The structures in it are the same in rdma-core 44, 56 and 65. C
+//! enums are integers, because newer libraries add values. `ibv_post_send` and its like are inline
+//! functions in C; here as there they go through the table in the device's context.
 //!
-//! The feature `rdma-sys` replaces these declarations by those of the crate of that name, which links the libraries at build
-//! time (it needs their headers, libclang and pkg-config, and does not build with clang 16 or newer); its tests also compare both
-//! layouts. The feature `ibverbs` adds the module `devices`, a listing of devices and GIDs by the crate of that name.
+//! The feature `rdma-sys` replaces these declarations by those of the crate of that name, which
+//! links the libraries at build time (it needs their headers, libclang and pkg-config, and does not
+//! build with clang 16 or newer); its tests also compare both layouts. The feature `ibverbs` adds
+//! the module `devices`, a listing of devices and GIDs by the crate of that name.
 
 mod asynchronous;
 mod chain;
@@ -154,8 +165,9 @@ impl Verbs {
         Ok(Self { api: sys::Api::get()? })
     }
 
-    /// Returns whether the libraries can be asked for [`Access::RELAXED_ORDERING`](rdma_backend::Access::RELAXED_ORDERING). Whether the
-    /// kernel and the device then do it, they do not tell.
+    /// Returns whether the libraries can be asked for
+    /// [`Access::RELAXED_ORDERING`](rdma_backend::Access::RELAXED_ORDERING). Whether the kernel and
+    /// the device then do it, they do not tell.
     #[must_use]
     pub const fn has_relaxed_ordering(&self) -> bool {
         self.api.ibv_reg_mr_iova2.is_some()
@@ -185,12 +197,13 @@ impl Backend for Verbs {
     }
 }
 
-/// Locks. A panic elsewhere leaves nothing half done behind these locks, so a poisoned one is as good as another.
+/// Locks. A panic elsewhere leaves nothing half done behind these locks, so a poisoned one is as
+/// good as another.
 fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes reads from `fd` return instead of waiting.
+/// Makes `fd` non-blocking.
 fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
     // SAFETY: fcntl(2) with F_GETFL takes no pointer; a descriptor that is not open is an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

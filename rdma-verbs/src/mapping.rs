@@ -6,8 +6,8 @@ use rdma_backend::Pages;
 
 use crate::error::{Error, Stage};
 
-/// The length of a huge page: what x86-64 and AArch64 with pages of 4 KiB have first. A system whose reserved pages are longer refuses
-/// such a mapping, and is advised instead.
+/// The length of a huge page: what x86-64 and AArch64 with pages of 4 KiB have first. A system
+/// whose reserved pages are longer refuses such a mapping, and is advised instead.
 const HUGE: usize = 2 << 20;
 
 /// Anonymous pages, zeroed.
@@ -19,7 +19,8 @@ pub(crate) struct Mapping {
     pages: Pages,
 }
 
-// SAFETY: the bytes are reached by the region that they belong to, as atomics only; the mapping itself is never changed.
+// SAFETY: the bytes are reached by the region that they belong to, as atomics only; the mapping
+// itself is never changed.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -32,8 +33,9 @@ impl Mapping {
         Self::map(whole(len, page)?, 0).map_err(|()| Error::last("mmap", Stage::Create))
     }
 
-    /// Maps at least `len` bytes of huge pages: of those that are reserved if there are enough, or else of usual pages that the kernel is
-    /// advised to make huge. Less than a huge page is mapped as ever: it would waste most of one.
+    /// Maps at least `len` bytes of huge pages: of those that are reserved if there are enough, or
+    /// else of usual pages that the kernel is advised to make huge. Less than a huge page is mapped
+    /// as ever: it would waste most of one.
     pub(crate) fn huge(len: usize) -> Result<Self, Error> {
         Self::reserved_or_advised(len, libc::MAP_HUGETLB)
     }
@@ -48,7 +50,8 @@ impl Mapping {
             mapping.pages = Pages::Huge;
             return Ok(mapping);
         }
-        // Huge pages lie at multiples of their length: what is in front of the first and behind the last is given back.
+        // Huge pages lie at multiples of their length: what is in front of the first and behind the
+        // last is given back.
         let room = whole.checked_add(HUGE).ok_or(TOO_LONG)?;
         let mut mapping = Self::map(room, 0).map_err(|()| Error::last("mmap", Stage::Create))?;
         mapping.trim(whole);
@@ -60,7 +63,8 @@ impl Mapping {
     }
 
     fn map(len: usize, flags: i32) -> Result<Self, ()> {
-        // SAFETY: mmap(2): fresh anonymous pages at an address of the kernel's choice affect no other memory.
+        // SAFETY: mmap(2): fresh anonymous pages at an address of the kernel's choice affect no
+        // other memory.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -87,7 +91,7 @@ impl Mapping {
         let (kept, end) = unsafe { (first.add(before), first.add(before + len)) };
         for (part, length) in [(first, before), (end, after)] {
             if length > 0 {
-                // SAFETY: munmap(2): whole pages of this mapping, which nobody has seen yet.
+                // SAFETY: munmap(2): whole pages of this mapping, which no other code has seen yet.
                 unsafe { libc::munmap(part.cast(), length) };
             }
         }
@@ -101,7 +105,7 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Returns what came of the wish for huge pages.
+    /// Returns the kind of pages that the mapping got.
     pub(crate) const fn pages(&self) -> Pages {
         self.pages
     }
@@ -127,8 +131,8 @@ fn whole(len: usize, page: usize) -> Result<usize, Error> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: munmap(2): exactly what was mapped and not given back; every borrow of it ended with `self`, and it is not registered
-        // any more.
+        // SAFETY: munmap(2): exactly what was mapped and not given back; every borrow of it ended
+        // with `self`, and it is not registered any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -142,7 +146,8 @@ mod tests {
     use super::*;
 
     fn bytes(mapping: &Mapping) -> SharedMemory<'_> {
-        // SAFETY: pages that nobody else has, mapped until the end of the borrow, and reached as atomics only.
+        // SAFETY: pages that no other owner has, mapped until the end of the borrow, and reached as
+        // atomics only.
         SharedMemory::new(unsafe {
             core::slice::from_raw_parts(mapping.base().cast::<AtomicU8>(), mapping.len)
         })
@@ -162,7 +167,8 @@ mod tests {
     fn huge_pages_are_aligned_or_not_taken() {
         let usual = Mapping::huge(HUGE - 1).unwrap();
         assert_eq!((usual.pages, usual.len), (Pages::Usual, HUGE));
-        // Whether some are reserved is the machine's choice; a kernel without transparent ones takes no advice.
+        // Whether some are reserved is the machine's choice; a kernel without transparent ones
+        // takes no advice.
         for len in [HUGE, HUGE + 1, 3 * HUGE] {
             let mapping = Mapping::huge(len).unwrap();
             println!("{len} bytes: {:?}", mapping.pages);
@@ -201,7 +207,7 @@ mod tests {
             for len in [0, usize::MAX, usize::MAX / 2 + 1] {
                 assert!(matches!(map(len), Err(Error::Argument(_))), "{len}");
             }
-            // Possible, but never granted.
+            // A valid length that the kernel never grants.
             assert!(matches!(map(1 << 55), Err(Error::Call { call: "mmap", .. })));
         }
     }

@@ -39,8 +39,9 @@ pub struct QueuePair {
     domain: Arc<Pd>,
 }
 
-// SAFETY: work may be posted by any number of threads at once: all verbs objects are safe for multi-threaded access
-// (ibv_alloc_td(3)). What changes its state or destroys it is done under the lock of its identifier.
+// SAFETY: work may be posted by any number of threads at once: all verbs objects are safe for
+// multi-threaded access (ibv_alloc_td(3)). What changes its state or destroys it is done under the
+// lock of its identifier.
 unsafe impl Send for QueuePair {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePair {}
@@ -81,11 +82,13 @@ impl QueuePair {
             // SAFETY: rdma_create_qp(3) succeeded and left the queue pair here.
             let raw = unsafe { (*raw_id).qp };
             let raw = NonNull::new(raw).ok_or(Error::State("the identifier has no queue pair"))?;
-            // SAFETY: the queue pair is alive; its number and its context's table are never written again.
+            // SAFETY: the queue pair is alive; its number and its context's table are never written
+            // again.
             let (number, post_send, post_recv) =
                 unsafe { ((*raw.as_ptr()).qp_num, (*verbs).ops.post_send, (*verbs).ops.post_recv) };
             let (Some(post_send), Some(post_recv)) = (post_send, post_recv) else {
-                // SAFETY: rdma_destroy_qp(3): the identifier has a queue pair, which nobody uses.
+                // SAFETY: rdma_destroy_qp(3): the identifier has a queue pair, which no other code
+                // uses.
                 unsafe { (domain.device().api.rdma_destroy_qp)(raw_id) };
                 return Err(Error::State("the device's provider cannot post work requests"));
             };
@@ -111,7 +114,8 @@ impl QueuePair {
     ) -> Result<(), PostError<Error>> {
         let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST];
         let mut works = [const { MaybeUninit::<ibv_send_wr>::uninit() }; MOST];
-        // Everything below goes through these two pointers, so that the links between the requests stay valid.
+        // Everything below goes through these two pointers, so that the links between the requests
+        // stay valid.
         let elements = elements.as_mut_ptr().cast::<ibv_sge>();
         let works = works.as_mut_ptr().cast::<ibv_send_wr>();
         let mut count = 0;
@@ -124,8 +128,8 @@ impl QueuePair {
                     break;
                 }
             };
-            // The list points to a written element even where it has none: providers look at the first without looking at the number
-            // (erdma and cxgb4 of a READ, cxgb4 of a WRITE).
+            // The list points to a written element even where it has none: providers look at the
+            // first without looking at the number (erdma and cxgb4 of a READ, cxgb4 of a WRITE).
             let num_sge = c_int::from(element.length != 0);
             // SAFETY: `count` is below MOST, the length of the array.
             let sge = unsafe { elements.add(count) };
@@ -141,9 +145,11 @@ impl QueuePair {
         }
         if count > 0 {
             let mut bad = works;
-            // SAFETY: ibv_post_send(3): a live queue pair, and a chain of `count` requests that ends with a null pointer, with
-            // elements inside regions of its domain; of each request all is written that the call reads for its operation. The call copies requests, elements and inline bytes; the device reads
-            // other bytes later, from memory that is registered, and refuses should a region be dropped before.
+            // SAFETY: ibv_post_send(3): a live queue pair, and a chain of `count` requests that
+            // ends with a null pointer, with elements inside regions of its domain; of each request
+            // all is written that the call reads for its operation. The call copies requests,
+            // elements and inline bytes; the device reads other bytes later, from memory that is
+            // registered, and refuses should a region be dropped before.
             let result = unsafe { (self.post_send)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
                 return Err(refused("ibv_post_send", result, position(works, bad, count)));
@@ -220,8 +226,9 @@ unsafe fn create(
     attributes.cap.max_send_sge = 1;
     attributes.cap.max_recv_sge = 1;
     attributes.cap.max_inline_data = limits.inline;
-    // SAFETY: rdma_create_qp(3): everything is alive and of one device; both queues are given, so the library makes none of
-    // its own; `attributes` is a live structure, into which it writes what was granted.
+    // SAFETY: rdma_create_qp(3): everything is alive and of one device; both queues are given, so
+    // the library makes none of its own; `attributes` is a live structure, into which it writes
+    // what was granted.
     let result = unsafe { (domain.device().api.rdma_create_qp)(id, domain.as_ptr(), &raw mut attributes) };
     if result == 0 {
         Ok(attributes.cap.max_inline_data as usize)
@@ -261,7 +268,8 @@ fn work(request: &SendRequest<'_, Region>) -> Work {
 /// Returns the bytes of a GID, in network order.
 fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     const { assert!(size_of::<ibv_gid>() == 16) };
-    // SAFETY: a GID is 16 bytes in whichever arm of the union it was written, without padding, and any are a valid array.
+    // SAFETY: a GID is 16 bytes in whichever arm of the union it was written, without padding, and
+    // any are a valid array.
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
@@ -295,9 +303,11 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         attributes.min_rnr_timer = timer.code();
-        // Without IBV_QP_STATE the queue pair stays in its state; the timer may be changed in RTS, and nowhere else alone.
+        // Without IBV_QP_STATE the queue pair stays in its state; the timer may be changed in RTS,
+        // and nowhere else alone.
         let result = self.id.with(|_| {
-            // SAFETY: ibv_modify_qp(3): a live queue pair, and attributes of which only the one in the mask is read.
+            // SAFETY: ibv_modify_qp(3): a live queue pair, and attributes of which only the one in
+            // the mask is read.
             unsafe {
                 (self.domain.device().api.ibv_modify_qp)(
                     self.raw.as_ptr(),
@@ -339,7 +349,8 @@ impl QueuePair {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         let mut init: ibv_qp_init_attr = sys::zeroed();
         let result = self.id.with(|_| {
-            // SAFETY: ibv_query_qp(3): a live queue pair, and two live structures of the right types for the answer.
+            // SAFETY: ibv_query_qp(3): a live queue pair, and two live structures of the right
+            // types for the answer.
             unsafe {
                 (self.domain.device().api.ibv_query_qp)(
                     self.raw.as_ptr(),
@@ -358,11 +369,12 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // Another may soon lie at its address.
+        // A new queue pair may reuse its address.
         asynchronous::set_pair(self.id.key(), ptr::null(), ptr::null());
         self.id.with(|id| {
-            // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one, since it had none when this was created and
-            // gets no second; nobody else has the pointer. The lock keeps the event loop from using it meanwhile.
+            // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one, since it had
+            // none when this was created and gets no second; no other pointer to it exists. The
+            // lock keeps the event loop from using it meanwhile.
             unsafe { (self.domain.device().api.rdma_destroy_qp)(id) };
         });
     }
@@ -381,7 +393,8 @@ mod tests {
         let to = place.as_mut_ptr();
         // SAFETY: a live structure.
         unsafe { sys::write_send_wr(to, &work, &raw mut element, 1) };
-        // SAFETY: written, says the name of this test, and Miri where it is wrong: each is an integer or a pointer.
+        // SAFETY: written, says the name of this test, and Miri where it is wrong: each is an
+        // integer or a pointer.
         unsafe {
             assert_eq!(((*to).wr_id, (*to).opcode, (*to).send_flags), (7, work.opcode, 2));
             assert!((*to).next.is_null() && (*to).sg_list == &raw mut element && (*to).num_sge == 1);

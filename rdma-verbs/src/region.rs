@@ -21,15 +21,16 @@ pub struct Domain {
     pub(crate) inner: Arc<Pd>,
 }
 
-/// The domain proper; regions and queue pairs hold it, because `ibv_dealloc_pd(3)` fails while there are any.
+/// The domain proper; regions and queue pairs hold it, because `ibv_dealloc_pd(3)` fails while
+/// there are any.
 #[derive(Debug)]
 pub(crate) struct Pd {
     raw: NonNull<ibv_pd>,
     device: Device,
 }
 
-// SAFETY: a protection domain may be used by any number of threads at once: all verbs objects are safe for multi-threaded
-// access (ibv_alloc_td(3)). It is deallocated by the last reference.
+// SAFETY: a protection domain may be used by any number of threads at once: all verbs objects are
+// safe for multi-threaded access (ibv_alloc_td(3)). It is deallocated by the last reference.
 unsafe impl Send for Pd {}
 // SAFETY: as above.
 unsafe impl Sync for Pd {}
@@ -46,15 +47,17 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: ibv_dealloc_pd(3): what was made in the domain held it and is destroyed. Should a region have failed to be
-        // deregistered, this fails with EBUSY and the domain stays, as it must.
+        // SAFETY: ibv_dealloc_pd(3): what was made in the domain held it and is destroyed. Should a
+        // region have failed to be deregistered, this fails with EBUSY and the domain stays, as it
+        // must.
         let _busy = unsafe { (self.device.api.ibv_dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
 impl Domain {
     pub(crate) fn create(device: Device) -> Result<Self, Error> {
-        // SAFETY: ibv_alloc_pd(3): the device's context is open, and stays so while the device is held.
+        // SAFETY: ibv_alloc_pd(3): the device's context is open, and stays so while the device is
+        // held.
         let raw = unsafe { (device.api.ibv_alloc_pd)(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_alloc_pd", Stage::Create))?;
         Ok(Self { inner: Arc::new(Pd { raw, device }) })
@@ -89,7 +92,8 @@ impl rdma_backend::Domain<Verbs> for Domain {
     }
 }
 
-/// No more rights than asked for: what a region does not need for its purpose, a peer shall not have.
+/// No more rights than asked for: what a region does not need for its purpose, a peer shall not
+/// have.
 fn access_flags(access: Access) -> c_int {
     let mut flags = 0;
     if access.allows(Access::LOCAL_WRITE) {
@@ -111,8 +115,8 @@ struct Functions {
 }
 
 impl Functions {
-    /// Registers `len` bytes at `address`, by the function that knows optional rights if there are any. A library without that
-    /// function has no such right.
+    /// Registers `len` bytes at `address`, by the function that knows optional rights if there are
+    /// any. A library without that function has no such right.
     ///
     /// # Safety
     /// As for `ibv_reg_mr(3)`.
@@ -128,7 +132,8 @@ impl Functions {
         match self.ibv_reg_mr_iova2.filter(|_| access.allows(Access::RELAXED_ORDERING)) {
             Some(optionally) => {
                 let flags = flags.cast_unsigned() | c::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: passed on from the caller; peers know the bytes by the address that they have here.
+                // SAFETY: passed on from the caller; peers know the bytes by the address that they
+                // have here.
                 unsafe { optionally(domain, first, len, address as u64, flags) }
             }
             // SAFETY: passed on from the caller.
@@ -155,7 +160,8 @@ enum Bytes {
     Caller(#[expect(dead_code, reason = "it is kept until it is dropped")] Arc<dyn CallerMemory>),
 }
 
-// SAFETY: the bytes are reached through atomics only, and `raw` only for deregistration, by the owner.
+// SAFETY: the bytes are reached through atomics only, and `raw` only for deregistration, by the
+// owner.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -167,7 +173,8 @@ impl Region {
         Self::register(domain, Bytes::Own(mapping), (address, len), None, access)
     }
 
-    /// Registers the `len` bytes at `address`, which are those of `bytes`; through `buffer`, if they are a mapping of it.
+    /// Registers the `len` bytes at `address`, which are those of `bytes`; through `buffer`, if
+    /// they are a mapping of it.
     fn register(
         domain: &Arc<Pd>,
         bytes: Bytes,
@@ -177,11 +184,14 @@ impl Region {
     ) -> Result<Self, Error> {
         let api = domain.device.api;
         let functions = Functions { ibv_reg_mr: api.ibv_reg_mr, ibv_reg_mr_iova2: api.ibv_reg_mr_iova2 };
-        // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the registration: `bytes` stays in the region,
-        // which drops it last. A caller's memory was borrowed once, for both numbers, from the value behind its `Arc`, which is neither
-        // moved nor dropped before that, so that borrow could have lasted as long. Its bytes are atomics, for which it is sound that
-        // the device writes them. ibv_reg_dmabuf_mr(3): the same bytes, by the contract of `DmaBuf::new`, which the device names by the address
-        // that they have here; the descriptor is open for as long as `bytes` exists, and is not used after the call.
+        // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the
+        // registration: `bytes` stays in the region, which drops it last. A caller's memory was
+        // borrowed once, for both numbers, from the value behind its `Arc`, which is neither moved
+        // nor dropped before that, so that borrow could have lasted as long. Its bytes are atomics,
+        // for which it is sound that the device writes them. ibv_reg_dmabuf_mr(3): the same bytes,
+        // by the contract of `DmaBuf::new`, which the device names by the address that they have
+        // here; the descriptor is open for as long as `bytes` exists, and is not used after the
+        // call.
         let raw = unsafe {
             match buffer {
                 None => functions.register(domain.as_ptr(), address, len, access),
@@ -203,7 +213,8 @@ impl Region {
         Ok(Self { raw, lkey, rkey, address, len, bytes: Some(bytes), domain: Arc::clone(domain) })
     }
 
-    /// Returns the scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
+    /// Returns the scatter/gather element for a slice of this region, if the slice is inside and
+    /// `domain` is the region's.
     #[inline]
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
@@ -225,7 +236,8 @@ impl Region {
     }
 }
 
-/// Returns whether `len` bytes of a dma-buf from its offset on can be there: the kernel's offsets are signed.
+/// Returns whether `len` bytes of a dma-buf from its offset on can be there: the kernel's offsets
+/// are signed.
 fn is_inside_a_file(buffer: &DmaBuf, len: usize) -> bool {
     let end = buffer.offset().checked_add(len as u64);
     buffer.descriptor() >= 0 && end.is_some_and(|end| i64::try_from(end).is_ok())
@@ -258,9 +270,11 @@ impl rdma_backend::Region for Region {
 
     #[inline]
     fn memory(&self) -> SharedMemory<'_> {
-        // SAFETY: the bytes that were registered, whose provenance was exposed for that. `bytes` keeps them until the region is dropped,
-        // which the borrow of `self` prevents. They are a mapping of this library's, reached in this process as atomics only, or what a
-        // caller's memory lent as atomics, from behind its `Arc`, which is neither moved nor dropped before that.
+        // SAFETY: the bytes that were registered, whose provenance was exposed for that. `bytes`
+        // keeps them until the region is dropped, which the borrow of `self` prevents. They are a
+        // mapping of this library's, reached in this process as atomics only, or what a caller's
+        // memory lent as atomics, from behind its `Arc`, which is neither moved nor dropped before
+        // that.
         SharedMemory::new(unsafe {
             core::slice::from_raw_parts(ptr::with_exposed_provenance::<AtomicU8>(self.address), self.len)
         })
@@ -286,11 +300,13 @@ impl fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: ibv_dereg_mr(3): registered by us and deregistered once. Work requests that still name the region fail with
-        // a protection error from here on; the device does not touch the pages any more.
+        // SAFETY: ibv_dereg_mr(3): registered by us and deregistered once. Work requests that still
+        // name the region fail with a protection error from here on; the device does not touch the
+        // pages any more.
         let result = unsafe { (self.domain.device.api.ibv_dereg_mr)(self.raw.as_ptr()) };
         if result != 0 {
-            // The device may still write there, so the memory must never serve another purpose: it is never given back.
+            // The device may still write there, so the memory must never serve another purpose: it
+            // is never given back.
             core::mem::forget(self.bytes.take());
         }
     }
@@ -325,7 +341,7 @@ mod tests {
         assert_eq!(access_flags(Access::REMOTE_WRITE), 1 | 2);
         assert_eq!(access_flags(Access::REMOTE_READ), 4);
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::REMOTE_READ)), 1 | 2 | 4);
-        // Known to one function only.
+        // Only one of the functions knows this right.
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::RELAXED_ORDERING)), 1 | 2);
     }
 

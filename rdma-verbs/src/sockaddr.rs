@@ -14,7 +14,8 @@ pub(crate) union CAddress {
 impl CAddress {
     /// Returns the C form of `address`.
     pub(crate) fn new(address: SocketAddr) -> Self {
-        // SAFETY: sockaddr_storage is integers, for which zero is a valid value; and it is the union's largest member.
+        // SAFETY: sockaddr_storage is integers, for which zero is a valid value; and it is the
+        // union's largest member.
         let mut this = Self { storage: unsafe { core::mem::zeroed() } };
         match address {
             SocketAddr::V4(address) => {
@@ -38,18 +39,20 @@ impl CAddress {
         this
     }
 
-    /// For a C parameter. librdmacm declares its address parameters without `const` and only reads them.
+    /// For a C parameter. librdmacm declares its address parameters without `const` and only reads
+    /// them.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         (&raw mut *self).cast()
     }
 }
 
-/// Returns the Rust form of an address; `None` if it is neither IPv4 nor IPv6 (an identifier that has none yet).
+/// Returns the Rust form of an address; `None` if it is neither IPv4 nor IPv6 (an identifier that
+/// has none yet).
 pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: sockaddr_storage is as large and as aligned as any address and holds one of this family; any bytes
-            // make a valid sockaddr_in.
+            // SAFETY: sockaddr_storage is as large and as aligned as any address and holds one of
+            // this family; any bytes make a valid sockaddr_in.
             let address = unsafe { &*(&raw const *storage).cast::<sockaddr_in>() };
             let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into())

@@ -27,16 +27,19 @@ const _: RegisterOptionally = super::generated::ibv_reg_mr_iova2;
 
 macro_rules! api {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        /// The functions of librdmacm and libibverbs that this crate calls, each with its C prototype.
+        /// The functions of librdmacm and libibverbs that this crate calls, each with its C
+        /// prototype.
         pub(crate) struct Api {
             $($(#[$attribute])* pub(crate) $name: unsafe extern "C" fn($($argument: $type),*) $(-> $result)?,)*
-            /// `ibv_reg_mr_iova2`, which the `ibv_reg_mr` of the headers calls for optional rights: it leaves out those that the kernel
-            /// does not know. Libraries have it since rdma-core 28.
+            /// `ibv_reg_mr_iova2`, which the `ibv_reg_mr` of the headers calls for optional rights:
+            /// it leaves out those that the kernel does not know. Libraries have it since rdma-core
+            /// 28.
             pub(crate) ibv_reg_mr_iova2: Option<RegisterOptionally>,
         }
 
-        // The prototypes above are those of the headers: each must have the type of the generated declaration (or, under
-        // the feature, of rdma-sys's). Nothing is emitted for these constants, so nothing needs to be linked for them.
+        // The prototypes above are those of the headers: each must have the type of the generated
+        // declaration (or, under the feature, of rdma-sys's). Nothing is emitted for these
+        // constants, so nothing needs to be linked for them.
         #[cfg(not(feature = "rdma-sys"))]
         const _: () = {
             $(let _: unsafe extern "C" fn($($type),*) $(-> $result)? = super::generated::$name;)*
@@ -50,7 +53,8 @@ macro_rules! api {
                 let api = Self {
                     $($name: {
                         type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
-                        // SAFETY: the symbol's C prototype is `Function`: the constants above compare it with the header.
+                        // SAFETY: the symbol's C prototype is `Function`: the constants above
+                        // compare it with the header.
                         unsafe { libraries.find::<Function>(stringify!($name)) }?
                     },)*
                     // SAFETY: as above.
@@ -222,8 +226,8 @@ impl Libraries {
         }
     }
 
-    /// Leaves the libraries loaded for the rest of the process: the table points into them, and providers start threads
-    /// and register exit handlers of their own.
+    /// Leaves the libraries loaded for the rest of the process: the table points into them, and
+    /// providers start threads and register exit handlers of their own.
     fn keep(self) {
         std::mem::forget(self.rdmacm.1);
         std::mem::forget(self.ibverbs.1);
@@ -232,8 +236,9 @@ impl Libraries {
 
 #[cfg(any(not(feature = "rdma-sys"), test))]
 fn library(name: &'static str) -> Result<libloading::Library, Error> {
-    // SAFETY: loading runs the initialisers of rdma-core's libraries, which set up locks and lists of their own and expect
-    // nothing of the process; programs link against them with the same effect.
+    // SAFETY: loading runs the initialisers of rdma-core's libraries, which set up locks and lists
+    // of their own and expect nothing of the process; programs link against them with the same
+    // effect.
     unsafe { libloading::Library::new(name) }
         .map_err(|error| Error::Library { library: name, reason: error.to_string() })
 }

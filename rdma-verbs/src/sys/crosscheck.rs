@@ -1,5 +1,6 @@
-//! Our declarations against those of rdma-sys, which its build script makes from the headers that are installed: every
-//! structure that the crate passes to C or reads, by size, alignment and the offset of every field that is used.
+//! Our declarations against those of rdma-sys, which its build script makes from the headers that
+//! are installed: every structure that the crate passes to C or reads, by size, alignment and the
+//! offset of every field that is used.
 
 use core::mem::{align_of, offset_of, size_of};
 

@@ -13,7 +13,8 @@ pub(crate) use rdma_sys::{
     rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
-/// The functions of that crate, but for those that take or give the kind of an event, and two that it has not.
+/// The functions of that crate, but for those that take or give the kind of an event, and two that
+/// it has not.
 pub(crate) mod functions {
     pub(crate) use rdma_sys::*;
 
@@ -50,7 +51,8 @@ pub(crate) mod functions {
 /// # Safety
 /// `wr` points to a live structure, which need not be initialised.
 pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
+    // are 32-bit integers.
     unsafe { &raw mut (*wr).imm_data_invalidated_rkey_union }.cast()
 }
 
@@ -59,7 +61,8 @@ pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
 /// # Safety
 /// `wc` points to a live structure, which need not be initialised.
 pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
+    // are 32-bit integers.
     unsafe { &raw const (*wc).imm_data_invalidated_rkey_union }.cast()
 }
 
@@ -68,8 +71,9 @@ pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
 /// # Safety
 /// `event` came from `rdma_get_cm_event` and has not been acknowledged.
 pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param {
-    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this arm for every event of
-    // an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is integers and a pointer, valid in any case.
+    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this
+    // arm for every event of an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is
+    // integers and a pointer, valid in any case.
     unsafe { (*event).param.conn }
 }
 

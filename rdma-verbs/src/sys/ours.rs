@@ -13,7 +13,8 @@ pub(crate) use super::generated::{
 /// # Safety
 /// `wr` points to a live structure, which need not be initialised.
 pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
+    // are 32-bit integers.
     unsafe { &raw mut (*wr).__bindgen_anon_1 }.cast()
 }
 
@@ -22,7 +23,8 @@ pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
 /// # Safety
 /// `wc` points to a live structure, which need not be initialised.
 pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
+    // are 32-bit integers.
     unsafe { &raw const (*wc).__bindgen_anon_1 }.cast()
 }
 
@@ -31,8 +33,9 @@ pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
 /// # Safety
 /// `event` came from `rdma_get_cm_event` and has not been acknowledged.
 pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param {
-    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this arm for every event of
-    // an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is integers and a pointer, valid in any case.
+    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this
+    // arm for every event of an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is
+    // integers and a pointer, valid in any case.
     unsafe { (*event).param.conn }
 }
 

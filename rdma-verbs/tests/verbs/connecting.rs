@@ -181,7 +181,7 @@ fn an_unanswered_request_is_refused_when_it_is_dropped() {
     drop(request(&servers, &listener));
     refused(&clients, &client, reject::CONSUMER_DEFINED);
 
-    // The same when nobody has taken the event, and the listener goes.
+    // The same when the event was not taken and the listener is dropped.
     let (clients, client) = asking(&lab, listener.local_addr().unwrap());
     assert!(crate::harness::readable(&servers, PATIENCE));
     drop(listener);

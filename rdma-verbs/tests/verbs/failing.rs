@@ -48,7 +48,8 @@ fn with_retries_for_ever_a_send_waits_for_its_receive() {
     assert_eq!(pair.client.completed().1, Completed::Send);
 }
 
-/// Memory whose dma-buf is none: a device that can register dma-bufs looks at the descriptor, others say that they cannot.
+/// Memory whose dma-buf is none: a device that can register dma-bufs looks at the descriptor,
+/// others say that they cannot.
 #[test]
 fn what_is_no_dma_buf_is_refused() {
     let Some(lab) = lab() else { return };
@@ -70,7 +71,8 @@ impl CallerMemory for NoDmaBuf {
     }
 
     fn dma_buf(&self) -> Option<DmaBuf> {
-        // SAFETY: it is the descriptor of no dma-buf, which the kernel finds out before a device uses it.
+        // SAFETY: it is the descriptor of no dma-buf, which the kernel finds out before a device
+        // uses it.
         Some(unsafe { DmaBuf::new(self.0.as_raw_fd(), 0) })
     }
 }
@@ -116,7 +118,8 @@ fn a_message_longer_than_its_receive_is_an_error_on_both_sides() {
     let Some(lab) = lab() else { return };
     let pair = lab.pair();
     pair.client.post(SendOp::Send, 0, 65);
-    // The specification says LOC_LEN_ERR and REM_INV_REQ_ERR; soft-RoCE says LOC_QP_OP_ERR to the receiver.
+    // The specification says LOC_LEN_ERR and REM_INV_REQ_ERR; soft-RoCE says LOC_QP_OP_ERR to the
+    // receiver.
     for (who, end) in [("receiver", &pair.server), ("sender", &pair.client)] {
         let error = end.completion().result.unwrap_err();
         println!("the {who} sees {:?}", error.status);
@@ -241,7 +244,8 @@ fn the_limit_on_locked_memory_is_named() {
     });
 }
 
-/// Runs `f` with this limit on locked memory, in a thread that lacks CAP_IPC_LOCK, which overrides it.
+/// Runs `f` with this limit on locked memory, in a thread that lacks CAP_IPC_LOCK, which overrides
+/// it.
 fn without_the_right_to_lock(limit: u64, f: impl FnOnce() + Send) {
     #[repr(C)]
     struct Header {
@@ -265,7 +269,8 @@ fn without_the_right_to_lock(limit: u64, f: impl FnOnce() + Send) {
             let got = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) };
             assert_eq!(got, 0);
             sets[0] &= !(1 << CAP_IPC_LOCK);
-            // SAFETY: capset(2): likewise; it concerns this thread alone.
+            // SAFETY: capset(2) of version 3: a header and two structures of three words; it
+            // concerns this thread alone.
             let set = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) };
             assert_eq!(set, 0);
             f();

@@ -51,7 +51,7 @@ fn handles_may_go_in_any_order() {
     let Some(lab) = lab() else { return };
     let Pair { server, client, servers, clients, listener } = lab.pair();
     let before = server.qp.number();
-    // What the queue pair needs stays, although nobody else has it.
+    // What the queue pair needs stays, although it has no other owner.
     drop(servers);
     drop(clients);
     drop(listener);

@@ -195,7 +195,7 @@ fn notification_is_one_shot() {
     assert_eq!(server.cq.take_events().unwrap(), 0);
     assert!(!readable(&server.cq, short));
     assert_eq!([server.completed().1, server.completed().1], [took(1); 2]);
-    // Events that nobody takes do not keep the queue from going.
+    // Untaken events do not keep the queue from being destroyed.
     server.cq.arm().unwrap();
     ping();
     assert!(readable(&server.cq, Duration::from_secs(5)));

@@ -175,11 +175,8 @@ impl Program {
         }
     }
 
-<<<<<<< HEAD
-    /// Waits for its end, for at most ten minutes. Returns whether it was a right one, and what it said, which is less than a pipe holds.
-=======
-    /// Waits for its end. Returns whether it succeeded, and its output.
->>>>>>> work-words3
+    /// Waits at most ten minutes for its end. Returns whether it succeeded, and its output, which is
+    /// less than a pipe holds.
     fn ended(&mut self) -> (bool, String) {
         let by = Instant::now() + Duration::from_secs(600);
         let status = loop {
@@ -296,12 +293,8 @@ fn a_publisher_that_was_restarted_has_another_snapshot() {
     assert_eq!(role.first(), Some(&redis::Value::BulkString(b"master".to_vec())));
 }
 
-<<<<<<< HEAD
-/// A signal at any moment, and the next publication after SIGKILL, leave the source's `rdbcompression` as it was.
-=======
-/// SIGINT at any moment, and the next publication after SIGKILL, leave the source's
+/// A signal at any moment, and the next publication after SIGKILL, leave the source's
 /// `rdbcompression` as it was.
->>>>>>> work-words3
 #[test]
 fn a_publisher_that_ends_leaves_the_source_as_it_was() {
     let Some(device) = Device::find() else { return };
@@ -337,14 +330,9 @@ fn a_publisher_that_ends_leaves_the_source_as_it_was() {
     for _ in 0..stops() {
         let mut publisher = publish(&[]);
         std::thread::sleep(moment() * 4);
-<<<<<<< HEAD
-        // Not SIGINT, which a job in the background ignores until the program asks for it.
+        // Not SIGINT: a shell's background job ignores it until the program asks for it.
         kill_process(Pid::from_child(&publisher.child), Signal::TERM).expect("it runs");
-        // It may not have begun, or be at its end.
-=======
-        kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it runs");
         // It may not have begun, or may already be ending.
->>>>>>> work-words3
         let _ended = publisher.ended();
         scene.is_as_it_was();
     }
