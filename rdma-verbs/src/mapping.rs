@@ -113,8 +113,9 @@ impl Mapping {
 
 const TOO_LONG: Error = Error::Argument("a region of this length does not fit into the address space");
 
-/// Returns how many bytes of the `mapped` at `address` lie in front of `len` that begin at a multiple of [`HUGE`], and how many
-/// behind. `None` if there is no room for these.
+/// Finds `len` bytes that begin at a multiple of [`HUGE`] among the `mapped` bytes at `address`.
+///
+/// Returns how many bytes lie in front of them, and how many behind. `None` if they do not fit.
 fn surplus(address: usize, mapped: usize, len: usize) -> Option<(usize, usize)> {
     let before = address.wrapping_neg() % HUGE;
     let after = mapped.checked_sub(before)?.checked_sub(len)?;

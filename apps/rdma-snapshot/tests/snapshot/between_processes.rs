@@ -175,8 +175,8 @@ impl Program {
         }
     }
 
-    /// Waits at most ten minutes for its end. Returns whether it succeeded, and its output, which is
-    /// less than a pipe holds.
+    /// Waits at most ten minutes for its end. Returns whether it succeeded, and its output, which
+    /// is less than a pipe holds.
     fn ended(&mut self) -> (bool, String) {
         let by = Instant::now() + Duration::from_secs(600);
         let status = loop {
