@@ -22,6 +22,8 @@ pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Sce
         less.remove(place);
         if fails(&less, &scenario) {
             scenario.plan = less;
+            // What was needed before may not be any more.
+            place = 0;
         } else {
             place += 1;
         }

@@ -208,7 +208,11 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
             ];
             Scenario { plan, ..scenario }
         })
-        .find(breaks)
+        // In some the noise alone makes the last report come that a queue is lost at.
+        .find(|scenario| {
+            let quiet = Scenario { plan: vec![lost(0), lost(1)], ..scenario.clone() };
+            breaks(scenario) && breaks(&quiet)
+        })
         .expect("some connection is still busy when both sides lose their queues");
     let least = shrink(failing, breaks);
     let faults: Vec<_> = least.plan.iter().map(|injection| (injection.host, injection.fault)).collect();
