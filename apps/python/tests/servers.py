@@ -97,9 +97,15 @@ class Servers:
         for number, node in enumerate(nodes):
             node.execute_command("CLUSTER ADDSLOTSRANGE", cuts[number], cuts[number + 1] - 1)
             nodes[0].execute_command("CLUSTER MEET", self.host, self.ports[number])
+        # A node that knows of all slots refuses writes for its first two seconds, with "The cluster is down".
         for node in nodes:
-            until(lambda node=node: node.execute_command("CLUSTER INFO")["cluster_slots_ok"] == "16384")
+            until(lambda node=node: self._serves(node))
             node.close()
+
+    @staticmethod
+    def _serves(node):
+        told = node.execute_command("CLUSTER INFO")
+        return told["cluster_state"] == "ok" and told["cluster_slots_ok"] == "16384"
 
     def close(self):
         for number in list(self._processes):
