@@ -1,6 +1,6 @@
-//! Test vectors of Valkey over RDMA, as text: what control messages mean, and what a connection does
-//! when. JSON, without a parser; `vectors/README.md` tells how to read them, and the schemas what
-//! each field is.
+//! Test vectors of Valkey over RDMA, as text: what control messages mean, and what a connection
+//! does when. JSON, without a parser; `vectors/README.md` tells how to read them, and the schemas
+//! what each field is.
 //!
 //! ```
 //! let (name, text) = valkey_rdma_vectors::TRACES[0];
