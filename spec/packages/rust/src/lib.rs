@@ -1,5 +1,6 @@
-//! Test vectors of Valkey over RDMA, as text: what control messages mean, and what a connection does when. JSON, without a
-//! parser; `vectors/README.md` tells how to read them, and the schemas what each field is.
+//! Test vectors of Valkey over RDMA, as text: what control messages mean, and what a connection
+//! does when. JSON, without a parser; `vectors/README.md` tells how to read them, and the schemas
+//! what each field is.
 //!
 //! ```
 //! let (name, text) = valkey_rdma_vectors::TRACES[0];
@@ -28,8 +29,8 @@ pub const CONTROL: &[(&str, &str)] =
 pub const TRACES: &[(&str, &str)] = files!("trace": "close" "credits" "features" "generated" "handshake" "keepalive"
     "limits" "receive" "refused" "stream");
 
-/// `schema/*.json` by name: JSON Schemas of both formats, of the protocol between a runner of vectors and an implementation, and of the
-/// requirements' files.
+/// `schema/*.json` by name: JSON Schemas of both formats, of the protocol between a runner of
+/// vectors and an implementation, and of the requirements' files.
 pub const SCHEMAS: &[(&str, &str)] = files!("schema": "control-1" "protocol-1" "requirements-2" "trace-1");
 
 /// How to read them.
