@@ -4,6 +4,7 @@ mod cluster;
 mod errors;
 mod login;
 mod pipelines;
+mod slices;
 mod striped;
 mod there_and_back;
 mod world;
