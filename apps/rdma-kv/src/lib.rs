@@ -7,6 +7,7 @@ mod cluster;
 mod error;
 mod login;
 mod memory;
+mod parts;
 mod pipeline;
 mod registrations;
 mod reply;

@@ -3,6 +3,7 @@
 mod cluster;
 mod errors;
 mod login;
+mod parts;
 mod pipelines;
 mod slices;
 mod striped;
