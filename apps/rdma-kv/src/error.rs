@@ -28,8 +28,8 @@ pub enum Error {
         /// The length of the part.
         room: usize,
     },
-    /// The value was changed again and again while its parts were received, or the parts that were
-    /// sent are lost: the server evicted them, say. The connections can be used further.
+    /// Each time that the parts of a value were received, another client changed it meanwhile. Or
+    /// the server has evicted parts that were sent. The connections can be used further.
     #[error("the value changed while it was moved in parts")]
     Changed,
     /// The part does not lie in the buffer.

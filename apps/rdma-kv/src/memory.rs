@@ -262,7 +262,7 @@ impl Bytes {
         };
         let offset = offset.checked_add(start as u64)?;
         // SAFETY: the descriptor is open until the last handle is dropped; the rest is the contract
-        // of `from_dma_buf`, whose mapping has the byte `start` that much later in the dma-buf, too.
+        // of `from_dma_buf`: the mapping has the byte `start` that far into the dma-buf, too.
         Some(unsafe { DmaBuf::new(descriptor.as_raw_fd(), offset) })
     }
 }

@@ -79,9 +79,9 @@ impl<T: Transport + Send> Striped<T> {
     /// like a call.
     ///
     /// # Errors
-    /// [`Error::Changed`] if the server has lost parts again, because it evicted them; otherwise the
-    /// error of a connection. Lost connections are dropped. Unless the last step failed without an
-    /// answer, the key has its old value.
+    /// [`Error::Changed`] if the server has lost parts again, because it evicted them; otherwise
+    /// the error of a connection. Lost connections are dropped. Unless the last step failed without
+    /// an answer, the key has its old value.
     pub fn set_from(
         &mut self,
         key: &[u8],

@@ -113,7 +113,7 @@ impl Keys {
         self.get(key).map(|value| value.version)
     }
 
-    /// Returns the bytes from `first` to `last`, both included. Negative numbers count from the end.
+    /// Returns the bytes from `first` to `last`, both included. Negative ones count from the end.
     fn range(&mut self, key: &Bytes, first: Option<i64>, last: Option<i64>) -> Frame {
         let Some((first, last)) = first.zip(last) else { return no_number() };
         let Some(bytes) = self.get(key).map(|value| &value.bytes) else { return bulk("") };
