@@ -145,17 +145,36 @@ impl Client {
     /// resized (`BufferError`), and the server can write to the memory at any time: one that obeys the protocol writes only values
     /// that were asked for. Register a buffer with one server only, and change it while no command uses it.
     ///
+    /// Args:
+    ///     buffer: The buffer.
+    ///     slice_length: Bytes of a registration; None for one registration of the whole buffer. Some cards are slow with one
+    ///         registration of many GiB. Up to two windows of a value are copied for each slice that the value touches.
+    ///
     /// Raises:
     ///     BufferError: The buffer is read-only, not contiguous or empty, or some of it is registered already.
     ///     RegistrationError: The memory cannot be registered; the message says which limit is in the way.
     ///     ConnectionLost: The connection is lost, or was closed.
-    fn register(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+    ///     ValueError: `slice_length` is zero.
+    #[pyo3(signature = (buffer, *, slice_length = None))]
+    fn register(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        slice_length: Option<usize>,
+    ) -> PyResult<()> {
         let memory = Memory::writable(buffer)?;
         if memory.len() == 0 {
             return Err(PyBufferError::new_err("the buffer has no bytes"));
         }
+        if slice_length == Some(0) {
+            return Err(PyValueError::new_err("a slice has at least one byte"));
+        }
+        let memory = match slice_length {
+            Some(length) => memory.to_register().in_slices(length),
+            None => memory.to_register(),
+        };
         let registered = py.detach(|| match &mut *lock(&self.line) {
-            State::Open(link) => link.register(memory.to_register()),
+            State::Open(link) => link.register(memory),
             State::Lost(reason) => Err(Failure::Lost(reason.clone())),
             State::Closed => Err(Failure::Closed),
         });

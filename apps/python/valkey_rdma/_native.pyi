@@ -43,7 +43,7 @@ class Client:
     def another(self) -> Self:
         """Connect again to the same server; what is registered serves both."""
 
-    def register(self, buffer: Buffer) -> None:
+    def register(self, buffer: Buffer, *, slice_length: int | None = None) -> None:
         """Register a writable buffer, so that values land in it and are sent from it without a copy."""
 
     def unregister(self, buffer: Buffer) -> None:

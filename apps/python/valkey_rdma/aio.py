@@ -56,9 +56,9 @@ class AsyncClient:
         """Connect again; see :meth:`Client.another`."""
         return type(self)(await self._do(self._client.another))
 
-    async def register(self, buffer: Buffer) -> None:
+    async def register(self, buffer: Buffer, *, slice_length: int | None = None) -> None:
         """Register a buffer; see :meth:`Client.register`."""
-        await self._do(self._client.register, buffer)
+        await self._do(functools.partial(self._client.register, slice_length=slice_length), buffer)
 
     async def unregister(self, buffer: Buffer) -> None:
         """Undo :meth:`register`; see :meth:`Client.unregister`."""

@@ -79,9 +79,9 @@ class Pool:
         """The address of the server, without the user and the password."""
         return self._clients[0].url
 
-    def register(self, buffer: Buffer) -> None:
+    def register(self, buffer: Buffer, *, slice_length: int | None = None) -> None:
         """Register a buffer for all connections; see :meth:`Client.register`."""
-        self._clients[0].register(buffer)
+        self._clients[0].register(buffer, slice_length=slice_length)
 
     def submit(
         self, jobs: Sequence[Callable[[Client], R]], done: Callable[[list[R | BaseException]], None]

@@ -46,6 +46,12 @@ struct Arguments {
     /// After that, values spread over so many connections in one protection domain.
     #[arg(long, default_value_t = 8)]
     connections: usize,
+    /// And one value of so many bytes, in parts over those connections.
+    #[arg(long, default_value_t = 64 << 20)]
+    whole: usize,
+    /// The length of a registration of that value's memory, in bytes.
+    #[arg(long, default_value_t = 24 << 20)]
+    slice: usize,
     /// The password of the server, or of `--user`.
     #[arg(long)]
     password: Option<String>,
@@ -138,7 +144,9 @@ fn all<T: Transport + Send>(
         let next = connect(clients.first().map(Client::stream))?;
         clients.push(client(next, arguments)?);
     }
-    striped(Striped::new(clients), arguments)
+    let mut client = Striped::new(clients);
+    striped(&mut client, arguments)?;
+    whole(&mut client, arguments)
 }
 
 fn values<T: Transport>(mut client: Client<T>, arguments: &Arguments) -> Result<Client<T>, Failure> {
@@ -212,7 +220,7 @@ fn value<T: Transport>(
 
 /// Sets and gets as many values as connections, and one more of each length around multiples of
 /// windows, with one call each.
-fn striped<T: Transport + Send>(mut client: Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
+fn striped<T: Transport + Send>(client: &mut Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
     let (connections, window) = (client.connections(), arguments.window as usize);
     let lengths: Vec<usize> = (0..connections)
         .flat_map(|index| [4 << 20, index * window, index * window + 1, (index + 1) * window - 1])
@@ -251,6 +259,39 @@ fn striped<T: Transport + Send>(mut client: Striped<T>, arguments: &Arguments) -
         keys.len()
     );
     println!("{counts:?}");
+    Ok(())
+}
+
+/// Sets and gets one value over one connection and over all, from and to memory registered in
+/// slices.
+fn whole<T: Transport + Send>(client: &mut Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
+    let (connections, len) = (client.connections(), arguments.whole);
+    let value = pattern(len, 11);
+    let mut buffer = client.register(Memory::from(value.clone()).in_slices(arguments.slice))?;
+    let alone = [Part { key: b"large", range: 0..len }];
+    for count in [1, connections] {
+        write(&mut buffer, &value)?;
+        let before = client.counts();
+        let began = Instant::now();
+        match count {
+            1 => client.mset_from(&alone, &buffer)?.into_iter().collect::<Result<_, _>>()?,
+            _ => client.set_from(b"large", &buffer, 0..len)?,
+        }
+        let set = began.elapsed();
+        write(&mut buffer, &vec![0; len])?;
+        let began = Instant::now();
+        let got = match count {
+            1 => client.mget_into(&alone, &mut buffer)?.pop().transpose()?.flatten(),
+            _ => client.get_into(b"large", &mut buffer, 0..len)?,
+        };
+        let get = began.elapsed();
+        let mut back = vec![0; len];
+        if got != Some(len) || !buffer.read(0, &mut back) || back != value {
+            return Err(format!("{got:?} bytes came back of {len} in {count} parts, or other ones").into());
+        }
+        println!("1 value, {len} bytes, over {count} connections: SET {set:.1?}, GET {get:.1?}");
+        println!("{:?}", client.counts() - before);
+    }
     Ok(())
 }
 

@@ -219,9 +219,19 @@ impl<T: Transport> Client<T> {
         parts: &[Part<'_>],
         buffer: &mut T::Buffer,
     ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
+        self.many_into(Verb::Get, parts, buffer)
+    }
+
+    /// Gets many values, or parts of values.
+    pub(crate) fn many_into(
+        &mut self,
+        verb: Verb,
+        parts: &[Part<'_>],
+        buffer: &mut T::Buffer,
+    ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
         inside(parts, buffer)?;
         self.exchange(|client| {
-            let mut commands = Pipeline::new(Verb::Get, parts);
+            let mut commands = Pipeline::new(verb, parts);
             let one = |(replies, part): (usize, &Part<'_>)| {
                 client.go_on(&mut commands, Some(buffer), replies)?;
                 lasting(client.value(buffer, part.range.clone()))
@@ -273,12 +283,23 @@ impl<T: Transport> Client<T> {
         parts: &[Part<'_>],
         buffer: &T::Buffer,
     ) -> Result<Vec<Result<(), Error>>, Error> {
+        self.many_from(Verb::Set(self.lives), parts, buffer, Self::status)
+    }
+
+    /// Sets many values, or parts of values, and reads each reply by `told`.
+    pub(crate) fn many_from<R>(
+        &mut self,
+        verb: Verb,
+        parts: &[Part<'_>],
+        buffer: &T::Buffer,
+        told: impl Fn(&mut Self) -> Result<R, Error>,
+    ) -> Result<Vec<Result<R, Error>>, Error> {
         inside(parts, buffer)?;
         self.exchange(|client| {
-            let mut commands = Pipeline::new(Verb::Set(client.lives), parts);
+            let mut commands = Pipeline::new(verb, parts);
             let one = |replies| {
                 client.go_on(&mut commands, Some(buffer), replies)?;
-                lasting(client.status())
+                lasting(told(client))
             };
             let done = (0..parts.len()).map(one).collect::<Result<Vec<_>, _>>()?;
             client.stream.returned(buffer, client.deadline)?;
@@ -286,7 +307,21 @@ impl<T: Transport> Client<T> {
         })
     }
 
-    fn status(&mut self) -> Result<(), Error> {
+    /// Sends a command and reads its reply by `told`.
+    pub(crate) fn ask<R>(
+        &mut self,
+        arguments: &[&[u8]],
+        told: impl FnOnce(&mut Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        let mut bytes = Vec::new();
+        command(&mut bytes, arguments.len(), arguments);
+        self.exchange(|client| {
+            client.send(&bytes)?;
+            lasting(told(client))
+        })?
+    }
+
+    pub(crate) fn status(&mut self) -> Result<(), Error> {
         match self.line()? {
             Line::Status(_) => Ok(()),
             other => Err(unexpected(&other)),
@@ -318,7 +353,7 @@ impl<T: Transport> Client<T> {
             let mut commands = Pipeline::new(verb, &parts);
             let one = |replies| {
                 client.go_on(&mut commands, None, replies)?;
-                lasting(client.line().and_then(|line| natural(&line)))
+                lasting(client.natural())
             };
             (0..parts.len()).map(one).collect()
         })
@@ -356,12 +391,7 @@ impl<T: Transport> Client<T> {
 
     /// Sends `ASKING`: the next command is about a key that its node has not given away yet.
     pub(crate) fn asking(&mut self) -> Result<(), Error> {
-        let mut bytes = Vec::new();
-        command(&mut bytes, 1, &[b"ASKING"]);
-        self.exchange(|client| {
-            client.send(&bytes)?;
-            lasting(client.status())
-        })?
+        self.ask(&[b"ASKING"], Self::status)
     }
 
     /// Deletes keys. Returns how many existed.
@@ -381,14 +411,27 @@ impl<T: Transport> Client<T> {
     }
 
     fn number(&mut self, name: &[u8], keys: &[&[u8]]) -> Result<u64, Error> {
-        let mut bytes = Vec::new();
         let arguments: Vec<&[u8]> = [name].into_iter().chain(keys.iter().copied()).collect();
-        command(&mut bytes, arguments.len(), &arguments);
-        let reply = self.exchange(|client| {
-            client.send(&bytes)?;
-            lasting(client.line())
-        })?;
-        natural(&reply?).map_err(|error| self.lose(error))
+        self.ask(&arguments, Self::natural)
+    }
+
+    /// Reads the reply to a command that counts.
+    pub(crate) fn natural(&mut self) -> Result<u64, Error> {
+        self.line().and_then(|line| natural(&line))
+    }
+
+    /// Reads the reply to `EXEC` of no commands: whether the watched keys are unchanged.
+    pub(crate) fn executed(&mut self) -> Result<bool, Error> {
+        match self.line()? {
+            Line::Many(Some(0)) => Ok(true),
+            Line::Many(None) | Line::Value(None) => Ok(false),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Returns the TTL of keys in milliseconds, and the limit of a call.
+    pub(crate) const fn times(&self) -> (Option<u64>, Option<Duration>) {
+        (self.lives, self.timeout)
     }
 
     /// Sends one command, or a few with short replies.

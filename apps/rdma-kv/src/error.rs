@@ -28,6 +28,10 @@ pub enum Error {
         /// The length of the part.
         room: usize,
     },
+    /// Each time that the parts of a value were received, another client changed it meanwhile. Or
+    /// the server has evicted parts that were sent. The connections can be used further.
+    #[error("the value changed while it was moved in parts")]
+    Changed,
     /// The part does not lie in the buffer.
     #[error("bytes {start} to {end} of a buffer that has {len}")]
     Outside {

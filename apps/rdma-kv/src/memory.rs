@@ -29,7 +29,17 @@ use rdma_conn::{CallerMemory, DmaBuf, SharedMemory};
 /// stay the server's until the client's connection has ended. So there is no `&[u8]` of it: copy
 /// values out before deciding on them ([`Buffer::read`](crate::Buffer::read)).
 #[derive(Clone)]
-pub struct Memory(Arc<Bytes>);
+pub struct Memory {
+    bytes: Arc<Bytes>,
+    /// The length of a registration.
+    slice: usize,
+}
+
+/// A part of the memory, registered alone.
+struct Slice {
+    bytes: Arc<Bytes>,
+    range: Range<usize>,
+}
 
 struct Bytes {
     base: NonNull<u8>,
@@ -108,7 +118,41 @@ impl Memory {
         let Some(base) = NonNull::new(base).filter(|_| isize::try_from(len).is_ok()) else {
             panic!("no memory of {len} bytes is at {base:p}");
         };
-        Self(Arc::new(Bytes { base, len, owner }))
+        Self::whole(Bytes { base, len, owner })
+    }
+
+    fn whole(bytes: Bytes) -> Self {
+        Self { bytes: Arc::new(bytes), slice: usize::MAX }
+    }
+
+    /// Registers the memory in slices of `len` bytes, of which the last may be shorter, instead of
+    /// as a whole. A buffer of it is used as before: values may lie across cuts.
+    ///
+    /// Some cards are slow with one registration of many GiB. Others have few registrations: take
+    /// slices of hundreds of MiB, or of GiB. A window lies inside one slice, so up to two windows
+    /// of a value are copied for each slice that the value touches. In slices shorter than a window
+    /// nothing lands. Over TCP nothing is registered, and cuts have no effect.
+    ///
+    /// # Panics
+    /// `len` is zero.
+    #[must_use]
+    pub fn in_slices(self, len: usize) -> Self {
+        assert!(len > 0, "slices of no bytes");
+        Self { slice: len, ..self }
+    }
+
+    /// Returns the length of a slice: that of the memory, unless [`Memory::in_slices`] has cut it.
+    pub(crate) fn slice_len(&self) -> usize {
+        self.slice.min(self.len())
+    }
+
+    /// Returns each slice.
+    pub(crate) fn slices(&self) -> impl Iterator<Item = impl CallerMemory> {
+        let (len, slice) = (self.len(), self.slice_len());
+        (0..len).step_by(slice.max(1)).map(move |start| Slice {
+            bytes: Arc::clone(&self.bytes),
+            range: start..len.min(start.saturating_add(slice)),
+        })
     }
 
     /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them any more:
@@ -118,10 +162,12 @@ impl Memory {
     /// # Errors
     /// Returns the memory unchanged.
     pub fn try_into_vec(self) -> Result<Vec<u8>, Self> {
-        if !matches!(self.0.owner, Owner::Vec { .. }) {
-            return Err(self);
+        let Self { bytes, slice } = self;
+        if !matches!(bytes.owner, Owner::Vec { .. }) {
+            return Err(Self { bytes, slice });
         }
-        let bytes = ManuallyDrop::new(Arc::try_unwrap(self.0).map_err(Self)?);
+        let bytes = Arc::try_unwrap(bytes).map_err(|bytes| Self { bytes, slice })?;
+        let bytes = ManuallyDrop::new(bytes);
         let Owner::Vec { capacity } = bytes.owner else { unreachable!("looked at above") };
         // SAFETY: the parts of a Vec, whose bytes were initialised when it came. This was the last
         // handle, and it is not dropped, so there is no other owner.
@@ -155,25 +201,25 @@ impl Memory {
 
     /// Returns the address and the length of a part.
     fn part(&self, range: Range<usize>) -> io::Result<(*mut u8, usize)> {
-        if range.start > range.end || range.end > self.0.len {
+        if range.start > range.end || range.end > self.len() {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok((self.0.base.as_ptr().wrapping_add(range.start), range.len()))
+        Ok((self.bytes.base.as_ptr().wrapping_add(range.start), range.len()))
     }
 
     /// Returns the address of the first byte.
     pub fn address(&self) -> usize {
-        self.0.base.addr().get()
+        self.bytes.base.addr().get()
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
-        self.0.len
+        self.bytes.len
     }
 
     /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.0.len == 0
+        self.bytes.len == 0
     }
 }
 
@@ -182,7 +228,7 @@ impl From<Vec<u8>> for Memory {
         let mut bytes = ManuallyDrop::new(bytes);
         let (len, capacity) = (bytes.len(), bytes.capacity());
         let Some(base) = NonNull::new(bytes.as_mut_ptr()) else { unreachable!("a Vec has an address") };
-        Self(Arc::new(Bytes { base, len, owner: Owner::Vec { capacity } }))
+        Self::whole(Bytes { base, len, owner: Owner::Vec { capacity } })
     }
 }
 
@@ -201,23 +247,44 @@ impl Drop for Bytes {
     }
 }
 
-impl CallerMemory for Memory {
+impl Bytes {
     fn shared(&self) -> SharedMemory<'_> {
         // SAFETY: `len` initialised bytes that exist as long as `self` does, and are reached as
         // atomics only: a Vec's through this function, others' by the contract of `from_raw_parts`.
         // The device writes as another thread would, and an atomic may hold any value.
-        SharedMemory::new(unsafe {
-            slice::from_raw_parts(self.0.base.as_ptr().cast::<AtomicU8>(), self.0.len)
-        })
+        SharedMemory::new(unsafe { slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU8>(), self.len) })
+    }
+
+    /// Returns the place of the byte `start` in the dma-buf behind the memory.
+    fn dma_buf(&self, start: usize) -> Option<DmaBuf> {
+        let Owner::Other { exported: Some(Exported { descriptor, offset }), .. } = &self.owner else {
+            return None;
+        };
+        let offset = offset.checked_add(start as u64)?;
+        // SAFETY: the descriptor is open until the last handle is dropped; the rest is the contract
+        // of `from_dma_buf`: the mapping has the byte `start` that far into the dma-buf, too.
+        Some(unsafe { DmaBuf::new(descriptor.as_raw_fd(), offset) })
+    }
+}
+
+impl CallerMemory for Memory {
+    fn shared(&self) -> SharedMemory<'_> {
+        self.bytes.shared()
     }
 
     fn dma_buf(&self) -> Option<DmaBuf> {
-        let Owner::Other { exported: Some(Exported { descriptor, offset }), .. } = &self.0.owner else {
-            return None;
-        };
-        // SAFETY: the descriptor is open until the last handle is dropped; the rest is the contract
-        // of `from_dma_buf`.
-        Some(unsafe { DmaBuf::new(descriptor.as_raw_fd(), *offset) })
+        self.bytes.dma_buf(0)
+    }
+}
+
+impl CallerMemory for Slice {
+    fn shared(&self) -> SharedMemory<'_> {
+        let inside = self.bytes.shared().slice(self.range.start, self.range.len());
+        inside.unwrap_or_else(|| SharedMemory::new(&[]))
+    }
+
+    fn dma_buf(&self) -> Option<DmaBuf> {
+        self.bytes.dma_buf(self.range.start)
     }
 }
 
@@ -295,12 +362,36 @@ mod tests {
         let memory = unsafe { Memory::from_dma_buf(bytes.as_mut_ptr(), 8, descriptor, 4096, ()) };
         let told = memory.clone().dma_buf().expect("it is one");
         assert_eq!((told.descriptor(), told.offset()), (number, 4096));
+        let slices: Vec<_> = memory.clone().in_slices(3).slices().map(|slice| slice.dma_buf()).collect();
+        let offsets: Vec<_> = slices.iter().flatten().map(DmaBuf::offset).collect();
+        assert_eq!(offsets, [4096, 4099, 4102], "each slice is where it lies in the dma-buf");
         let memory = memory.try_into_vec().expect_err("it is no Vec");
         assert!(memory.shared().write(7, &[2]));
         drop(memory);
         assert_eq!(other.read(&mut [0]).expect("the end"), 0, "the descriptor is closed");
         assert_eq!(bytes, [1, 1, 1, 1, 1, 1, 1, 2]);
         assert_eq!(Memory::from(vec![1]).dma_buf(), None);
+    }
+
+    #[test]
+    fn slices_are_the_whole_memory() {
+        for (len, slice, expected) in [
+            (10, 4, vec![4, 4, 2]),
+            (8, 4, vec![4, 4]),
+            (3, 4, vec![3]),
+            (5, usize::MAX, vec![5]),
+            (0, 4, vec![]),
+        ] {
+            let memory = Memory::from(vec![0; len]).in_slices(slice);
+            assert_eq!(memory.slice_len(), slice.min(len));
+            let lengths: Vec<_> = memory.slices().map(|slice| slice.shared().len()).collect();
+            assert_eq!(lengths, expected, "{len} bytes in slices of {slice}");
+            for (index, one) in memory.slices().enumerate() {
+                assert!(one.shared().write(0, &vec![index as u8 + 1; one.shared().len()]));
+            }
+            let bytes = memory.try_into_vec().expect("nothing uses it");
+            assert!(bytes.iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / slice + 1));
+        }
     }
 
     #[test]

@@ -22,6 +22,10 @@ pub(crate) enum Verb {
     Get,
     /// The TTL of the keys in milliseconds, if limited.
     Set(Option<u64>),
+    /// A part of a value. The value would begin in the buffer here.
+    GetRange(usize),
+    /// The same, to set it.
+    SetRange(usize),
     Exists,
     Del,
     Strlen,
@@ -32,6 +36,8 @@ impl Verb {
         match self {
             Self::Get => b"GET",
             Self::Set(_) => b"SET",
+            Self::GetRange(_) => b"GETRANGE",
+            Self::SetRange(_) => b"SETRANGE",
             Self::Exists => b"EXISTS",
             Self::Del => b"DEL",
             Self::Strlen => b"STRLEN",
@@ -124,6 +130,20 @@ impl<'a> Pipeline<'a> {
                 Verb::Get | Verb::Exists | Verb::Del | Verb::Strlen => {
                     command(&mut self.bytes, 2, &[name, key]);
                     self.ends.push_back(self.bytes.len());
+                }
+                Verb::GetRange(begin) => {
+                    // No part is empty: the last byte is named, not the end.
+                    let first = range.start.saturating_sub(begin).to_string();
+                    let last = range.end.saturating_sub(begin + 1).to_string();
+                    command(&mut self.bytes, 4, &[name, key, first.as_bytes(), last.as_bytes()]);
+                    self.ends.push_back(self.bytes.len());
+                }
+                Verb::SetRange(begin) => {
+                    let offset = range.start.saturating_sub(begin).to_string();
+                    command(&mut self.bytes, 4, &[name, key, offset.as_bytes()]);
+                    self.bytes.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
+                    self.value = Some(range.clone());
+                    break;
                 }
                 Verb::Set(lives) => {
                     // The bytes of the third argument are not copied into the command.

@@ -24,6 +24,8 @@ pub(crate) enum Line {
     Number(i64),
     /// `$5`, and 5 bytes follow; `None` for a missing key.
     Value(Option<u64>),
+    /// `*5`, and 5 replies follow; `None` for a transaction that was not executed.
+    Many(Option<u64>),
 }
 
 /// Bytes that were read ahead.
@@ -138,10 +140,13 @@ fn parse(line: &[u8]) -> Result<Line, Error> {
         "-" => Err(Error::Refused(rest.into())),
         ":" => Ok(Line::Number(number()?)),
         "_" => Ok(Line::Value(None)),
-        "$" => match number()? {
-            -1 => Ok(Line::Value(None)),
-            len => Ok(Line::Value(Some(u64::try_from(len).map_err(|_| unexpected())?))),
-        },
+        "$" | "*" => {
+            let len = match number()? {
+                -1 => None,
+                len => Some(u64::try_from(len).map_err(|_| unexpected())?),
+            };
+            Ok(if kind == "$" { Line::Value(len) } else { Line::Many(len) })
+        }
         _ => Err(unexpected()),
     }
 }
@@ -152,7 +157,7 @@ mod tests {
 
     #[test]
     fn lines_are_read_however_they_are_cut() {
-        let text = b"+OK\r\n:-7\r\n$5\r\nvalue\r\n$-1\r\n_\r\n-ERR no\r\n";
+        let text = b"+OK\r\n:-7\r\n$5\r\nvalue\r\n$-1\r\n*0\r\n*-1\r\n_\r\n-ERR no\r\n";
         for cut in 1..text.len() {
             let (first, second) = text.split_at(cut);
             let mut stream = first.chain(second);
@@ -162,6 +167,8 @@ mod tests {
             assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(Some(5)));
             replies.drop_value(&mut stream, 5).expect("a value");
             assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(None));
+            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Many(Some(0)));
+            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Many(None));
             assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(None));
             assert!(matches!(replies.line(&mut stream), Err(Error::Refused(text)) if text == "ERR no"));
             assert!(matches!(replies.line(&mut stream), Err(Error::Io(_))), "the end");
@@ -185,7 +192,9 @@ mod tests {
 
     #[test]
     fn what_is_no_reply_is_refused() {
-        for bytes in [&b"\r\n"[..], b"hello\r\n", b"$x\r\n", b"$-2\r\n", b"+OK\n", b"+\xff\r\n", b":\r\n"] {
+        for bytes in
+            [&b"\r\n"[..], b"hello\r\n", b"$x\r\n", b"$-2\r\n", b"*-2\r\n", b"+OK\n", b"+\xff\r\n", b":\r\n"]
+        {
             let refused = Replies::default().line(&mut &*bytes).expect_err("no reply");
             assert!(matches!(refused, Error::Unexpected(_)), "{refused}");
         }

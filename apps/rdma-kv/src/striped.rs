@@ -9,14 +9,15 @@ use crate::login::Login;
 use crate::memory::Memory;
 use crate::transport::{Buffer, Transport};
 
-/// Clients on several connections to one server. The keys of one call are spread over them. Each
-/// connection's part of a call runs on a thread of its own.
+/// Clients on several connections to one server. The keys of one call are spread over them, or the
+/// parts of one large value ([`Striped::get_into`], [`Striped::set_from`]). Each connection's part
+/// of a call runs on a thread of its own.
 ///
 /// A lost connection is ended at once, and has released the buffer when the call returns. The
 /// others continue with later calls. When none is left, each call returns [`Error::Lost`].
 #[derive(Debug)]
 pub struct Striped<T: Transport> {
-    clients: Vec<Client<T>>,
+    pub(crate) clients: Vec<Client<T>>,
     /// The counts of lost clients.
     counts: Counts,
 }
@@ -74,6 +75,11 @@ impl<T: Transport + Send> Striped<T> {
     /// Limits how long each call may take, like [`Client::set_timeout`].
     pub fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.clients.iter_mut().for_each(|client| client.set_timeout(timeout));
+    }
+
+    /// Limits how long keys live that are set from now on, like [`Client::set_time_to_live`].
+    pub fn set_time_to_live(&mut self, lives: Option<Duration>) {
+        self.clients.iter_mut().for_each(|client| client.set_time_to_live(lives));
     }
 
     /// Logs in on every connection at once, like [`Client::log_in`]. A connection that fails is
@@ -138,7 +144,7 @@ impl<T: Transport + Send> Striped<T> {
 
     /// Runs `act` on every connection with its share of the parts, and returns the results in the
     /// order of the parts.
-    fn spread<R: Send>(
+    pub(crate) fn spread<R: Send>(
         &mut self,
         parts: &[Part<'_>],
         buffer: &StripedBuffer<T::Buffer>,
@@ -175,7 +181,7 @@ impl<T: Transport + Send> Striped<T> {
         Ok(results)
     }
 
-    fn drop_lost(&mut self) {
+    pub(crate) fn drop_lost(&mut self) {
         for lost in self.clients.extract_if(.., |client| client.is_lost()) {
             self.counts = self.counts + lost.counts();
         }

@@ -3,12 +3,12 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_conn::{Access, CallerMemory, Descriptors, Options, Received, RegisteredBuffer, Stream};
+use rdma_conn::{CallerMemory, Descriptors, Options, Received, Stream};
 
 use crate::memory::Memory;
+use crate::slices::Slices;
 
 /// Returns the settings of a connection for large values: the defaults, with one receive window. A
 /// second window would be announced before the client knows the length of a value, and bytes
@@ -191,33 +191,20 @@ impl Wait {
     }
 }
 
-impl<B: Descriptors> Buffer for Arc<RegisteredBuffer<B>> {
-    fn len(&self) -> usize {
-        RegisteredBuffer::len(self)
-    }
-
-    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        RegisteredBuffer::read(self, offset, into)
-    }
-
-    fn write(&mut self, offset: usize, from: &[u8]) -> bool {
-        Self::get_mut(self).is_some_and(|buffer| buffer.write(offset, from))
-    }
-}
-
 impl<B: Descriptors> Transport for Stream<B> {
-    type Buffer = Arc<RegisteredBuffer<B>>;
+    type Buffer = Slices<B>;
 
     fn buffer(&self, len: usize) -> io::Result<Self::Buffer> {
-        Ok(Arc::new(self.register_landing(len)?))
+        Ok(Slices::one(self.register_landing(len)?))
     }
 
     fn register(&self, memory: Memory) -> io::Result<Self::Buffer> {
-        Ok(Arc::new(self.register_memory(memory, Access::REMOTE_WRITE)?))
+        Slices::register(self, &memory)
     }
 
     fn takes(&self, buffer: &Self::Buffer) -> bool {
-        *buffer.domain() == self.domain()
+        let domain = self.domain();
+        buffer.all().iter().all(|slice| *slice.domain() == domain)
     }
 
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
@@ -237,24 +224,33 @@ impl<B: Descriptors> Transport for Stream<B> {
         range: Range<usize>,
         deadline: Deadline,
     ) -> io::Result<Received> {
-        if !buffer.memory().write(range.start, ahead) {
+        if range.end > buffer.len() || !buffer.put(range.start, ahead) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.set_read_timeout(deadline.left()?);
-        let mut received = Self::receive(self, buffer, range.start + ahead.len()..range.end)?;
-        received.copied += ahead.len() as u64;
+        let mut received = Received::default();
+        received.copied = ahead.len() as u64;
+        for (slice, part) in buffer.parts(range.start + ahead.len()..range.end) {
+            self.set_read_timeout(deadline.left()?);
+            let here = Self::receive(self, slice, part)?;
+            received.landed += here.landed;
+            received.copied += here.copied;
+        }
         Ok(received)
     }
 
     fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, wait: Wait) -> io::Result<Sent> {
+        let Some((slice, part)) = buffer.parts(range).next() else { return Ok(Sent::default()) };
         self.set_write_timeout(wait.time()?);
-        let lent = wait.judge(self.lend(buffer, range).map_err(io::Error::from), 0)?;
+        let lent = wait.judge(self.lend(slice, part).map_err(io::Error::from), 0)?;
         Ok(Sent { lent, copied: 0 })
     }
 
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()> {
-        self.set_write_timeout(deadline.left()?);
-        Ok(Self::returned(self, buffer)?)
+        for slice in buffer.all() {
+            self.set_write_timeout(deadline.left()?);
+            Self::returned(self, slice)?;
+        }
+        Ok(())
     }
 
     fn end_now(&mut self) {

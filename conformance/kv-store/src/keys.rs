@@ -3,24 +3,26 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::Frame;
 
 /// All keys and their values.
 #[derive(Default)]
-pub(crate) struct Keys(HashMap<Bytes, Value>);
+pub(crate) struct Keys {
+    values: HashMap<Bytes, Value>,
+    /// How many values were set or changed.
+    changes: u64,
+}
+
+/// The most bytes of a value that grows, as Valkey's `proto-max-bulk-len`.
+const LONGEST: usize = 512 << 20;
 
 struct Value {
     bytes: Bytes,
     /// When it expires.
     expires: Option<Instant>,
-}
-
-impl Value {
-    /// Copies the bytes: a slice of a receive buffer would keep all of it alive.
-    fn copy(bytes: &[u8]) -> Self {
-        Self { bytes: Bytes::copy_from_slice(bytes), expires: None }
-    }
+    /// The number of its last change.
+    version: u64,
 }
 
 impl Keys {
@@ -29,37 +31,41 @@ impl Keys {
         match (name, arguments) {
             (b"PING", []) => simple("PONG"),
             (b"PING" | b"ECHO", [message]) => bulk(message.clone()),
-            (b"SET", [key, value]) => {
-                self.0.insert(Bytes::copy_from_slice(key), Value::copy(value));
-                simple("OK")
-            }
+            (b"SET", [key, value]) => self.put(key, Bytes::copy_from_slice(value), None),
             (b"SET", [key, value, unit, time]) => match lifetime(unit, time) {
-                Some(expires) => {
-                    self.0.insert(Bytes::copy_from_slice(key), Value { expires, ..Value::copy(value) });
-                    simple("OK")
-                }
+                Some(expires) => self.put(key, Bytes::copy_from_slice(value), expires),
                 None => error("ERR of SET's options there are EX and PX, with a time above 0"),
             },
             (b"GET", [key]) => Frame::BulkString(self.get(key).map(|value| value.bytes.clone())),
-            (b"DEL", [_, ..]) => self.count(arguments, |keys, key| keys.0.remove(key).is_some()),
+            (b"DEL", [_, ..]) => self.count(arguments, |keys, key| keys.values.remove(key).is_some()),
             (b"EXISTS", [_, ..]) => self.count(arguments, |_, _| true),
             (b"STRLEN", [key]) => count(self.get(key).map_or(0, |value| value.bytes.len())),
+            (b"GETRANGE", [key, first, last]) => self.range(key, number(first), number(last)),
+            (b"SETRANGE", [key, offset, bytes]) => self.set_range(key, number(offset), bytes),
+            (b"RENAME", [from, to]) => match self.get(from).is_some().then(|| self.values.remove(from)) {
+                Some(Some(Value { bytes, expires, .. })) => self.put(to, bytes, expires),
+                _ => error("ERR no such key"),
+            },
             (b"INCR", [key]) => self.add(key, Some(1)),
             (b"DECR", [key]) => self.add(key, Some(-1)),
             (b"INCRBY", [key, by]) => self.add(key, number(by)),
             (b"EXPIRE", [key, time]) => self.expire(key, b"EX", time),
             (b"PEXPIRE", [key, time]) => self.expire(key, b"PX", time),
             (b"PERSIST", [key]) => {
-                Frame::Integer(self.get(key).is_some_and(|value| value.expires.take().is_some()).into())
+                let version = self.change();
+                Frame::Integer(i64::from(self.get(key).is_some_and(|value| {
+                    value.version = version;
+                    value.expires.take().is_some()
+                })))
             }
             (b"TTL", [key]) => Frame::Integer(self.left(key, |left| left.as_millis().div_ceil(1000))),
             (b"PTTL", [key]) => Frame::Integer(self.left(key, |left| left.as_millis())),
-            (b"DBSIZE", []) => count(self.0.len()),
+            (b"DBSIZE", []) => count(self.values.len()),
             (b"FLUSHALL", _) => {
-                self.0.clear();
+                self.values.clear();
                 simple("OK")
             }
-            (b"INFO", _) => bulk(info(self.0.len())),
+            (b"INFO", _) => bulk(info(self.values.len())),
             (b"COMMAND", _) => Frame::Array(Some(Vec::new())),
             // Clients ask before they run benchmarks. Nothing is configured here.
             (b"CONFIG", [get, ..]) if get.eq_ignore_ascii_case(b"GET") => Frame::Array(Some(Vec::new())),
@@ -81,11 +87,67 @@ impl Keys {
 
     /// Returns a value, if it still exists.
     fn get(&mut self, key: &Bytes) -> Option<&mut Value> {
-        let expires = self.0.get(key)?.expires;
+        let expires = self.values.get(key)?.expires;
         if expires.is_some_and(|at| at <= Instant::now()) {
-            self.0.remove(key);
+            self.values.remove(key);
         }
-        self.0.get_mut(key)
+        self.values.get_mut(key)
+    }
+
+    /// Sets a key. The name is copied: a slice of a receive buffer would keep all of it alive.
+    fn put(&mut self, key: &[u8], bytes: Bytes, expires: Option<Instant>) -> Frame {
+        let version = self.change();
+        self.values.insert(Bytes::copy_from_slice(key), Value { bytes, expires, version });
+        simple("OK")
+    }
+
+    /// Returns the number of the next change.
+    const fn change(&mut self) -> u64 {
+        self.changes += 1;
+        self.changes
+    }
+
+    /// Returns the number of a value's last change, which is another one after each change; `None`
+    /// if there is no such key.
+    pub(crate) fn version(&mut self, key: &Bytes) -> Option<u64> {
+        self.get(key).map(|value| value.version)
+    }
+
+    /// Returns the bytes from `first` to `last`, both included. Negative ones count from the end.
+    fn range(&mut self, key: &Bytes, first: Option<i64>, last: Option<i64>) -> Frame {
+        let Some((first, last)) = first.zip(last) else { return no_number() };
+        let Some(bytes) = self.get(key).map(|value| &value.bytes) else { return bulk("") };
+        let len = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
+        let place = |at: i64| if at < 0 { len.saturating_add(at).max(0) } else { at.min(len) };
+        let [first, end] = [place(first), place(last).saturating_add(1).min(len)];
+        let range = usize::try_from(first).unwrap_or(0)..usize::try_from(end).unwrap_or(0);
+        bulk(if range.start < range.end { bytes.slice(range) } else { Bytes::new() })
+    }
+
+    /// Writes `bytes` from `offset` on. The value grows if it ends before, by zeros.
+    fn set_range(&mut self, key: &Bytes, offset: Option<i64>, bytes: &[u8]) -> Frame {
+        let Some(offset) = offset.and_then(|offset| usize::try_from(offset).ok()) else { return no_number() };
+        let end = offset.saturating_add(bytes.len());
+        if end > LONGEST {
+            return error("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+        }
+        let (before, expires) = self
+            .get(key)
+            .map_or((Bytes::new(), None), |value| (std::mem::take(&mut value.bytes), value.expires));
+        if bytes.is_empty() && before.is_empty() {
+            return count(0);
+        }
+        // A copy if a reply still has it.
+        let mut value = BytesMut::from(before);
+        if !bytes.is_empty() && value.len() < end {
+            value.resize(end, 0);
+        }
+        if let Some(place) = value.get_mut(offset..end) {
+            place.copy_from_slice(bytes);
+        }
+        let len = count(value.len());
+        self.put(key, value.freeze(), expires);
+        len
     }
 
     /// Counts the existing keys for which `test` holds.
@@ -96,22 +158,21 @@ impl Keys {
     fn add(&mut self, key: &Bytes, by: Option<i64>) -> Frame {
         let before = self.get(key).map_or(Some(0), |value| number(&value.bytes));
         let Some(sum) = before.zip(by).and_then(|(before, by)| before.checked_add(by)) else {
-            return error("ERR value is not an integer or out of range");
+            return no_number();
         };
-        let bytes = Bytes::from(sum.to_string());
-        match self.get(key) {
-            Some(value) => value.bytes = bytes,
-            None => drop(self.0.insert(Bytes::copy_from_slice(key), Value { bytes, expires: None })),
-        }
+        let expires = self.get(key).and_then(|value| value.expires);
+        self.put(key, Bytes::from(sum.to_string()), expires);
         Frame::Integer(sum)
     }
 
     fn expire(&mut self, key: &Bytes, unit: &[u8], time: &[u8]) -> Frame {
-        let Some(time) = number(time) else { return error("ERR value is not an integer or out of range") };
+        let Some(time) = number(time) else { return no_number() };
+        let version = self.change();
         let Some(value) = self.get(key) else { return Frame::Integer(0) };
         if time <= 0 {
-            self.0.remove(key);
+            self.values.remove(key);
         } else {
+            value.version = version;
             value.expires = lifetime(unit, time.to_string().as_bytes()).flatten();
         }
         Frame::Integer(1)
@@ -139,6 +200,10 @@ fn lifetime(unit: &[u8], time: &[u8]) -> Option<Option<Instant>> {
         _ => return None,
     };
     Some(Instant::now().checked_add(time))
+}
+
+fn no_number() -> Frame {
+    error("ERR value is not an integer or out of range")
 }
 
 fn number(text: &[u8]) -> Option<i64> {

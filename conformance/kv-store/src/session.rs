@@ -30,6 +30,8 @@ pub struct Session {
     resp3: bool,
     /// The commands of an open transaction.
     queued: Option<Queued>,
+    /// The watched keys, with the versions that they had.
+    watched: Vec<(Bytes, Option<u64>)>,
     channels: BTreeSet<Bytes>,
     subscriber: Option<Subscriber>,
 }
@@ -130,9 +132,17 @@ impl Session {
             }
             (b"EXEC" | b"DISCARD", []) => match self.queued.take() {
                 None => reply(replies, &error("ERR there is no MULTI before it")),
-                Some(_) if name == b"DISCARD" => reply(replies, &simple("OK")),
+                Some(_) if name == b"DISCARD" => {
+                    self.watched.clear();
+                    reply(replies, &simple("OK"));
+                }
                 Some(Queued { commands, .. }) => {
                     let mut keys = store.keys();
+                    let mut watched = std::mem::take(&mut self.watched).into_iter();
+                    if watched.any(|(key, version)| keys.version(&key) != version) {
+                        reply(replies, &Frame::Array(None));
+                        return false;
+                    }
                     let all = commands.iter().filter_map(|words| words.split_first());
                     let all =
                         all.map(|(name, arguments)| keys.execute(&name.to_ascii_uppercase(), arguments));
@@ -141,11 +151,18 @@ impl Session {
                     reply(replies, &Frame::Array(Some(all)));
                 }
             },
-            (b"MULTI" | b"SUBSCRIBE" | b"UNSUBSCRIBE" | b"PUBLISH" | b"QUIT", _) if self.queued.is_some() => {
+            (b"MULTI" | b"WATCH" | b"SUBSCRIBE" | b"UNSUBSCRIBE" | b"PUBLISH" | b"QUIT", _)
+                if self.queued.is_some() =>
+            {
                 let name = String::from_utf8_lossy(&name);
                 reply(replies, &error(format!("ERR {name} is not allowed in transactions")));
             }
             _ if self.queued.is_some() => reply(replies, &self.queue(&words)),
+            (b"WATCH", [_, ..]) => reply(replies, &self.watch(store, arguments)),
+            (b"UNWATCH", []) => {
+                self.watched.clear();
+                reply(replies, &simple("OK"));
+            }
             (b"SUBSCRIBE", [_, ..]) => self.subscribe(store, arguments, replies),
             (b"UNSUBSCRIBE", _) => self.unsubscribe(arguments, replies),
             (b"PUBLISH", [channel, payload]) => {
@@ -186,6 +203,17 @@ impl Session {
             }
             _ => error("ERR too much in one transaction"),
         }
+    }
+
+    fn watch(&mut self, store: &Store, keys: &[Bytes]) -> Frame {
+        let bytes: usize =
+            self.watched.iter().map(|(key, _)| key).chain(keys).map(|key| key.len() + BESIDE).sum();
+        if bytes > MOST_QUEUED {
+            return error("ERR too many watched keys");
+        }
+        let mut values = store.keys();
+        self.watched.extend(keys.iter().map(|key| (Bytes::copy_from_slice(key), values.version(key))));
+        simple("OK")
     }
 
     fn hello(&mut self, arguments: &[Bytes], replies: &mut BytesMut) {
@@ -309,6 +337,51 @@ mod tests {
         assert_eq!(one(&["EXEC", "GET a"]), "*2\r\n+OK\r\n:2\r\n$1\r\n2\r\n");
         assert_eq!(one(&["MULTI", "SET a 3", "DISCARD", "GET a"]), "+OK\r\n+QUEUED\r\n+OK\r\n$1\r\n2\r\n");
         assert!(one(&["EXEC"]).starts_with("-ERR"));
+    }
+
+    /// The values of watched keys are those of the transaction, or it does not happen.
+    #[test]
+    fn a_transaction_on_changed_keys_does_not_happen() {
+        let (store, mut session) = (Store::default(), Session::default());
+        let mut one = |commands: &[&str]| ask(&mut session, &store, commands);
+        let other = |command: &str| ask(&mut Session::default(), &store, &[command]);
+        for change in
+            ["SET a 1", "SET a 1", "INCR a", "PEXPIRE a 9999", "PERSIST a", "SETRANGE a 0 7", "DEL a"]
+        {
+            assert_eq!(one(&["WATCH a b", "MULTI", "EXEC"]), "+OK\r\n+OK\r\n*0\r\n");
+            one(&["WATCH a b", "MULTI", "SET c 1"]);
+            other(change);
+            assert_eq!(one(&["EXEC", "GET c"]), "*-1\r\n$-1\r\n", "{change}");
+            assert_eq!(one(&["MULTI", "EXEC"]), "+OK\r\n*0\r\n", "nothing is watched any more");
+        }
+        one(&["WATCH a", "UNWATCH", "MULTI"]);
+        assert!(one(&["WATCH b"]).starts_with("-ERR"));
+        other("SET a 1");
+        assert_eq!(one(&["EXEC", "WATCH a", "MULTI", "DISCARD"]), "*0\r\n+OK\r\n+OK\r\n+OK\r\n");
+        other("RENAME a b");
+        assert_eq!(one(&["MULTI", "EXEC"]), "+OK\r\n*0\r\n");
+        let long = format!("WATCH {}", "x".repeat(MOST_QUEUED));
+        assert!(one(&[&long]).starts_with("-ERR too many"));
+    }
+
+    #[test]
+    fn values_have_parts() {
+        let (store, mut session) = (Store::default(), Session::default());
+        let mut one = |commands: &[&str]| ask(&mut session, &store, commands);
+        assert_eq!(one(&["SETRANGE a 3 de", "GET a"]), ":5\r\n$5\r\n\0\0\0de\r\n");
+        assert_eq!(one(&["SETRANGE a 0 abc", "SETRANGE a 9 ", "GET a"]), ":5\r\n:5\r\n$5\r\nabcde\r\n");
+        for (range, part) in
+            [("0 -1", "abcde"), ("1 2", "bc"), ("-2 99", "de"), ("3 1", ""), ("9 9", ""), ("-9 0", "a")]
+        {
+            assert_eq!(one(&[&format!("GETRANGE a {range}")]), format!("${}\r\n{part}\r\n", part.len()));
+        }
+        assert_eq!(one(&["GETRANGE none 0 -1", "SETRANGE none 0 ", "EXISTS none"]), "$0\r\n\r\n:0\r\n:0\r\n");
+        for wrong in ["SETRANGE a -1 x", "SETRANGE a 536870912 x", "SETRANGE a x y", "GETRANGE a x 1"] {
+            assert!(one(&[wrong]).starts_with("-ERR "), "{wrong}");
+        }
+        assert_eq!(one(&["PEXPIRE a 99999", "SETRANGE a 0 x", "RENAME a b"]), ":1\r\n:5\r\n+OK\r\n");
+        assert_eq!(one(&["PERSIST b", "EXISTS a", "GET b"]), ":1\r\n:0\r\n$5\r\nxbcde\r\n");
+        assert_eq!(one(&["RENAME a b"]), "-ERR no such key\r\n");
     }
 
     #[test]

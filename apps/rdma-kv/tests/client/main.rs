@@ -3,7 +3,9 @@
 mod cluster;
 mod errors;
 mod login;
+mod parts;
 mod pipelines;
+mod slices;
 mod striped;
 mod there_and_back;
 mod world;

@@ -1,0 +1,218 @@
+//! One large value over several connections.
+//!
+//! A value is received by a `GETRANGE` on each connection. The first connection watches the key
+//! meanwhile (`WATCH`). An empty transaction at the end says whether all parts are of one value. A
+//! value is sent by a `SETRANGE` on each connection, to a new key that is renamed at the end.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::client::{Client, Part, inside};
+use crate::error::Error;
+use crate::pipeline::Verb;
+use crate::striped::{Striped, StripedBuffer};
+use crate::transport::{Buffer, Transport};
+
+/// The least bytes of a part. A shorter one saves less than another connection's round trip costs.
+const SHORTEST: usize = 1 << 20;
+
+/// How often a value is received that others change meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// How long the parts of a value stay on the server after the time-outs of their calls.
+const LEFT: Duration = Duration::from_secs(60);
+
+/// The same, if calls have no time-out.
+const LEFT_OF_ENDLESS: Duration = Duration::from_secs(24 * 3600);
+
+impl<T: Transport + Send> Striped<T> {
+    /// Gets one value into `range` of `buffer`, in parts over all connections if it has megabytes.
+    /// Returns its length; `None` if there is no such key.
+    ///
+    /// All parts are of one value: if another client changes the key meanwhile, they are received
+    /// again. Each of the steps is limited like a call.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if the key was changed during each of three attempts, [`Error::TooLong`]
+    /// if the value is longer than the range; otherwise the error of a connection. Lost connections
+    /// are dropped. After an error the contents of the range are undefined.
+    pub fn get_into(
+        &mut self,
+        key: &[u8],
+        buffer: &mut StripedBuffer<T::Buffer>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        let whole = Part { key, range };
+        inside(std::slice::from_ref(&whole), buffer)?;
+        if self.cut(&whole).len() < 2 {
+            return self.alone_into(&whole, buffer);
+        }
+        for _attempt in 0..ATTEMPTS {
+            let watched = self.first(|client| {
+                client.ask(&[b"WATCH", key], Client::status)?;
+                client.strlen(key)
+            });
+            let got = watched.and_then(|len| Ok((len, self.parts_into(len, &whole, buffer)?)));
+            // After an error, too, so that nothing is watched any more.
+            let unchanged = self.first(|client| {
+                client.ask(&[b"MULTI"], Client::status)?;
+                client.ask(&[b"EXEC"], Client::executed)
+            });
+            let (len, got) = got?;
+            if unchanged? && got.unwrap_or(0) as u64 == len {
+                return Ok(got);
+            }
+        }
+        Err(Error::Changed)
+    }
+
+    /// Sets a key to the bytes of `range`, in parts over all connections if there are megabytes of
+    /// them. They are sent without a copy.
+    ///
+    /// Other clients find the old value until all parts have arrived, then the new one. Meanwhile
+    /// the server also has the parts, in memory for a whole value, under a key whose name begins
+    /// with `key` and ends with 32 random digits. This key is deleted after an error, or expires
+    /// some minutes after its client is gone. The server moves it to its place by `RENAME`, so on a
+    /// node of a cluster the name of `key` needs a hash tag (`{…}`). Each of the steps is limited
+    /// like a call.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] if the server has lost parts again, because it evicted them; otherwise
+    /// the error of a connection. Lost connections are dropped. Unless the last step failed without
+    /// an answer, the key has its old value.
+    pub fn set_from(
+        &mut self,
+        key: &[u8],
+        buffer: &StripedBuffer<T::Buffer>,
+        range: Range<usize>,
+    ) -> Result<(), Error> {
+        let name = new_name(key);
+        let whole = Part { key: &name, range };
+        inside(std::slice::from_ref(&whole), buffer)?;
+        if self.cut(&whole).len() < 2 {
+            let mut set = self.mset_from(&[Part { key, ..whole }], buffer)?;
+            return set.pop().unwrap_or(Ok(()));
+        }
+        let connections = self.connections();
+        let set = self.parts_from(&whole, buffer).and_then(|()| self.finish(&name, key));
+        // A lost connection's part may still be executed. After a DEL it would begin the key anew,
+        // without an end, so the key is left to expire.
+        if set.is_err() && self.connections() == connections {
+            let _expires_otherwise = self.first(|client| client.del(&[&name]));
+        }
+        set
+    }
+
+    /// Gets a value of `len` bytes in parts, or whether there is an empty one. Returns how many
+    /// bytes came.
+    fn parts_into(
+        &mut self,
+        len: u64,
+        whole: &Part<'_>,
+        buffer: &mut StripedBuffer<T::Buffer>,
+    ) -> Result<Option<usize>, Error> {
+        let Range { start, end } = whole.range;
+        let room = end - start;
+        match usize::try_from(len) {
+            Ok(0) => self.alone_into(whole, buffer),
+            Ok(len) if len <= room => {
+                let parts = self.cut(&Part { range: start..start + len, ..whole.clone() });
+                let got = self.spread(&parts, buffer, |client, parts, buffer| {
+                    client.many_into(Verb::GetRange(start), parts, buffer)
+                });
+                Ok(Some(all(got?)?.into_iter().flatten().sum()))
+            }
+            _ => Err(Error::TooLong { len, room }),
+        }
+    }
+
+    fn alone_into(
+        &mut self,
+        whole: &Part<'_>,
+        buffer: &mut StripedBuffer<T::Buffer>,
+    ) -> Result<Option<usize>, Error> {
+        self.mget_into(std::slice::from_ref(whole), buffer)?.pop().unwrap_or(Ok(None))
+    }
+
+    /// Sends all parts to a new key.
+    fn parts_from(&mut self, whole: &Part<'_>, buffer: &StripedBuffer<T::Buffer>) -> Result<(), Error> {
+        let (name, Range { start, end }) = (whole.key, whole.range.clone());
+        let mut last = [0];
+        if !buffer.read(end - 1, &mut last) {
+            return Err(Error::Outside { start, end, len: buffer.len() });
+        }
+        let len = end - start;
+        let told = |client: &mut Client<T>| match client.natural()? {
+            told if told == len as u64 => Ok(()),
+            told => Err(Error::Unexpected(format!("{told} bytes, not {len}"))),
+        };
+        self.first(|client| {
+            // The last byte comes first: the server allocates the whole value once.
+            client.ask(&[b"SETRANGE", name, (len - 1).to_string().as_bytes(), &last], told)?;
+            let lives = client.times().1.map_or(LEFT_OF_ENDLESS, |timeout| timeout.saturating_mul(2) + LEFT);
+            let lives = lives.as_millis().min(LEFT_OF_ENDLESS.as_millis()).to_string();
+            client.ask(&[b"PEXPIRE", name, lives.as_bytes()], Client::natural)
+        })?;
+        let parts = self.cut(whole);
+        let set = self.spread(&parts, buffer, |client, parts, buffer| {
+            client.many_from(Verb::SetRange(start), parts, buffer, told)
+        });
+        all(set?).map(drop)
+    }
+
+    /// Gives the complete value its key.
+    fn finish(&mut self, name: &[u8], key: &[u8]) -> Result<(), Error> {
+        self.first(|client| {
+            // If the server has evicted some parts, the others have begun a key that does not
+            // expire.
+            if client.ask(&[b"PERSIST", name], Client::natural)? != 1 {
+                return Err(Error::Changed);
+            }
+            if let (Some(lives), _) = client.times() {
+                client.ask(&[b"PEXPIRE", name, lives.to_string().as_bytes()], Client::natural)?;
+            }
+            client.ask(&[b"RENAME", name, key], Client::status)
+        })
+    }
+
+    /// Runs commands on the first connection.
+    fn first<R>(&mut self, act: impl FnOnce(&mut Client<T>) -> Result<R, Error>) -> Result<R, Error> {
+        let done = self.clients.first_mut().ok_or(Error::Lost).and_then(act);
+        self.drop_lost();
+        done
+    }
+
+    /// Cuts a value into a part for each connection. None is empty, or shorter than the others but
+    /// the last.
+    fn cut<'a>(&self, whole: &Part<'a>) -> Vec<Part<'a>> {
+        let Range { start, end } = whole.range;
+        let count = self.connections().min((end - start) / SHORTEST).max(1);
+        let len = (end - start).div_ceil(count).max(1);
+        let part = |from| Part { key: whole.key, range: from..end.min(from + len) };
+        (start..end).step_by(len).map(part).collect()
+    }
+}
+
+/// Returns all results, or an error that says why one failed.
+fn all<R>(results: Vec<Result<R, Error>>) -> Result<Vec<R>, Error> {
+    let (mut all, mut lost) = (Vec::with_capacity(results.len()), false);
+    for result in results {
+        match result {
+            Ok(result) => all.push(result),
+            // The connection's other part has the reason.
+            Err(Error::Lost) => lost = true,
+            Err(error) => return Err(error),
+        }
+    }
+    if lost { Err(Error::Lost) } else { Ok(all) }
+}
+
+/// Returns a key that no other client uses.
+fn new_name(key: &[u8]) -> Vec<u8> {
+    // Its hashes are random, and differ between processes and calls.
+    let random = RandomState::new();
+    let digits = format!(":{:016x}{:016x}", random.hash_one(0), random.hash_one(1));
+    [key, digits.as_bytes()].concat()
+}
