@@ -40,3 +40,4 @@ mod region;
 mod resolve;
 mod shared;
 mod strings;
+mod view;
