@@ -27,6 +27,7 @@ mod connecting;
 mod device;
 mod endpoint;
 mod event;
+mod interfaces;
 mod layout;
 mod link;
 mod missing;

@@ -59,7 +59,7 @@ unsafe fn seen(path: *const c_char, room: &mut Room) -> *const c_char {
 }
 
 /// The C library's function of this name, which stands behind ours.
-fn behind(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
+pub(crate) fn behind(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     let mut function = found.load(Relaxed);
     if function.is_null() {
         // SAFETY: dlsym(3): a name.
