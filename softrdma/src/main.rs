@@ -20,8 +20,7 @@ use softrdma::doctor;
 use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Libraries, Place, exchange, has_rdma_core};
 use softrdma_wire::{
-    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, VIEW, format_devices,
-    parse_addresses,
+    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, VIEW, format_devices, parse_addresses,
 };
 
 /// Columns of what is printed, where no terminal says how wide it is.

@@ -74,8 +74,7 @@ fn entries(devices: &[Vec<IpAddr>]) -> Vec<Entry> {
         entries.push(Entry::Link(format!("dev/infiniband/{verbs}"), "/dev/null".into()));
         entries.push(link("infiniband", &device));
         entries.push(link("infiniband_verbs", &verbs));
-        let mut file =
-            |path: String, text: &str| entries.push(Entry::File(path, text.into()));
+        let mut file = |path: String, text: &str| entries.push(Entry::File(path, text.into()));
         file(format!("{of_verbs}/ibdev"), &device);
         file(format!("{of_verbs}/abi_version"), "1");
         let own = grouped(&guid(addresses));

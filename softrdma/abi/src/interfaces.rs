@@ -75,7 +75,8 @@ unsafe fn free(mut list: *mut ifaddrs) {
 
 /// The entries of the program's devices, from the last to the first.
 fn of_devices() -> *mut ifaddrs {
-    let devices = std::env::var(ADDRESSES).ok().and_then(|text| parse_devices(&text).ok()).unwrap_or_default();
+    let devices =
+        std::env::var(ADDRESSES).ok().and_then(|text| parse_devices(&text).ok()).unwrap_or_default();
     let each = devices.iter().enumerate().flat_map(|(number, own)| own.iter().map(move |ip| (number, *ip)));
     each.fold(ptr::null_mut(), |next, (number, ip)| entry(number, ip, next))
 }
@@ -117,7 +118,8 @@ pub unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
     let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
     let known = lists.iter().position(|(first, _)| *first == list.addr());
-    let ours = known.map_or(ptr::null_mut(), |known| ptr::with_exposed_provenance_mut(lists.swap_remove(known).1));
+    let ours =
+        known.map_or(ptr::null_mut(), |known| ptr::with_exposed_provenance_mut(lists.swap_remove(known).1));
     drop(lists);
     let function = behind(c"freeifaddrs", &FOUND);
     if list != ours && !function.is_null() {

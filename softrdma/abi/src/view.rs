@@ -20,8 +20,8 @@ type Room = [u8; LONGEST];
 
 /// Whether a path is, or is in, one of the places.
 fn is_shown(path: &[u8]) -> bool {
-    let within = |place: &&[u8]| path.strip_prefix(*place).is_some_and(|rest| matches!(rest, [] | [b'/', ..]));
-    SHOWN.iter().any(|place| within(&place))
+    let within = |place: &[u8]| path.strip_prefix(place).is_some_and(|rest| matches!(rest, [] | [b'/', ..]));
+    SHOWN.into_iter().any(within)
 }
 
 /// The path in the folder, with the null byte that ends it, if there is room for it.
@@ -140,7 +140,8 @@ mod tests {
         for path in ["/sys/class/infiniband", "/sys/class/infiniband/a/ports", "/dev/infiniband/uverbs0"] {
             assert!(is_shown(path.as_bytes()), "{path}");
         }
-        for path in ["", "/", "/sys/class", "/sys/class/infiniband_mad", "/dev/infinibands", "dev/infiniband"] {
+        for path in ["", "/", "/sys/class", "/sys/class/infiniband_mad", "/dev/infinibands", "dev/infiniband"]
+        {
             assert!(!is_shown(path.as_bytes()), "{path}");
         }
     }
