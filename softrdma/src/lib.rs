@@ -9,3 +9,4 @@ pub mod doctor;
 pub mod fabric;
 pub mod faults;
 pub mod runtime;
+pub mod view;

@@ -1,10 +1,11 @@
 //! Runs programs with an RDMA device that needs no device.
 #![forbid(unsafe_code)]
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::net::{AddrParseError, IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -19,7 +20,7 @@ use softrdma::doctor;
 use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Libraries, Place, exchange, has_rdma_core};
 use softrdma_wire::{
-    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, format_devices, parse_addresses,
+    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, VIEW, format_devices, parse_addresses,
 };
 
 /// Columns of what is printed, where no terminal says how wide it is.
@@ -205,6 +206,7 @@ fn run(
         .args(arguments)
         .env(SOCKET, place.socket())
         .env(ADDRESSES, format_devices(devices))
+        .env(OsStr::from_bytes(VIEW.to_bytes()), place.show(devices)?)
         .env("LD_PRELOAD", before(libraries.preload().into(), "LD_PRELOAD"));
     if !has_rdma_core() {
         started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));

@@ -78,7 +78,7 @@ pub enum Error {
     Library(PathBuf),
 }
 
-fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     let what = what.into();
     move |error| Error::System { what, error }
 }
@@ -144,6 +144,10 @@ impl Place {
         self.directory.join("socket")
     }
 
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// What the fabric had to say.
     #[must_use]
     pub fn log(&self) -> PathBuf {
@@ -151,7 +155,7 @@ impl Place {
     }
 
     /// Nobody else starts or ends the fabric while this lives.
-    fn lock(&self) -> Result<File, Error> {
+    pub(crate) fn lock(&self) -> Result<File, Error> {
         let path = self.directory.join("lock");
         let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = options.map_err(system(path.display().to_string()))?;

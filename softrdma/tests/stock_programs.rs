@@ -5,20 +5,7 @@ mod common;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 
-use common::{Home, Running, compiled, installed, pinged, served, succeeded, success};
-
-const SERVER: &str = "192.0.2.1";
-const CLIENT: &str = "192.0.2.2";
-
-/// Both sides of a pair of programs; the client tries again until the server listens.
-fn pair(name: &str, server: &[&str], client: &[&str], done: impl Fn(bool, &str) -> bool) -> Option<String> {
-    for program in [server, client] {
-        installed(program.first()?)?;
-    }
-    let home = Home::new(name);
-    let server = Running::start(&mut home.run(SERVER, server));
-    Some(served(&home, server, || home.run(CLIENT, client), done))
-}
+use common::{CLIENT, Home, Running, SERVER, compiled, installed, pair, pinged, served, succeeded, success};
 
 #[test]
 fn rdma_client_and_server() {

@@ -5,7 +5,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::PoisonError;
 
 use libc::sockaddr;
@@ -19,7 +19,7 @@ use crate::layout::{
     IBV_QPT_RC, RDMA_OPTION_ID, RDMA_PS_IB, RDMA_PS_TCP, ibv_context, ibv_pd, ibv_qp_init_attr, rdma_cm_id,
     rdma_event_channel, zeroed,
 };
-use crate::link::{ask, call, concluded, make};
+use crate::link::{ask, call, concluded, link, make};
 use crate::{address, names, pair, region};
 
 /// An identifier, and what is known of it here.
@@ -302,8 +302,20 @@ pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, place: *mut sockadd
 }
 
 fn bind(identifier: &mut Identifier, wanted: Option<SocketAddr>) -> Result<(), c_int> {
-    let address = wanted.ok_or(libc::EAFNOSUPPORT)?;
+    let address = own(wanted.ok_or(libc::EAFNOSUPPORT)?)?;
     take_bound(identifier, &Request::Bind { id: identifier.name, address })
+}
+
+/// The loopback address is the first of its family that a device of this machine has. Any other is itself. libfabric binds to loopback to
+/// see whether there is a device.
+fn own(address: SocketAddr) -> Result<SocketAddr, c_int> {
+    if !address.ip().is_loopback() {
+        return Ok(address);
+    }
+    let of_family = |ip: &&IpAddr| ip.is_ipv4() == address.is_ipv4();
+    let mut addresses = link()?.devices.iter().flat_map(|device| &device.addresses);
+    let ip = addresses.find(of_family).ok_or(libc::ENODEV)?;
+    Ok(SocketAddr::new(*ip, address.port()))
 }
 
 /// Asks for what binds the identifier.
@@ -333,7 +345,9 @@ pub unsafe extern "C" fn rdma_resolve_addr(
         unsafe { (identifier(id).name, address::read(source), address::read(destination)) };
     let Some(destination) = destination else { return concluded(Err(libc::EAFNOSUPPORT)) };
     let milliseconds = u32::try_from(timeout).unwrap_or(0);
-    let asked = ask(&Request::ResolveAddress { id: name, source, destination, milliseconds });
+    let asked = own(destination).and_then(|destination| {
+        ask(&Request::ResolveAddress { id: name, source, destination, milliseconds })
+    });
     // SAFETY: as above.
     concluded(asked.and_then(|()| unsafe { complete(id) }))
 }

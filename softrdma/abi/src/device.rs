@@ -6,6 +6,7 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 
+pub(crate) use softrdma_wire::gid;
 use softrdma_wire::{self as wire, MAX_ELEMENTS};
 
 use crate::chain::{post_recv, post_send};
@@ -226,11 +227,9 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut Device) -> u64 {
     attached(unsafe { number_of(device) }).map_or(0, guid)
 }
 
-/// A number that the device's first address makes its own, as in the headers: big-endian.
+/// As in the headers: big-endian.
 fn guid(device: &Attached) -> u64 {
-    let bytes = device.addresses.first().map_or([0; 16], |address| gid(*address));
-    let [.., a, b, c, d] = bytes;
-    u64::from_ne_bytes([2, 0, 0, 0, a, b, c, d])
+    u64::from_ne_bytes(wire::guid(&device.addresses))
 }
 
 #[unsafe(no_mangle)]
@@ -355,14 +354,6 @@ pub unsafe extern "C" fn ibv_query_port(
         (&raw const answer).cast::<u8>().copy_to_nonoverlapping(attributes.cast(), PORT_ATTRIBUTES);
     }
     0
-}
-
-/// The bytes of an address as a GID: that of an IPv4 address is the IPv6 address that maps it (RoCEv2, A17.4.5.1).
-pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    }
 }
 
 /// The address that a GID stands for.

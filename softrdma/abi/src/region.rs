@@ -6,7 +6,8 @@ use softrdma_wire::{Access, Reply, Request};
 
 use crate::device::number_in;
 use crate::layout::{
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    ibv_context, ibv_mr, ibv_pd,
 };
 use crate::link::{ask, call, make, pointer, returned};
 use crate::offer::offer_memory;
@@ -51,10 +52,15 @@ unsafe fn register(
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ibv_mr, c_int> {
-    let known = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IGNORED;
+    let rights = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+    let known = IBV_ACCESS_LOCAL_WRITE | rights | IGNORED;
     if access & !known != 0 {
-        // Atomics, memory windows, on-demand paging: as a device without them.
+        // Memory windows, on-demand paging: as a device without them.
         return Err(libc::EOPNOTSUPP);
+    }
+    // As Linux does (`ib_check_mr_access`), which asks no device whether it has atomics; UCX registers with it in any case.
+    if access & IBV_ACCESS_REMOTE_ATOMIC != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
+        return Err(libc::EINVAL);
     }
     // SAFETY: the caller vouches for `pd`.
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };

@@ -3,8 +3,9 @@
 
 use core::ffi::{c_char, c_int};
 use core::ptr;
+use std::net::SocketAddr;
 
-use libc::{addrinfo, sockaddr, sockaddr_storage};
+use libc::{addrinfo, sockaddr_storage};
 
 use crate::address;
 use crate::endpoint::PASSIVE;
@@ -42,34 +43,27 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     if flags & NUMERIC != 0 {
         wanted.ai_flags |= libc::AI_NUMERICHOST;
     }
-    let mut found = ptr::null_mut();
-    // SAFETY: getaddrinfo(3): strings or null as the caller has them, hints as above, a place for the answer.
-    let result = unsafe { libc::getaddrinfo(node, service, &raw const wanted, &raw mut found) };
-    if result != 0 {
-        return result;
-    }
-    // SAFETY: getaddrinfo(3) has succeeded: at least one entry, whose address is of the family that it says.
-    let (first, len) = unsafe { ((*found).ai_addr, (*found).ai_addrlen) };
-    // SAFETY: as above.
-    let known = unsafe { address::read(first) };
-    // SAFETY: freed once.
-    unsafe { libc::freeaddrinfo(found) };
-    let Some(known) = known else {
-        set_errno(libc::EAFNOSUPPORT);
-        return libc::EAI_FAMILY;
-    };
     let mut answer: AddressInfo = zeroed();
     (answer.flags, answer.qp_type, answer.port_space) = (flags, IBV_QPT_RC as c_int, RDMA_PS_TCP as c_int);
-    answer.family = if known.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    if flags & PASSIVE != 0 {
-        (answer.src_addr, answer.src_len) = (copy(known), len);
-    } else {
-        (answer.dst_addr, answer.dst_len) = (copy(known), len);
-        if let Some(hints) = hints {
-            // SAFETY: rdma_getaddrinfo(3): null, or the source that the caller wants.
-            if let Some(source) = unsafe { address::read(hints.src_addr) } {
-                (answer.src_addr, answer.src_len) = (copy(source), hints.src_len);
-            }
+    // Without a name there is nothing to look up: the hints' addresses are the answer.
+    if !node.is_null() || !service.is_null() {
+        // SAFETY: rdma_getaddrinfo(3): strings or null.
+        let named = match unsafe { looked_up(node, service, &wanted) } {
+            Ok(named) => named,
+            Err(error) => return error,
+        };
+        answer.set(flags & PASSIVE != 0, named);
+    } else if let Some(hints) = hints {
+        answer.family = hints.family;
+        // SAFETY: rdma_getaddrinfo(3): null, or an address.
+        if let Some(peer) = unsafe { address::read(hints.dst_addr) } {
+            answer.set(false, peer);
+        }
+    }
+    if let Some(hints) = hints.filter(|_| answer.src_addr.is_null()) {
+        // SAFETY: rdma_getaddrinfo(3): null, or the source that the caller wants.
+        if let Some(source) = unsafe { address::read(hints.src_addr) } {
+            answer.set(true, source);
         }
     }
     // SAFETY: rdma_getaddrinfo(3): a place for the answer.
@@ -77,13 +71,47 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     0
 }
 
-fn copy(address: std::net::SocketAddr) -> *mut sockaddr {
-    // SAFETY: zero is a valid value of a structure of integers.
-    let storage: Box<sockaddr_storage> = Box::new(unsafe { core::mem::zeroed() });
-    let storage = Box::into_raw(storage);
-    // SAFETY: made above.
-    unsafe { address::write(address, storage) };
-    storage.cast()
+/// The first address of a name.
+///
+/// # Safety
+/// Both are strings or null.
+unsafe fn looked_up(
+    node: *const c_char,
+    service: *const c_char,
+    wanted: &addrinfo,
+) -> Result<SocketAddr, c_int> {
+    let mut found = ptr::null_mut();
+    // SAFETY: getaddrinfo(3): strings or null, as the caller vouches, hints, and a place for the answer.
+    let result = unsafe { libc::getaddrinfo(node, service, wanted, &raw mut found) };
+    if result != 0 {
+        return Err(result);
+    }
+    // SAFETY: getaddrinfo(3) has succeeded: at least one entry, whose address is of the family that it says.
+    let known = unsafe { address::read((*found).ai_addr) };
+    // SAFETY: freed once.
+    unsafe { libc::freeaddrinfo(found) };
+    known.ok_or_else(|| {
+        set_errno(libc::EAFNOSUPPORT);
+        libc::EAI_FAMILY
+    })
+}
+
+impl AddressInfo {
+    /// Sets the source or the destination.
+    fn set(&mut self, source: bool, address: SocketAddr) {
+        // SAFETY: zero is a valid value of a structure of integers.
+        let storage: Box<sockaddr_storage> = Box::new(unsafe { core::mem::zeroed() });
+        let storage = Box::into_raw(storage);
+        // SAFETY: made above.
+        let len = unsafe { address::write(address, storage) };
+        let place = if source {
+            (&mut self.src_addr, &mut self.src_len)
+        } else {
+            (&mut self.dst_addr, &mut self.dst_len)
+        };
+        (*place.0, *place.1) = (storage.cast(), len);
+        self.family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -95,7 +123,7 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(info: *mut AddressInfo) {
     let info = unsafe { Box::from_raw(info) };
     for address in [info.src_addr, info.dst_addr] {
         if !address.is_null() {
-            // SAFETY: from a box of a `sockaddr_storage`, made by `copy`.
+            // SAFETY: from a box of a `sockaddr_storage`, made by `set`.
             drop(unsafe { Box::from_raw(address.cast::<sockaddr_storage>()) });
         }
     }

@@ -11,6 +11,10 @@ use rustix::process::{Pid, Signal};
 /// How long anything may take on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Two machines.
+pub(crate) const SERVER: &str = "192.0.2.1";
+pub(crate) const CLIENT: &str = "192.0.2.2";
+
 /// A directory for a fabric, removed with it.
 pub(crate) struct Home {
     path: PathBuf,
@@ -91,6 +95,21 @@ pub(crate) fn served(
     assert!(done, "{said}");
     home.is_left();
     text
+}
+
+/// Both sides of a pair of programs; the client tries again until the server listens. `None` if one is not installed.
+pub(crate) fn pair(
+    name: &str,
+    server: &[&str],
+    client: &[&str],
+    done: impl Fn(bool, &str) -> bool,
+) -> Option<String> {
+    for program in [server, client] {
+        installed(program.first()?)?;
+    }
+    let home = Home::new(name);
+    let server = Running::start(&mut home.run(SERVER, server));
+    Some(served(&home, server, || home.run(CLIENT, client), done))
 }
 
 /// For [`served`]: it succeeded.

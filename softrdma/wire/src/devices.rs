@@ -31,6 +31,22 @@ pub fn parse_addresses(text: &str) -> Result<Vec<IpAddr>, AddrParseError> {
     text.split(',').map(str::parse).collect()
 }
 
+/// The bytes of an address as a GID: that of an IPv4 address is the IPv6 address that maps it (RoCEv2, A17.4.5.1).
+#[must_use]
+pub fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The number of a device with these addresses. Its first address makes it its own.
+#[must_use]
+pub fn guid(addresses: &[IpAddr]) -> [u8; 8] {
+    let [.., a, b, c, d] = addresses.first().map_or([0; 16], |address| gid(*address));
+    [2, 0, 0, 0, a, b, c, d]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

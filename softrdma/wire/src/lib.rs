@@ -14,11 +14,12 @@ mod socket;
 mod tests;
 mod work;
 
+use std::ffi::CStr;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-pub use devices::{format_devices, parse_addresses, parse_devices};
+pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
 pub use socket::{Error, Listener, Socket};
 pub use work::{Completion, Local, Op, Receive, Send, Sge};
 
@@ -40,6 +41,8 @@ pub const RECORD: usize = 8;
 pub const SOCKET: &str = "SOFTRDMA_SOCKET";
 /// The environment variable with the addresses of the program's devices, see [`format_devices`].
 pub const ADDRESSES: &str = "SOFTRDMA_ADDRESSES";
+/// The environment variable with the folder in which a program finds its device files and sysfs.
+pub const VIEW: &CStr = c"SOFTRDMA_VIEW";
 
 /// What an object is called in its session.
 pub type Name = u32;

@@ -1,0 +1,160 @@
+//! Device files and sysfs, as programs look for them: `/dev/infiniband` and `/sys/class/infiniband`.
+//!
+//! `softrdma run` writes a folder of what a kernel would show there ([`softrdma_wire::VIEW`]). The functions of the C library that
+//! take a path are here too, in front of the real ones, and look in that folder for those two places. Any other path is passed on.
+//! They allocate nothing and take no lock: programs call them in signal handlers and between fork and exec.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use softrdma_wire::VIEW;
+
+/// What the folder has, each with all that is in it.
+const SHOWN: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
+
+const LONGEST: usize = libc::PATH_MAX as usize;
+
+/// Room for a path in the folder.
+type Room = [u8; LONGEST];
+
+/// Whether a path is, or is in, one of the places.
+fn is_shown(path: &[u8]) -> bool {
+    let within = |place: &[u8]| path.strip_prefix(place).is_some_and(|rest| matches!(rest, [] | [b'/', ..]));
+    SHOWN.into_iter().any(within)
+}
+
+/// The path in the folder, with the null byte that ends it, if there is room for it.
+fn place_in<'a>(folder: &[u8], path: &[u8], room: &'a mut Room) -> Option<&'a CStr> {
+    let len = folder.len().checked_add(path.len())?;
+    let (into, end) = room.split_at_mut_checked(len)?;
+    *end.first_mut()? = 0;
+    let (front, back) = into.split_at_mut_checked(folder.len())?;
+    front.copy_from_slice(folder);
+    back.copy_from_slice(path);
+    CStr::from_bytes_until_nul(room).ok()
+}
+
+/// Where to look for a path: in the folder, or where it says.
+///
+/// # Safety
+/// `path` is null or a string of C.
+unsafe fn seen(path: *const c_char, room: &mut Room) -> *const c_char {
+    if path.is_null() {
+        return path;
+    }
+    // SAFETY: the caller vouches for it.
+    let asked = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !is_shown(asked) {
+        return path;
+    }
+    // SAFETY: getenv(3): a name; the value is copied at once.
+    let folder = unsafe { libc::getenv(VIEW.as_ptr()) };
+    if folder.is_null() {
+        return path;
+    }
+    // SAFETY: getenv(3): a string.
+    let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
+    place_in(folder, asked, room).map_or(path, CStr::as_ptr)
+}
+
+/// The C library's function of this name, which stands behind ours.
+pub(crate) fn behind(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
+    let mut function = found.load(Relaxed);
+    if function.is_null() {
+        // SAFETY: dlsym(3): a name.
+        function = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+        found.store(function, Relaxed);
+    }
+    function
+}
+
+/// Functions of a path, each with what it returns if the C library does not have it.
+macro_rules! seen {
+    ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $result:ty = $none:expr;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(
+                $($before: $first,)* path: *const c_char $(, $after: $last)*
+            ) -> $result {
+                type Function = unsafe extern "C" fn($($first,)* *const c_char $(, $last)*) -> $result;
+                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("no null byte within"),
+                };
+                let function = behind(NAME, &FOUND);
+                if function.is_null() {
+                    crate::link::set_errno(libc::ENOSYS);
+                    return $none;
+                }
+                // SAFETY: not null; the C library's function of this name has this prototype. Where it takes its last argument only
+                // sometimes (open(2)), it is passed in the register where it was found (System V ABI, AAPCS64).
+                let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
+                let mut room = [0; LONGEST];
+                // SAFETY: the caller meets the contract of the C library's function; the path is a string, or null where that may be.
+                unsafe {
+                    let path = seen(path, &mut room);
+                    function($($before,)* path $(, $after)*)
+                }
+            }
+        )*
+    };
+}
+
+seen! {
+    fn open(@path, flags: c_int, mode: c_uint) -> c_int = -1;
+    fn open64(@path, flags: c_int, mode: c_uint) -> c_int = -1;
+    fn openat(directory: c_int, @path, flags: c_int, mode: c_uint) -> c_int = -1;
+    fn openat64(directory: c_int, @path, flags: c_int, mode: c_uint) -> c_int = -1;
+    fn __open_2(@path, flags: c_int) -> c_int = -1;
+    fn __open64_2(@path, flags: c_int) -> c_int = -1;
+    fn fopen(@path, mode: *const c_char) -> *mut c_void = ptr::null_mut();
+    fn fopen64(@path, mode: *const c_char) -> *mut c_void = ptr::null_mut();
+    fn opendir(@path) -> *mut c_void = ptr::null_mut();
+    fn access(@path, mode: c_int) -> c_int = -1;
+    fn readlink(@path, into: *mut c_char, size: usize) -> isize = -1;
+    fn getxattr(@path, name: *const c_char, into: *mut c_void, size: usize) -> isize = -1;
+    fn lgetxattr(@path, name: *const c_char, into: *mut c_void, size: usize) -> isize = -1;
+    fn realpath(@path, into: *mut c_char) -> *mut c_char = ptr::null_mut();
+    fn __realpath_chk(@path, into: *mut c_char, size: usize) -> *mut c_char = ptr::null_mut();
+    fn stat(@path, into: *mut c_void) -> c_int = -1;
+    fn stat64(@path, into: *mut c_void) -> c_int = -1;
+    fn lstat(@path, into: *mut c_void) -> c_int = -1;
+    fn lstat64(@path, into: *mut c_void) -> c_int = -1;
+    fn fstatat(directory: c_int, @path, into: *mut c_void, flags: c_int) -> c_int = -1;
+    fn fstatat64(directory: c_int, @path, into: *mut c_void, flags: c_int) -> c_int = -1;
+    fn statx(directory: c_int, @path, flags: c_int, mask: c_uint, into: *mut c_void) -> c_int = -1;
+    fn __xstat(version: c_int, @path, into: *mut c_void) -> c_int = -1;
+    fn __xstat64(version: c_int, @path, into: *mut c_void) -> c_int = -1;
+    fn __lxstat(version: c_int, @path, into: *mut c_void) -> c_int = -1;
+    fn __lxstat64(version: c_int, @path, into: *mut c_void) -> c_int = -1;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_places_of_rdma_are_looked_for_elsewhere() {
+        for path in ["/sys/class/infiniband", "/sys/class/infiniband/a/ports", "/dev/infiniband/uverbs0"] {
+            assert!(is_shown(path.as_bytes()), "{path}");
+        }
+        for path in ["", "/", "/sys/class", "/sys/class/infiniband_mad", "/dev/infinibands", "dev/infiniband"]
+        {
+            assert!(!is_shown(path.as_bytes()), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_without_room_stays_where_it_is() {
+        let mut room = [1; LONGEST];
+        let fits = vec![b'a'; LONGEST - 1 - b"/dev/infiniband".len()];
+        let placed = place_in(&fits, b"/dev/infiniband", &mut room).expect("there is room");
+        assert!(placed.to_bytes().ends_with(b"a/dev/infiniband"));
+        assert_eq!(placed.to_bytes().len(), LONGEST - 1);
+        let longer = [&fits[..], b"a"].concat();
+        assert!(place_in(&longer, b"/dev/infiniband", &mut room).is_none());
+        assert!(place_in(&[b'a'; LONGEST + 1], b"", &mut room).is_none());
+    }
+}

@@ -1,0 +1,96 @@
+//! Layers above verbs, as Debian has them: UCX and libfabric. And what they look for beside verbs: device files, sysfs and interfaces.
+//! What is not installed is skipped.
+
+mod common;
+
+use std::process::Stdio;
+
+use common::{CLIENT, Home, SERVER, compiled, installed, pair, succeeded, success};
+
+/// Beside verbs, a program sees its devices where a kernel would show them.
+#[test]
+fn device_files_sysfs_and_interfaces() {
+    let home = Home::new("seen");
+    let Some(program) = compiled(&home, "seen") else { return };
+    let addresses = ["run", "--address", "192.0.2.1,2001:db8::1", "--address", "198.51.100.1", "--"];
+    // The second finds the folder that the first has left.
+    for _ in 0..2 {
+        let mut command = home.softrdma(&addresses);
+        let output = command.arg(&program).stderr(Stdio::piped()).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(succeeded(&output), "done\n", "{said}");
+        home.is_left();
+    }
+}
+
+#[test]
+fn ucx_finds_the_device() {
+    if installed("ucx_info").is_none() {
+        return;
+    }
+    let home = Home::new("ucx-info");
+    let text = succeeded(&home.run(SERVER, &["ucx_info", "-d"]).output().expect("runs"));
+    let (_, device) = text.split_once("Memory domain: softrdma0").expect("it is there");
+    assert!(device.contains("Transport: rc_verbs") && device.contains("Device: softrdma0:1"), "{text}");
+    assert!(device.contains("Connection manager: rdmacm"), "{text}");
+    home.is_left();
+}
+
+/// Puts, gets and active messages of `rc_verbs`, inline, copied and from where the bytes lie.
+#[test]
+fn ucx_moves_bytes_by_rc_verbs() {
+    for (test, layout, port) in [
+        ("put_lat", "short", "18631"),
+        ("put_bw", "zcopy", "18632"),
+        ("get", "bcopy", "18633"),
+        ("am_lat", "bcopy", "18634"),
+    ] {
+        let size = if layout == "short" { "32" } else { "4096" };
+        let server = [
+            &["ucx_perftest", "-d", "softrdma0:1", "-x", "rc_verbs", "-p", port][..],
+            &["-t", test, "-D", layout, "-s", size, "-n", "100", "-w", "10"],
+        ]
+        .concat();
+        let client = [&server[..], &["127.0.0.1"]].concat();
+        if let Some(text) = pair(&format!("ucx-{test}"), &server, &client, success) {
+            assert!(text.contains("Final:                   100"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn libfabric_finds_the_device() {
+    if installed("fi_info").is_none() {
+        return;
+    }
+    let home = Home::new("fi-info");
+    let text = succeeded(&home.run(SERVER, &["fi_info", "-p", "verbs"]).output().expect("runs"));
+    assert!(text.contains("domain: softrdma0") && text.contains("type: FI_EP_MSG"), "{text}");
+    assert!(text.contains("provider: verbs;ofi_rxm"), "{text}");
+    home.is_left();
+}
+
+/// Messages of connected endpoints, and of reliable datagrams that are built on these.
+#[test]
+fn libfabric_by_verbs() {
+    for (provider, endpoint, port) in [("verbs", "msg", "18641"), ("verbs;ofi_rxm", "rdm", "18642")] {
+        let common = ["fi_pingpong", "-p", provider, "-e", endpoint, "-I", "20", "-S", "4096", "-c"];
+        let server = [&common[..], &["-B", port]].concat();
+        let client = [&common[..], &["-P", port, "127.0.0.1"]].concat();
+        if let Some(text) = pair(&format!("fi-pingpong-{endpoint}"), &server, &client, success) {
+            let line = text.lines().find(|line| line.starts_with("4k")).expect("a line of the size");
+            assert!(line.contains("=20"), "{text}");
+        }
+    }
+}
+
+/// A process of another machine is no neighbour: what it binds to loopback is its own.
+#[test]
+fn loopback_is_the_machines_own() {
+    if installed("rping").is_none() {
+        return;
+    }
+    let server = ["rping", "-s", "-a", "127.0.0.1", "-C", "5", "-V"];
+    let client = ["rping", "-c", "-a", SERVER, "-C", "5", "-V", "-v"];
+    assert!(pair("loopback", &server, &client, common::pinged(5)).is_some(), "from {CLIENT}");
+}

@@ -1,0 +1,126 @@
+/* What programs see of a machine with two devices beside verbs: device files, sysfs, and interfaces. Nothing else is changed. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <rdma/rdma_cma.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "expect.h"
+
+static void says(const char *path, const char *text)
+{
+    char line[256];
+    FILE *file = fopen(path, "r");
+    EXPECT(file && fgets(line, sizeof line, file) && !fclose(file));
+    line[strcspn(line, "\n")] = 0;
+    if (strcmp(line, text)) {
+        fprintf(stderr, "%s: %s, not %s\n", path, line, text);
+        exit(1);
+    }
+    int directory = open("/", O_PATH), other = openat(directory, path, O_RDONLY), once = open(path, O_RDONLY);
+    EXPECT(directory >= 0 && other >= 0 && once >= 0 && !close(other) && !close(once) && !close(directory));
+}
+
+/* How many addresses the devices have among the interfaces. */
+static int listed(const char *name, const char *address)
+{
+    struct ifaddrs *list, *other;
+    EXPECT(!getifaddrs(&list) && !getifaddrs(&other));
+    freeifaddrs(other);
+    int count = 0;
+    for (struct ifaddrs *each = list; each; each = each->ifa_next) {
+        char text[INET6_ADDRSTRLEN] = "";
+        if (!each->ifa_addr || strcmp(each->ifa_name, name))
+            continue;
+        if (each->ifa_addr->sa_family == AF_INET)
+            inet_ntop(AF_INET, &((struct sockaddr_in *)each->ifa_addr)->sin_addr, text, sizeof text);
+        if (each->ifa_addr->sa_family == AF_INET6)
+            inet_ntop(AF_INET6, &((struct sockaddr_in6 *)each->ifa_addr)->sin6_addr, text, sizeof text);
+        if (strcmp(text, address))
+            continue;
+        EXPECT(each->ifa_flags & IFF_UP && !(each->ifa_flags & IFF_LOOPBACK));
+        EXPECT(each->ifa_netmask && each->ifa_netmask->sa_family == each->ifa_addr->sa_family);
+        count++;
+    }
+    freeifaddrs(list);
+    return count;
+}
+
+/* To which address loopback is bound. */
+static void bound(int family, const char *loopback, const char *address)
+{
+    struct rdma_cm_id *id;
+    struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info, *same;
+    EXPECT(!rdma_getaddrinfo(loopback, "0", &hints, &info) && info->ai_src_addr->sa_family == family && !info->ai_dst_addr);
+    /* Without names the hints are the answer. */
+    hints.ai_src_addr = hints.ai_dst_addr = info->ai_src_addr;
+    hints.ai_src_len = hints.ai_dst_len = info->ai_src_len;
+    hints.ai_flags = 0;
+    EXPECT(!rdma_getaddrinfo(NULL, NULL, &hints, &same) && same->ai_src_len == info->ai_src_len);
+    EXPECT(!memcmp(same->ai_src_addr, info->ai_src_addr, info->ai_src_len));
+    EXPECT(!memcmp(same->ai_dst_addr, info->ai_src_addr, info->ai_src_len));
+    rdma_freeaddrinfo(same);
+    EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) && !rdma_bind_addr(id, info->ai_src_addr) && id->verbs);
+    struct sockaddr *local = rdma_get_local_addr(id);
+    char text[INET6_ADDRSTRLEN];
+    const void *bytes = family == AF_INET ? (void *)&((struct sockaddr_in *)local)->sin_addr
+                                          : (void *)&((struct sockaddr_in6 *)local)->sin6_addr;
+    EXPECT(local->sa_family == family && inet_ntop(family, bytes, text, sizeof text) && !strcmp(text, address));
+    EXPECT(!rdma_destroy_id(id));
+    rdma_freeaddrinfo(info);
+}
+
+int main(void)
+{
+    struct stat found;
+    for (int number = 0; number < 2; number++) {
+        char path[64];
+        snprintf(path, sizeof path, "/dev/infiniband/uverbs%d", number);
+        EXPECT(!stat(path, &found) && S_ISCHR(found.st_mode) && !access(path, R_OK | W_OK));
+        snprintf(path, sizeof path, "/sys/class/infiniband/softrdma%d/ports/1/gid_attrs/types/0", number);
+        says(path, "RoCE v2");
+        snprintf(path, sizeof path, "/sys/class/infiniband_verbs/uverbs%d/ibdev", number);
+        EXPECT(!access(path, R_OK));
+    }
+    EXPECT(!lstat("/sys/class/infiniband/softrdma0", &found) && S_ISLNK(found.st_mode));
+    EXPECT(stat("/dev/infiniband/uverbs2", &found) && errno == ENOENT);
+    says("/sys/class/infiniband/softrdma0/node_guid", "0200:0000:c000:0201");
+    says("/sys/class/infiniband/softrdma0/ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:c000:0201");
+    says("/sys/class/infiniband/softrdma0/ports/1/gids/1", "2001:0db8:0000:0000:0000:0000:0000:0001");
+    says("/sys/class/infiniband/softrdma1/ports/1/gids/0", "0000:0000:0000:0000:0000:ffff:c633:6401");
+    says("/sys/class/infiniband_verbs/uverbs1/ibdev", "softrdma1");
+
+    int names = 0;
+    DIR *directory = opendir("/sys/class/infiniband");
+    EXPECT(directory);
+    for (struct dirent *each; (each = readdir(directory));)
+        names += !strncmp(each->d_name, "softrdma", 8);
+    EXPECT(names == 2 && !closedir(directory));
+    char real[PATH_MAX];
+    EXPECT(realpath("/sys/class/infiniband/softrdma1", real) && strstr(real, "/sys/devices/virtual/infiniband/softrdma1"));
+
+    /* Other paths are where they are. */
+    EXPECT(realpath("/dev/null", real) && !strcmp(real, "/dev/null") && !access("/proc/self", R_OK));
+    errno = 0;
+    EXPECT(open("/sys/class/infiniband_nothing", O_RDONLY) < 0 && errno == ENOENT);
+    EXPECT(open(NULL, O_RDONLY) < 0 && errno == EFAULT);
+    int file = open("/tmp", O_TMPFILE | O_RDWR, 0640);
+    EXPECT(file < 0 || (!fstat(file, &found) && (found.st_mode & 0777) == 0640 && !close(file)));
+
+    EXPECT(listed("softrdma0", "192.0.2.1") == 1 && listed("softrdma0", "2001:db8::1") == 1);
+    EXPECT(listed("softrdma1", "198.51.100.1") == 1 && listed("softrdma0", "198.51.100.1") == 0);
+    EXPECT(listed("lo", "192.0.2.1") == 0);
+
+    bound(AF_INET, "127.0.0.1", "192.0.2.1");
+    bound(AF_INET6, "::1", "2001:db8::1");
+    printf("done\n");
+    return 0;
+}
