@@ -38,5 +38,6 @@ mod posting;
 mod process;
 mod region;
 mod resolve;
+mod ring;
 mod shared;
 mod strings;
