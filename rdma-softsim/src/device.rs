@@ -12,14 +12,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_backend::{
-    Access, AsyncEvent, Completion, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer,
+    Access, AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer,
     SendOp,
 };
 
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
-    About, Armed, Bytes, ContextId, DomainId, ForeignMemory, HostId, Model, PairAttributes, Parts,
+    About, Bytes, ContextId, DomainId, ForeignMemory, HostId, Mirror, Model, PairAttributes, Parts,
     PostedReceive, QueuePairState, Registration, Request, Wake,
 };
 use crate::shared::SharedInner;
@@ -76,16 +76,21 @@ impl Device {
     }
 
     /// `ibv_create_cq(3)`. Asynchronous events use `name` for the queue. Completion events raise
-    /// `signal`.
+    /// `signal`, and the program finds its completions in `mirror`.
     pub fn create_completion_queue(
         &self,
         name: u64,
         depth: u32,
         signal: Arc<dyn Signal>,
+        mirror: Box<dyn Mirror>,
     ) -> Result<CompletionQueue, Error> {
         let id = self.driver.create_signalling(
             &signal,
-            |model| model.create_queue_in(self.id, name, depth),
+            |model| {
+                let id = model.create_queue_in(self.id, name, depth)?;
+                model.set_mirror(id, mirror);
+                Ok(id)
+            },
             |id| Wake::Completions(*id),
         )?;
         Ok(CompletionQueue::new(&self.driver, id, signal))
@@ -193,20 +198,10 @@ impl Domain {
 }
 
 impl CompletionQueue {
-    /// `ibv_poll_cq(3)`: at most `most` completions, with the bytes of each message (`byte_len`), 0
-    /// for those of sends.
-    pub fn poll_with_bytes(
-        &self,
-        most: usize,
-        mut take: impl FnMut(Completion, u32),
-    ) -> Result<usize, Error> {
-        self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
-    }
-
-    /// `ibv_req_notify_cq(3)` for solicited events alone. The next receive completion whose message
-    /// asked for an event, or the next failure, raises an event.
-    pub fn arm_solicited(&self) -> Result<(), Error> {
-        self.driver().with(|model| model.arm_for(self.id(), Armed::Solicited))
+    /// A call of a program whose [`Mirror`] told it to: what it has done there is done, and what
+    /// there is is shown there.
+    pub fn called(&self) -> Result<(), Error> {
+        self.driver().with(|model| model.called(self.id()))
     }
 
     /// Returns whether a queue pair still reports to it (`EBUSY`).
@@ -401,6 +396,7 @@ impl QueuePair {
     /// `ibv_post_send(3)`: posts the requests in order, up to the first refused one.
     pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
+            model.follow_sends(self.id);
             let domain = model.domain_of(self.id);
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
@@ -428,7 +424,10 @@ impl QueuePair {
     /// Returns how many send requests fit.
     #[must_use]
     pub fn send_room(&self) -> u32 {
-        self.driver.with(|model| model.send_room(self.id))
+        self.driver.with(|model| {
+            model.follow_sends(self.id);
+            model.send_room(self.id)
+        })
     }
 
     /// `ibv_post_recv(3)`: posts the requests in order, up to the first refused one.

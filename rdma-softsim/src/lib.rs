@@ -143,7 +143,7 @@ pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
 pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
 pub use load::Load;
-pub use model::{About, ForeignMemory};
+pub use model::{About, Arming, Calls, ForeignMemory, Look, Mirror};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};
 pub use shared::SharedReceives;

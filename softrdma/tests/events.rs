@@ -1,7 +1,9 @@
 //! Events of the connection manager, as a program reads them.
 
+mod queue;
 mod session;
 
+use queue::Queue;
 use session::{address, ask, open};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{Connected, Event, Name, Params, Reply, Request, Socket};
@@ -34,7 +36,7 @@ fn kind(socket: &mut Socket, channel: Name) -> Option<u32> {
 
 fn pair(socket: &mut Socket) -> Name {
     let domain = make(socket, &Request::AllocateDomain(0));
-    let queue = make(socket, &Request::CreateQueue { device: 0, depth: 4, channel: None, vector: 0 });
+    let queue = Queue::create(socket, 4, None).name;
     let (send_depth, receive_depth, inline) = (1, 1, 0);
     let request = Request::CreatePair {
         domain,
@@ -121,8 +123,8 @@ fn events_that_find_no_room_in_the_pipe_come_later() {
         panic!("no channel")
     };
     let domain = make(&mut program, &Request::AllocateDomain(0));
-    let queue =
-        make(&mut program, &Request::CreateQueue { device: 0, depth: 4, channel: Some(channel), vector: 0 });
+    let mut shown = Queue::create(&mut program, 4, Some(channel));
+    let queue = shown.name;
     let request = Request::CreatePair {
         domain,
         send_queue: queue,
@@ -137,13 +139,12 @@ fn events_that_find_no_room_in_the_pipe_come_later() {
         done(&mut program, &Request::Modify { pair, to });
     }
     for id in 0..EVENTS as u64 {
-        done(&mut program, &Request::Arm { queue, solicited: false });
+        shown.arm();
         // The queue pair has failed: the receive is flushed.
         let work = vec![softrdma_wire::Receive { id, local: Vec::new() }];
         let posted = ask(&mut program, &Request::PostReceive { pair, work });
         assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
-        let polled = ask(&mut program, &Request::Poll { queue, most: 4 });
-        assert!(matches!(polled, Reply::Completions(some) if some.len() == 1));
+        assert_eq!(shown.take_shown().len(), 1);
     }
     let _other = open(&fabric, 2);
     let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };

@@ -1,5 +1,6 @@
 //! A program may send the fabric anything. The fabric lives, and others notice nothing.
 
+mod queue;
 mod session;
 mod userfault;
 
@@ -8,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use queue::Queue;
 use rdma_softsim::Parameters;
 use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
@@ -95,8 +97,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
             |(device, depth, channel)| Request::CreateQueue { device, depth, channel, vector: depth % 3 }
         ),
         name().prop_map(Request::DestroyQueue),
-        (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
-        (name(), any::<bool>()).prop_map(|(queue, solicited)| Request::Arm { queue, solicited }),
+        name().prop_map(Request::Poll),
         (name(), 0_u32..64, 0_u32..64).prop_map(|(domain, depth, limit)| Request::CreateShared {
             domain,
             depth,
@@ -236,7 +237,7 @@ fn what_a_program_leaves_behind_goes_with_it() {
     for request in
         [Request::AllocateDomain(0), Request::CreateQueue { device: 0, depth: 4, channel: None, vector: 0 }]
     {
-        assert!(matches!(ask(&mut socket, &request), Reply::Made(_)));
+        assert!(matches!(ask(&mut socket, &request), Reply::Made(_) | Reply::Queue { .. }));
     }
     assert!(!fabric.is_deserted());
     drop(socket);
@@ -294,7 +295,7 @@ struct Program {
     socket: Socket,
     last: u8,
     domain: u32,
-    queue: u32,
+    queue: Queue,
     key: u32,
     at: u64,
 }
@@ -306,9 +307,7 @@ impl Program {
     fn new(fabric: &Arc<Fabric>, last: u8, at: u64) -> Self {
         let mut socket = open(fabric, last);
         let Reply::Made(domain) = ask(&mut socket, &Request::AllocateDomain(0)) else { panic!("no domain") };
-        let created =
-            ask(&mut socket, &Request::CreateQueue { device: 0, depth: 8, channel: None, vector: 0 });
-        let Reply::Made(queue) = created else { panic!("no queue") };
+        let queue = Queue::create(&mut socket, 8, None);
         let access = Access { local_write: true, remote_write: true, remote_read: true };
         let len = 3 * PAGE;
         let Reply::Region { key, .. } =
@@ -320,7 +319,7 @@ impl Program {
     }
 
     fn pair(&mut self) -> Pair {
-        let (domain, queue) = (self.domain, self.queue);
+        let (domain, queue) = (self.domain, self.queue.name);
         let request = Request::CreatePair {
             domain,
             send_queue: queue,
@@ -356,15 +355,13 @@ impl Program {
 
     /// Waits for a completion: its id and status.
     fn completion(&mut self) -> (u64, u32) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         loop {
-            match ask(&mut self.socket, &Request::Poll { queue: self.queue, most: 1 }) {
-                Reply::Completions(some) => {
-                    if let [Completion { id, status, .. }] = some[..] {
-                        return (id, status);
-                    }
-                }
-                other => panic!("{other:?}"),
+            if let Some(Completion { id, status, .. }) = self.queue.next() {
+                return (id, status);
             }
+            assert!(std::time::Instant::now() < deadline, "no completion");
+            std::thread::yield_now();
         }
     }
 }

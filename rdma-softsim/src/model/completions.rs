@@ -9,6 +9,7 @@ use rdma_backend::time::Instant;
 use rdma_backend::{AsyncEvent, Completed, Completion, CompletionError, CompletionStatus};
 
 use super::context::About;
+use super::mirror::{Calls, Mirror};
 use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::failure_class::{ClassSet, FailureClass};
@@ -33,6 +34,9 @@ pub(crate) struct CompletionQueue {
     /// Whether a poll would return something. Its handle reads it without the fabric's lock, so
     /// that constant polling does not delay posting.
     ready: Arc<AtomicBool>,
+    /// Where its program finds completions by itself, and how many of the first ones are there.
+    pub(super) mirror: Option<Box<dyn Mirror>>,
+    pub(super) shown: usize,
 }
 
 /// Which completion raises the next event.
@@ -94,6 +98,8 @@ impl CompletionQueue {
             events: 0,
             lost: false,
             ready: Arc::default(),
+            mirror: None,
+            shown: 0,
         }
     }
 
@@ -106,6 +112,16 @@ impl CompletionQueue {
         self.lost
     }
 
+    /// Returns how many completions wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the completion behind so many others, and the bytes of its message.
+    pub(super) fn entry(&self, behind: usize) -> Option<(Completion, u32)> {
+        self.entries.get(behind).map(|entry| (entry.completion, entry.bytes))
+    }
+
     /// Raises an event, with or without a cause.
     pub(super) const fn raise(&mut self) {
         self.events += 1;
@@ -116,6 +132,9 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // A destroyed queue has an error to report.
         self.ready.store(true, Release);
+        if let Some(mirror) = &self.mirror {
+            mirror.ask(Calls { polls: true, arms: true });
+        }
     }
 }
 
@@ -169,6 +188,7 @@ impl Entry {
 impl Model {
     pub(crate) fn destroy_queue(&mut self, id: QueueId) {
         let busy = self.pairs.iter().any(|(_, pair)| pair.reports_to(id));
+        self.follow(id);
         let Some(queue) = self.queues.remove(id) else { return };
         let host = queue.host.index();
         if busy {
@@ -229,7 +249,7 @@ impl Model {
     }
 
     /// Returns a completion as this kind of device reports it.
-    fn told(&self, completion: Completion) -> Completion {
+    pub(super) fn told(&self, completion: Completion) -> Completion {
         let unnamed = self.simulation.as_ref().is_some_and(|simulation| simulation.settings.unnamed_flushes);
         match completion.result {
             Err(CompletionError { status: CompletionStatus::WR_FLUSH_ERR, .. }) if unnamed => {
@@ -360,6 +380,7 @@ impl Model {
 
     /// Appends a completion. One too many loses the queue and, a moment later, its queue pairs.
     fn append_completion(&mut self, id: QueueId, entry: Entry) {
+        self.follow(id);
         let Some(queue) = self.queues.get(id).filter(|queue| !queue.lost) else { return };
         if queue.entries.len() >= queue.depth as usize {
             return self.lose_queue(id);
@@ -367,13 +388,17 @@ impl Model {
         let completion = entry.completion;
         self.note(|| EntryKind::Completed(completion));
         let Some(queue) = self.queues.get_mut(id) else { return };
-        let raises = match queue.armed {
-            Armed::No => false,
-            Armed::Solicited => entry.solicited || completion.result.is_err(),
-            Armed::Any => true,
-        };
+        let solicited = entry.solicited || completion.result.is_err();
         queue.entries.push_back(entry);
         queue.note_ready();
+        // A program that has armed its queue and then found nothing waits for this one.
+        self.follow(id);
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        let raises = match queue.armed {
+            Armed::No => false,
+            Armed::Solicited => solicited,
+            Armed::Any => true,
+        };
         if raises {
             queue.armed = Armed::No;
             queue.events += 1;
@@ -391,6 +416,7 @@ impl Model {
         let Some(queue) = self.queues.get_mut(id) else { return };
         queue.lost = true;
         queue.entries.clear();
+        queue.shown = 0;
         queue.note_ready();
         if !silent {
             // Sleepers on the queue must learn of it.
@@ -398,6 +424,7 @@ impl Model {
             self.wakes.push(Wake::Completions(id));
         }
         self.event_queue.schedule(Duration::ZERO, Event::Overrun(id));
+        self.follow(id);
     }
 
     /// Puts the queue pairs of a lost queue into the error state: they can report no more.
@@ -413,6 +440,7 @@ impl Model {
 
     /// After a reset, polling earlier completions frees no new slots.
     pub(super) fn free_nothing(&mut self, pair: PairId) {
+        self.follow_sends(pair);
         let Some(owner) = self.pairs.get(pair) else { return };
         let Some(queue) = self.queues.get_mut(owner.send_queue) else { return };
         for frees in queue

@@ -1,20 +1,20 @@
 //! Completion channels and completion queues.
 
 use core::ffi::{c_int, c_uint, c_void};
-use std::collections::VecDeque;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use softrdma_wire::{Completion, MAX_BATCH, Name, RECORD, Reply, Request};
+use softrdma_wire::{Completion, Name, RECORD, Request};
 
 use crate::acknowledged::Unacknowledged;
 use crate::device::number_in;
 use crate::layout::{
     IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
 };
-use crate::link::{ask, call, concluded, link, make, make_channel, pointer, returned};
+use crate::link::{ask, concluded, link, make_channel, make_queue, pointer, returned};
 use crate::names;
 use crate::polling::{Turn, functions};
+use crate::ring::Ring;
 
 /// A completion channel, and what the fabric calls it.
 #[repr(C)]
@@ -51,15 +51,14 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     returned(freed)
 }
 
-/// A completion queue, and completions that the fabric gave and the program has not polled: it gives as many as there are, whatever
-/// the program asks for, which often is one after the other.
+/// A completion queue, and where its completions are.
 ///
 /// The program reads and this library writes fields of `ex` while other threads are in here. So no reference is made to the whole: the
 /// other fields are borrowed one by one.
 #[repr(C)]
 pub(crate) struct Queue {
     ex: QueueEx,
-    fetched: Mutex<VecDeque<Completion>>,
+    ring: Mutex<Ring>,
     pub(crate) turn: Turn,
     /// Completion events.
     events: Unacknowledged,
@@ -86,7 +85,12 @@ pub(crate) unsafe fn create_queue(
     };
     // SAFETY: the caller vouches for `context`.
     let device = unsafe { number_in(context) };
-    let handle = make(&Request::CreateQueue { device, depth, channel: channel_name, vector })?;
+    let (handle, page, memory) =
+        make_queue(&Request::CreateQueue { device, depth, channel: channel_name, vector })?;
+    let ring = Ring::map(handle, page, &memory).inspect_err(|_| {
+        // Nobody can be told that the fabric is gone.
+        let _gone = ask(&Request::DestroyQueue(handle));
+    })?;
     let mut cq: ibv_cq = zeroed();
     cq.context = context;
     cq.channel = channel;
@@ -95,7 +99,7 @@ pub(crate) unsafe fn create_queue(
     cq.cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
     let queue = Queue {
         ex: functions(cq),
-        fetched: Mutex::default(),
+        ring: Mutex::new(ring),
         turn: Turn::default(),
         events: Unacknowledged::default(),
         asynchronous: Unacknowledged::default(),
@@ -181,47 +185,17 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: ibv_req_notify_cq(3): a live completion queue.
-    let queue = unsafe { (*cq).handle };
-    returned(ask(&Request::Arm { queue, solicited: solicited_only != 0 }))
+    let ring = unsafe { ring(cq) };
+    returned(ring.lock().unwrap_or_else(PoisonError::into_inner).arm(solicited_only != 0))
 }
 
-/// Asks the fabric for as many completions as a message holds. A queue that is lost has none to give.
-fn fetch(queue: Name) -> Result<Vec<Completion>, c_int> {
-    match call(&Request::Poll { queue, most: MAX_BATCH as u32 })? {
-        Reply::Completions(completions) => Ok(completions),
-        _ => Err(libc::EPROTO),
-    }
-}
-
-/// Gives `give` at most `most` completions: those that were fetched before, then those that `fetch` brings.
-/// Fewer than `most` mean that the queue was empty (`ibv_poll_cq(3)`). An error shows when none was given.
-fn give_fetched(
-    fetched: &mut VecDeque<Completion>,
-    most: usize,
-    fetch: impl Fn() -> Result<Vec<Completion>, c_int>,
-    mut give: impl FnMut(Completion),
-) -> Result<usize, c_int> {
-    let (mut count, mut emptied) = (0, false);
-    while count < most {
-        if let Some(completion) = fetched.pop_front() {
-            give(completion);
-            count += 1;
-        } else if emptied {
-            break;
-        } else {
-            match fetch() {
-                Ok(completions) => {
-                    // A full message says nothing about what is behind it.
-                    emptied = completions.len() < MAX_BATCH;
-                    fetched.extend(completions);
-                }
-                // The next call meets it again.
-                Err(_) if count > 0 => break,
-                Err(errno) => return Err(errno),
-            }
-        }
-    }
-    Ok(count)
+/// Where the completions of a queue are.
+///
+/// # Safety
+/// `cq` is alive, and stays so for `'a`.
+unsafe fn ring<'a>(cq: *mut ibv_cq) -> &'a Mutex<Ring> {
+    // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`; nobody but this library writes to the field.
+    unsafe { &(*cq.cast::<Queue>()).ring }
 }
 
 /// The next completion, if there is one.
@@ -229,31 +203,23 @@ fn give_fetched(
 /// # Safety
 /// `cq` is alive.
 pub(crate) unsafe fn next_completion(cq: *mut ibv_cq) -> Result<Option<Completion>, c_int> {
-    // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`.
-    let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
-    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: the caller vouches for `cq`.
+    let mut ring = unsafe { ring(cq) }.lock().unwrap_or_else(PoisonError::into_inner);
     let mut next = None;
-    give_fetched(&mut fetched, 1, || fetch(queue), |completion| next = Some(completion))?;
+    ring.poll(1, |completion| next = Some(completion))?;
     Ok(next)
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     let Ok(most) = usize::try_from(most) else { return -libc::EINVAL };
-    // SAFETY: ibv_poll_cq(3): a live completion queue, which `create_queue` made as a `Queue`.
-    let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
-    // Held while the fabric is asked: completions keep their order.
-    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: ibv_poll_cq(3): a live completion queue. Locked while the fabric is asked: completions keep their order.
+    let mut ring = unsafe { ring(cq) }.lock().unwrap_or_else(PoisonError::into_inner);
     let mut count = 0;
-    let given = give_fetched(
-        &mut fetched,
-        most,
-        || fetch(queue),
-        |completion| {
-            // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
-            unsafe { into.add(count).write(work_completion(&completion)) };
-            count += 1;
-        },
-    );
+    let given = ring.poll(most, |completion| {
+        // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
+        unsafe { into.add(count).write(work_completion(&completion)) };
+        count += 1;
+    });
     given.map_or(-1, |count| c_int::try_from(count).unwrap_or(c_int::MAX))
 }
 
@@ -269,52 +235,5 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         qp_num: pair,
         wc_flags: if immediate.is_some() { IBV_WC_WITH_IMM } else { 0 },
         ..zeroed()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::cell::RefCell;
-
-    use super::*;
-
-    fn completions(ids: std::ops::Range<u64>) -> Vec<Completion> {
-        let of = |id| Completion { id, pair: 1, status: 0, vendor: 0, opcode: 0, len: 0, immediate: None };
-        ids.map(of).collect()
-    }
-
-    /// Polls for `most`, with `kept` from before and these answers of the fabric; what is given, and the answers that were not asked for.
-    fn polled(
-        kept: std::ops::Range<u64>,
-        most: usize,
-        answers: Vec<Result<Vec<Completion>, c_int>>,
-    ) -> (Result<Vec<u64>, c_int>, usize) {
-        let mut fetched = completions(kept).into();
-        let (answers, mut given) = (RefCell::new(VecDeque::from(answers)), Vec::new());
-        let fetch = || answers.borrow_mut().pop_front().expect("is not asked once more");
-        let count = give_fetched(&mut fetched, most, fetch, |completion| given.push(completion.id));
-        let left = answers.borrow().len();
-        (count.map(|count| given.get(..count).expect("are as many").to_vec()), left)
-    }
-
-    #[test]
-    fn fewer_than_asked_mean_that_the_queue_is_empty() {
-        // Some were fetched before; since then others came.
-        let (given, left) = polled(0..3, 16, vec![Ok(completions(3..5))]);
-        assert_eq!((given, left), (Ok((0..5).collect()), 0));
-        // As many as were asked for: the fabric is not asked.
-        assert_eq!(polled(0..3, 3, vec![]), (Ok((0..3).collect()), 0));
-        assert_eq!(polled(0..3, 0, vec![]), (Ok(vec![]), 0));
-        // A full message, and what is behind it.
-        let full = MAX_BATCH as u64;
-        let answers = vec![Ok(completions(1..1 + full)), Ok(completions(1 + full..3 + full))];
-        assert_eq!(polled(0..1, 1000, answers), (Ok((0..3 + full).collect()), 0));
-        assert_eq!(polled(0..0, 8, vec![Ok(vec![])]), (Ok(vec![]), 0));
-    }
-
-    #[test]
-    fn an_error_shows_when_no_completion_does() {
-        assert_eq!(polled(0..2, 8, vec![Err(libc::EIO)]), (Ok(vec![0, 1]), 0));
-        assert_eq!(polled(0..0, 8, vec![Err(libc::EIO)]), (Err(libc::EIO), 0));
     }
 }

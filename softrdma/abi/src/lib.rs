@@ -39,6 +39,7 @@ mod posting;
 mod process;
 mod region;
 mod resolve;
+mod ring;
 mod shared;
 mod strings;
 mod view;

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -20,6 +20,8 @@ use crate::process::{PerProcess, watch_forks};
 /// What came of opening a session.
 pub(crate) struct Link {
     session: Mutex<Session>,
+    /// The session's socket, to look at without waiting for who asks something. It is never closed.
+    socket: RawFd,
     pub(crate) devices: Vec<Attached>,
     /// Those of each device.
     pub(crate) limits: Limits,
@@ -114,10 +116,21 @@ pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_i
     }
 }
 
+/// Asks the fabric to make a completion queue: its name, and which page of which memory is its own.
+pub(crate) fn make_queue(request: &Request<'_>) -> Result<(Name, u32, OwnedFd), c_int> {
+    match exchange_with(request, None)? {
+        (Reply::Queue { name, page }, Some(memory)) => Ok((name, page, memory)),
+        _ => Err(libc::EPROTO),
+    }
+}
+
 /// The name of what the fabric made, if the answer tells of any: a connect request brings an identifier.
 const fn made_in(reply: &Reply) -> Option<Name> {
     match reply {
-        Reply::Made(name) | Reply::Region { name, .. } | Reply::Pair { name, .. } => Some(*name),
+        Reply::Made(name)
+        | Reply::Region { name, .. }
+        | Reply::Queue { name, .. }
+        | Reply::Pair { name, .. } => Some(*name),
         Reply::Event(Some(event)) => Some(event.id),
         _ => None,
     }
@@ -181,6 +194,16 @@ fn exchange(
 }
 
 impl Link {
+    /// `EIO` once the fabric is gone.
+    pub(crate) fn is_alive(&self) -> Result<(), c_int> {
+        let mut entry = libc::pollfd { fd: self.socket, events: 0, revents: 0 };
+        // SAFETY: poll(2): one entry, which is written; it does not wait.
+        match unsafe { libc::poll(&raw mut entry, 1, 0) } {
+            1.. => outcome(Err(Error::Closed)).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     fn open() -> Result<Self, c_int> {
         let (Some(path), Some(addresses)) = (std::env::var_os(SOCKET), std::env::var_os(ADDRESSES)) else {
             say("not started by `softrdma run`: there is no RDMA device");
@@ -220,8 +243,9 @@ impl Link {
                     let (opened, domain) = (OnceLock::new(), Mutex::new(None));
                     attached.push(Attached { addresses, events, opened, domain });
                 }
+                let descriptor = socket.as_fd().as_raw_fd();
                 let session = Mutex::new(Session { socket, kept: (0, Vec::new()) });
-                Ok(Self { session, devices: attached, limits })
+                Ok(Self { session, socket: descriptor, devices: attached, limits })
             }
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);

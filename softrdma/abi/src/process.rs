@@ -1,8 +1,8 @@
 //! What belongs to this process alone: a child begins without it (`ibv_fork_init(3)`: a child may use nothing of its parent's).
 
 use core::ptr;
-use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32};
 use std::sync::Once;
 
 /// A value that is made when it is first needed, anew in every process. It is never freed.
@@ -37,7 +37,16 @@ impl<T> PerProcess<T> {
     }
 }
 
+/// How many forks this process is away from the first.
+static GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// A number that a parent and its child do not have in common.
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Relaxed)
+}
+
 extern "C" fn forked() {
+    GENERATION.fetch_add(1, Relaxed);
     crate::link::LINK.forget();
     crate::names::OBJECTS.forget();
 }

@@ -1,6 +1,6 @@
 //! Reaching into the memory of programs.
 //!
-//! The only place of this crate that is not safe: two system calls that copy between this process and another.
+//! Not safe, as `pages`: two system calls that copy between this process and another.
 
 #![allow(unsafe_code, reason = "process_vm_readv(2) and process_vm_writev(2) have no safe wrapper")]
 

@@ -8,6 +8,7 @@ mod inject;
 mod memory;
 mod movers;
 mod offered;
+mod pages;
 mod record;
 mod seats;
 mod service;

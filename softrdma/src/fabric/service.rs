@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Reply, Request, Socket};
 
 use super::memory::Process;
+use super::pages;
 use super::seats::Watch;
 use super::session::{Answer, Info, Session};
 use super::{Fabric, LIMITS};
@@ -113,8 +114,7 @@ const fn moves(request: &Request<'_>) -> bool {
         Request::PostSend { .. }
             | Request::PostReceive { .. }
             | Request::PostShared { .. }
-            | Request::Poll { .. }
-            | Request::Arm { .. }
+            | Request::Poll(_)
     )
 }
 
@@ -142,7 +142,7 @@ fn open(
         max_mr: LIMITS.max_regions,
         max_qp: LIMITS.max_queue_pairs,
         max_qp_wr: LIMITS.max_queue_depth,
-        max_cq: LIMITS.max_completion_queues,
+        max_cq: LIMITS.max_completion_queues.min(pages::MOST_QUEUES),
         max_cqe: LIMITS.max_completions,
         max_qp_rd_atom: LIMITS.max_read_depth,
         vectors: count,

@@ -9,6 +9,9 @@ use super::movers::Job;
 use super::service::NAME;
 use super::*;
 
+#[path = "../../tests/queue/mod.rs"]
+mod queue;
+
 /// No thread is replaced, however slow the machine is.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
@@ -16,7 +19,7 @@ const NEVER: Duration = Duration::from_secs(1 << 30);
 struct Program {
     socket: Socket,
     address: IpAddr,
-    queue: u32,
+    queue: queue::Queue,
     pair: u32,
     number: u32,
     at: u64,
@@ -30,27 +33,30 @@ impl Program {
         fabric.admit(Socket::new(theirs));
         let address = IpAddr::from([192, 0, 2, last]);
         let at = Vec::leak(vec![0_u8; 64]).as_ptr().expose_provenance() as u64;
-        let socket = Socket::new(ours);
-        let mut program = Self { socket, address, queue: 0, pair: 0, number: 0, at, key: 0 };
+        let mut socket = Socket::new(ours);
         let devices = vec![vec![address]];
-        program.ask(&Request::Hello { version: wire::VERSION, program: String::new(), devices, above: 0 });
+        let hello = Request::Hello { version: wire::VERSION, program: String::new(), devices, above: 0 };
+        socket.send(&hello, None).expect("the fabric listens");
+        let (Reply::Welcome { .. }, _) = socket.receive().expect("the fabric answers") else {
+            panic!("no session")
+        };
+        let queue = queue::Queue::create(&mut socket, 8, None);
+        let mut program = Self { socket, address, queue, pair: 0, number: 0, at, key: 0 };
         let Reply::Made(domain) = program.ask(&Request::AllocateDomain(0)) else { panic!("no domain") };
-        let queue = Request::CreateQueue { device: 0, depth: 8, channel: None, vector: 0 };
-        let Reply::Made(queue) = program.ask(&queue) else { panic!("no queue") };
         let access = Access { local_write: true, remote_write: true, remote_read: true };
         let region = Request::Register { domain, at, address: at, len: 64, access };
         let Reply::Region { key, .. } = program.ask(&region) else { panic!("no region") };
         let pair = Request::CreatePair {
             domain,
-            send_queue: queue,
-            receive_queue: queue,
+            send_queue: program.queue.name,
+            receive_queue: program.queue.name,
             shared: None,
             send_depth: 4,
             receive_depth: 4,
             inline: 64,
         };
         let Reply::Pair { name: pair, number, .. } = program.ask(&pair) else { panic!("no pair") };
-        Self { queue, pair, number, key, ..program }
+        Self { pair, number, key, ..program }
     }
 
     fn ask(&mut self, request: &Request<'_>) -> Reply {
@@ -79,9 +85,7 @@ impl Program {
 
     /// The writes that have completed by now.
     fn completed(&mut self) -> Vec<u64> {
-        let Reply::Completions(some) = self.ask(&Request::Poll { queue: self.queue, most: 8 }) else {
-            panic!("no completions")
-        };
+        let some = self.queue.take_shown();
         assert!(some.iter().all(|completion| completion.status == 0), "{some:?}");
         some.iter().map(|&Completion { id, .. }| id).collect()
     }

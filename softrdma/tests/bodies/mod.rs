@@ -1,12 +1,16 @@
-//! What the fuzzer runs: two programs that send the fabric packets of any bytes. The fabric answers or ends that session, and serves
-//! others.
+//! What the fuzzer runs: two programs that send the fabric packets of any bytes, and write any bytes into the memory that they share with it.
+//! The fabric answers or ends that session, and serves others.
 
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::io::retry_on_intr;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
+};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{MAX_MESSAGE, Request, Socket, VERSION};
 
@@ -20,19 +24,46 @@ fn memory() -> u64 {
     PLACE.get_or_init(|| Vec::leak(vec![0; MEMORY])).as_ptr().expose_provenance() as u64
 }
 
-/// Sends a packet and returns the answer; `None` if the session has ended. The fuzzer's timer interrupts calls.
-fn exchange(socket: &OwnedFd, packet: &[u8]) -> Option<Vec<u8>> {
-    retry_on_intr(|| rustix::net::send(socket, packet, SendFlags::NOSIGNAL)).ok()?;
-    let mut answer = vec![0; MAX_MESSAGE];
-    let receive = || rustix::net::recv(socket, answer.as_mut_slice(), RecvFlags::empty());
-    let (len, _) = retry_on_intr(receive).ok()?;
-    answer.truncate(len);
-    // Without bytes the session has ended.
-    (len > 0).then_some(answer)
+/// A program.
+struct Program {
+    socket: OwnedFd,
+    /// What it shares with the fabric, once it has a completion queue. Other descriptors are closed.
+    memory: Option<OwnedFd>,
+}
+
+impl Program {
+    /// Sends a packet and returns the answer; `None` if the session has ended. The fuzzer's timer interrupts calls.
+    fn exchange(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
+        retry_on_intr(|| rustix::net::send(&self.socket, packet, SendFlags::NOSIGNAL)).ok()?;
+        let mut answer = vec![0; MAX_MESSAGE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = retry_on_intr(|| {
+            let mut slices = [IoSliceMut::new(&mut answer)];
+            rustix::net::recvmsg(&self.socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        });
+        let received = received.ok()?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                self.memory = rights.into_iter().find(|fd| rustix::fs::fcntl_get_seals(fd).is_ok());
+            }
+        }
+        answer.truncate(received.bytes);
+        // Without bytes the session has ended.
+        (received.bytes > 0).then_some(answer)
+    }
+
+    /// Writes bytes into what it shares: behind their place, two bytes.
+    fn scribble(&self, packet: &[u8]) {
+        if let (Some(memory), [low, high, bytes @ ..]) = (&self.memory, packet) {
+            let place = u16::from_le_bytes([*low, *high]);
+            let _written = rustix::io::pwrite(memory, bytes, place.into());
+        }
+    }
 }
 
 /// A session of a program on the machine with this number.
-fn open(fabric: &Arc<Fabric>, machine: u8) -> OwnedFd {
+fn open(fabric: &Arc<Fabric>, machine: u8) -> Program {
     let kind = SocketType::SEQPACKET;
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("sockets");
@@ -40,8 +71,9 @@ fn open(fabric: &Arc<Fabric>, machine: u8) -> OwnedFd {
     let devices = vec![vec![[192, 0, 2, machine].into()], vec![[198, 51, 100, machine].into()]];
     let hello = Request::Hello { version: VERSION, program: String::new(), devices, above: 0 };
     let hello = postcard::to_stdvec(&hello).expect("encodes");
-    exchange(&ours, &hello).expect("the fabric lets a program in");
-    ours
+    let mut program = Program { socket: ours, memory: None };
+    program.exchange(&hello).expect("the fabric lets a program in");
+    program
 }
 
 /// A request as it may be sent: of this process only some memory may be registered.
@@ -56,40 +88,46 @@ fn harmless(packet: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Each packet: which program, how long, and the bytes.
+/// What the first byte of a packet adds to the program's number if the bytes are for the memory.
+pub(crate) const SCRIBBLE: u8 = 128;
+
+/// Each packet: which program, how long, and the bytes, for the fabric or for the memory.
 pub(crate) fn run(input: &[u8]) {
-    let _last = converse(input, |_any| true);
+    converse(input, |_memory| true);
 }
 
-/// As [`run`]. Returns the answer to the last packet, which is sent until it has one that is `awaited`; `None` if that ended its session.
-pub(crate) fn converse(input: &[u8], awaited: impl Fn(&[u8]) -> bool) -> Option<Vec<u8>> {
+/// As [`run`], until the memory of the program of the last packet is as `awaited` says. Returns the fabric's last answer; `None` if it
+/// ended a session.
+pub(crate) fn converse(input: &[u8], awaited: impl Fn(Option<&OwnedFd>) -> bool) -> Option<Vec<u8>> {
     let fabric = Fabric::new().expect("a fabric");
     let mut programs = [1, 2].map(|machine| open(&fabric, machine));
-    let (mut rest, mut last) = (input, None);
+    let (mut rest, mut last, mut who) = (input, None, 0);
     for _ in 0..MOST {
         let [which, len, behind @ ..] = rest else { break };
         let (packet, behind) = behind.split_at(usize::from(*len).min(behind.len()));
         rest = behind;
-        let which = usize::from(which % 2);
+        who = usize::from(which % 2);
         // An empty packet would look like the end.
         if packet.is_empty() {
             continue;
         }
-        let begun = Instant::now();
-        loop {
-            last = exchange(&programs[which], &harmless(packet));
-            if !rest.is_empty() || last.as_deref().is_none_or(&awaited) {
-                break;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(60), "the answer does not come");
+        if which & SCRIBBLE != 0 {
+            programs[who].scribble(packet);
+            continue;
         }
+        last = programs[who].exchange(&harmless(packet));
         if last.is_none() {
-            programs[which] = open(&fabric, which as u8 + 1);
+            programs[who] = open(&fabric, who as u8 + 1);
         }
     }
-    let honest = open(&fabric, 3);
+    let begun = Instant::now();
+    while !awaited(programs[who].memory.as_ref()) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "what is awaited does not come");
+        std::thread::yield_now();
+    }
+    let mut honest = open(&fabric, 3);
     let asked = postcard::to_stdvec(&Request::AllocateDomain(0)).expect("encodes");
-    assert!(exchange(&honest, &asked).is_some(), "an honest program is answered");
+    assert!(honest.exchange(&asked).is_some(), "an honest program is answered");
 
     // What they had is given back, or the next inputs would find no descriptors.
     drop((programs, honest));

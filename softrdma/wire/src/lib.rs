@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod devices;
+mod page;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -20,14 +21,15 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
+pub use page::{ARMS, PAGE, POLLS, Page, SHOWN};
 pub use socket::{Error, Listener, Socket};
 pub use work::{Completion, Local, Op, Receive, Send, Sge};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
-/// Completions in one message, or queue pairs.
+/// Faults or queue pairs in one message.
 pub const MAX_BATCH: usize = 256;
 /// Work requests in one message, whatever they are. A longer chain goes in several.
 pub const MAX_WORK: usize = 128;
@@ -105,6 +107,7 @@ pub enum Request<'a> {
     /// Answer: [`Reply::Made`], with a descriptor from which records can be read.
     CreateCompletionChannel,
     DestroyCompletionChannel(Name),
+    /// Answer: [`Reply::Queue`], with a descriptor of the memory in which its [`Page`] is.
     CreateQueue {
         device: Device,
         depth: u32,
@@ -113,16 +116,8 @@ pub enum Request<'a> {
         vector: u32,
     },
     DestroyQueue(Name),
-    /// Answer: [`Reply::Completions`].
-    Poll {
-        queue: Name,
-        most: u32,
-    },
-    /// For solicited events alone, or for all.
-    Arm {
-        queue: Name,
-        solicited: bool,
-    },
+    /// What the [`Page`] of a queue tells its program to ask for: what the program has done there is done, and what there is is shown there.
+    Poll(Name),
 
     /// Answer: [`Reply::Made`].
     CreateShared {
@@ -349,6 +344,13 @@ pub enum Reply {
         /// Its key, local and remote.
         key: u32,
     },
+    /// A completion queue was made.
+    Queue {
+        /// Its name.
+        name: Name,
+        /// Which page of the descriptor's memory is its own.
+        page: u32,
+    },
     /// A queue pair was made.
     Pair {
         /// Its name.
@@ -374,8 +376,6 @@ pub enum Reply {
     },
     /// The limit of a shared receive queue; 0 once its event has come.
     SharedLimit(u32),
-    /// Completions, in order.
-    Completions(Vec<Completion>),
     /// An asynchronous event, if one waits.
     AsyncEvent(Option<AsyncEvent>),
     /// An event of the connection manager, if one waits.

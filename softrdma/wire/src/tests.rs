@@ -19,15 +19,45 @@ fn a_message_holds_the_longest_work_requests() {
         let len = postcard::to_slice(&request, &mut vec![0; MAX_MESSAGE]).map(|bytes| bytes.len());
         assert!(len.is_ok(), "{len:?}");
     }
-    let completion = Completion {
-        id: u64::MAX,
-        pair: u32::MAX,
-        status: u32::MAX,
-        vendor: u32::MAX,
-        opcode: u32::MAX,
-        len: u32::MAX,
-        immediate: Some(u32::MAX),
-    };
-    let completions = Reply::Completions(vec![completion; MAX_BATCH]);
-    assert!(postcard::to_slice(&completions, &mut vec![0; MAX_MESSAGE]).is_ok());
+}
+
+fn completion(id: u64, immediate: Option<u32>) -> Completion {
+    let most = u32::MAX;
+    Completion { id, pair: most, status: 1, vendor: most, opcode: 129, len: most - 1, immediate }
+}
+
+/// A page as the kernel gives it.
+fn page() -> Box<Page> {
+    Box::default()
+}
+
+#[test]
+fn a_page_shows_each_completion_once_and_across_the_wrap() {
+    let page = page();
+    let first = u32::MAX - SHOWN / 2;
+    page.show(first.wrapping_sub(1), &completion(0, None));
+    for turn in 0..3 * SHOWN {
+        let position = first.wrapping_add(turn);
+        assert_eq!(page.at(position), None);
+        let shown = completion(turn.into(), (turn % 2 == 0).then_some(turn));
+        page.show(position, &shown);
+        assert_eq!(page.at(position), Some(shown));
+        page.give_back(position.wrapping_add(1));
+        assert_eq!(page.taken(), position.wrapping_add(1));
+    }
+}
+
+#[test]
+fn an_arming_is_taken_once_and_never_narrowed() {
+    let page = page();
+    assert_eq!(page.take_arming(), None);
+    page.arm(7, true);
+    assert_eq!((page.take_arming(), page.take_arming()), (Some((7, true)), None));
+    page.arm(8, false);
+    page.arm(9, true);
+    assert_eq!(page.take_arming(), Some((9, false)));
+    page.arm(u32::MAX, true);
+    page.arm(u32::MAX, false);
+    page.set_calls(POLLS);
+    assert_eq!((page.take_arming(), page.calls()), (Some((u32::MAX, false)), POLLS));
 }

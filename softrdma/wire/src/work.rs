@@ -55,7 +55,7 @@ pub struct Receive {
 }
 
 /// A work completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields of struct ibv_wc, as numbers")]
 pub struct Completion {
     pub id: u64,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rdma_backend::{
-    CompletionQueue as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer,
+    IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer,
 };
 use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
@@ -21,9 +21,10 @@ use rdma_softsim::{
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
-use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, MAX_WORK, Name, Reply, Request};
+use softrdma_wire::{self as wire, MAX_ELEMENTS, MAX_INLINE, MAX_WORK, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
+use super::pages::{Pages, Place, Shown};
 use super::signals::{Backlog, Level, QueueSignal, Records};
 use super::translate;
 use super::vectors::Vectors;
@@ -99,7 +100,9 @@ pub(super) struct Session {
     identifiers: BTreeMap<Name, manager::Owned>,
     event_channels: BTreeMap<Name, manager::Channel>,
     shared: BTreeMap<Name, SharedReceives>,
-    queues: BTreeMap<Name, CompletionQueue>,
+    queues: BTreeMap<Name, (CompletionQueue, Arc<Place>)>,
+    /// The memory that it shares with the program, from the first completion queue on.
+    pages: Option<Arc<Pages>>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, OwnedDomain>,
     completion_channels: BTreeMap<Name, Arc<Records>>,
@@ -181,6 +184,7 @@ impl Session {
             event_channels: BTreeMap::new(),
             shared: BTreeMap::new(),
             queues: BTreeMap::new(),
+            pages: None,
             regions: BTreeMap::new(),
             domains: BTreeMap::new(),
             completion_channels: BTreeMap::new(),
@@ -255,12 +259,9 @@ impl Session {
 
     fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
         match request {
-            Request::Poll { queue, most } => return self.poll(queue, most),
-            Request::Arm { queue, solicited } => {
-                let queue = find(&self.queues, queue)?;
-                // The event of the last arming is the program's: it has read it, or will.
-                queue.take_events()?;
-                if solicited { queue.arm_solicited() } else { queue.arm() }?;
+            Request::Poll(name) => {
+                let (queue, _page) = find(&self.queues, name)?;
+                queue.called()?;
                 return Ok(Reply::Done);
             }
             Request::PostSend { pair, room, work } => return self.post_send(pair, room, &work),
@@ -289,6 +290,12 @@ impl Session {
                     self.full.retain(|full| !Arc::ptr_eq(full, channel));
                 }
                 take(&mut self.completion_channels, name, |channel| Arc::strong_count(channel) > 1)
+            }
+            Request::CreateQueue { device, depth, channel, vector } => {
+                self.create_queue(device, depth, channel, vector).map(|(made, memory)| {
+                    *descriptor = Some(memory);
+                    made
+                })
             }
             Request::CreateEventChannel => {
                 let (made, end) = self.create_event_channel()?;
@@ -330,10 +337,7 @@ impl Session {
                 }
                 taken
             }
-            Request::CreateQueue { device, depth, channel, vector } => {
-                self.create_queue(device, depth, channel, vector)
-            }
-            Request::DestroyQueue(name) => take(&mut self.queues, name, CompletionQueue::is_used),
+            Request::DestroyQueue(name) => take(&mut self.queues, name, |(queue, _page)| queue.is_used()),
             Request::CreatePair {
                 domain,
                 send_queue,
@@ -400,7 +404,7 @@ impl Session {
         depth: u32,
         channel: Option<Name>,
         vector: u32,
-    ) -> Result<Reply, Refusal> {
+    ) -> Result<(Reply, OwnedFd), Refusal> {
         let vector = match &self.vectors {
             Some(vectors) => Some(vectors.get(vector).ok_or(Errno::INVAL)?),
             None => None,
@@ -412,12 +416,19 @@ impl Session {
                 none => none.insert(Arc::new(Records::new(&self.backlog)?.0)),
             }),
         };
+        let pages = match &mut self.pages {
+            Some(pages) => pages,
+            none => none.insert(Pages::new()?),
+        };
+        let (place, memory) = (Arc::new(pages.take()?), pages.descriptor()?);
         let queue = self.name()?;
         let signal = Arc::new(QueueSignal { queue, channel, vector });
         let device = &self.opened(device)?.device;
-        let made = device.create_completion_queue(queue.into(), depth, signal)?;
-        self.queues.insert(queue, made);
-        Ok(Reply::Made(queue))
+        let shown = Box::new(Shown::new(Arc::clone(&place)));
+        let made = device.create_completion_queue(queue.into(), depth, signal, shown)?;
+        let page = place.number;
+        self.queues.insert(queue, (made, place));
+        Ok((Reply::Queue { name: queue, page }, memory))
     }
 
     fn create_pair(
@@ -430,7 +441,7 @@ impl Session {
         limits.inline = limits.inline.min(MAX_INLINE as u32);
         let name = self.name()?;
         let OwnedDomain { device, domain } = find(&self.domains, domain)?;
-        let queues = [find(&self.queues, sends)?, find(&self.queues, receives)?];
+        let queues = [&find(&self.queues, sends)?.0, &find(&self.queues, receives)?.0];
         let shared = shared.map(|shared| find(&self.shared, shared)).transpose()?;
         let device = &self.opened(*device)?.device;
         let pair = device.create_queue_pair(name.into(), domain, queues, shared, limits)?;
@@ -447,15 +458,6 @@ impl Session {
             pair.modify(translate::transition(to).ok_or(Errno::INVAL)?)?;
         }
         Ok(Reply::Done)
-    }
-
-    fn poll(&self, queue: Name, most: u32) -> Result<Reply, Refusal> {
-        let mut completions = Vec::new();
-        let most = (most as usize).min(MAX_BATCH);
-        find(&self.queues, queue)?.poll_with_bytes(most, |completion, bytes| {
-            completions.push(translate::completion(&completion, bytes));
-        })?;
-        Ok(Reply::Completions(completions))
     }
 
     fn post_send(&self, pair: Name, room: u32, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {

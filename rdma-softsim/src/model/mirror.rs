@@ -1,0 +1,144 @@
+//! Completion queues whose program polls and arms them in memory that it shares with the device, without a call.
+//!
+//! The model keeps its completions until the program has taken them, and looks at what the program
+//! has done before it adds one, and before it needs to know.
+
+use rdma_backend::Completion;
+
+use super::completions::Armed;
+use super::{HostId, Model, PairId, QueueId};
+use crate::Error;
+
+/// Memory in which a program finds the completions of its queue.
+///
+/// The functions are called under the fabric's lock. They must not block and must not call the
+/// fabric. What the program writes there is up to it: the model never trusts what it is told of it.
+pub trait Mirror: Send + Sync {
+    /// Looks at what the program has done since the last call.
+    fn look(&self) -> Look;
+
+    /// Shows the program another completion, with the bytes of its message. Returns false if there
+    /// is no room.
+    fn show(&self, completion: &Completion, bytes: u32) -> bool;
+
+    /// Tells the program what it must call the fabric for.
+    fn ask(&self, calls: Calls);
+}
+
+/// What a program has done with its completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Completions taken before it was armed last.
+    pub before: usize,
+    /// Whether it was armed, and for what.
+    pub armed: Option<Arming>,
+    /// Completions taken since.
+    pub after: usize,
+}
+
+/// The completions that an arming is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arming {
+    /// One whose message asked for an event, or a failure.
+    Solicited,
+    /// Any.
+    All,
+}
+
+/// What a program must call the fabric for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// A poll that finds nothing: there is more than was shown, or the queue is lost.
+    pub polls: bool,
+    /// Arming: an event may follow from it at once.
+    pub arms: bool,
+}
+
+impl Model {
+    /// Sets where the program of a queue finds its completions.
+    pub(crate) fn set_mirror(&mut self, id: QueueId, mirror: Box<dyn Mirror>) {
+        if let Some(queue) = self.queues.get_mut(id) {
+            queue.mirror = Some(mirror);
+        }
+        self.follow(id);
+    }
+
+    /// Does what the program has done, and shows it what there is.
+    pub(crate) fn follow(&mut self, id: QueueId) {
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        let host = queue.host;
+        let Some(mirror) = queue.mirror.take() else { return };
+        let look = mirror.look();
+        self.taken(id, look.before);
+        if let Some(arming) = look.armed {
+            let armed = match arming {
+                Arming::Solicited => Armed::Solicited,
+                Arming::All => Armed::Any,
+            };
+            // The event of the last arming is the program's: it has read it, or will. A lost queue
+            // has told its program to call.
+            let _events = self.take_events(id);
+            let _armed = self.arm_for(id, armed);
+        }
+        self.taken(id, look.after);
+        if !self.is_stalled(host) {
+            while let Some((completion, bytes)) = self.unshown(id)
+                && mirror.show(&self.told(completion), bytes)
+            {
+                if let Some(queue) = self.queues.get_mut(id) {
+                    queue.shown += 1;
+                }
+            }
+        }
+        let arms = self.behaviour().is_some_and(|behaviour| behaviour.spurious > 0);
+        if let Some(queue) = self.queues.get_mut(id) {
+            mirror.ask(Calls { polls: queue.is_lost() || queue.shown < queue.waiting(), arms });
+            queue.mirror = Some(mirror);
+        }
+    }
+
+    /// As [`Model::follow`], for the queue of a queue pair's sends, whose slots it gives back.
+    pub(crate) fn follow_sends(&mut self, id: PairId) {
+        if let Some(queue) = self.pairs.get(id).map(|pair| pair.send_queue) {
+            self.follow(queue);
+        }
+    }
+
+    /// As [`Model::follow`], for all queues.
+    pub(crate) fn follow_all(&mut self) {
+        for id in self.queues.select(|queue| queue.mirror.is_some()) {
+            self.follow(id);
+        }
+    }
+
+    /// A program's call about a queue: what it found there was not all.
+    pub(crate) fn called(&mut self, id: QueueId) -> Result<(), Error> {
+        self.follow(id);
+        match self.queues.get(id) {
+            Some(queue) if !queue.is_lost() => Ok(()),
+            _ => self.poll_each(id, 0, |_completion, _bytes| {}).map(drop),
+        }
+    }
+
+    /// The program says that it has taken so many; it can have taken what it was shown.
+    fn taken(&mut self, id: QueueId, count: usize) {
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        let count = count.min(queue.shown);
+        queue.shown -= count;
+        if count > 0 {
+            // It fails for a lost queue, which shows nothing.
+            let _polled = self.poll_each(id, count, |_completion, _bytes| {});
+        }
+    }
+
+    /// The next completion that is not shown yet.
+    fn unshown(&self, id: QueueId) -> Option<(Completion, u32)> {
+        self.queues.get(id)?.entry(self.queues.get(id)?.shown)
+    }
+
+    /// Whether a fault stops the programs of this host: they then find nothing until they call.
+    fn is_stalled(&self, host: HostId) -> bool {
+        let until = self.simulation().and_then(|simulation| simulation.stalled_until(host.index()));
+        until.is_some_and(|until| until > self.now())
+    }
+}

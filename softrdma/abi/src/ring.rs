@@ -1,0 +1,185 @@
+//! The program's end of a completion queue's page: polling and arming without a system call.
+
+use core::ffi::c_int;
+use core::ptr::{self, NonNull};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+use softrdma_wire::{ARMS, Completion, Name, PAGE, POLLS, Page, Request};
+
+use crate::link::{ask, link};
+use crate::process::generation;
+
+/// After so many polls in a row that found nothing the processor is left to others for a moment, and it is looked whether the fabric lives.
+const IDLE: u32 = 64;
+
+/// A queue's page, and how far the program has got in it.
+pub(crate) struct Ring {
+    page: NonNull<Page>,
+    queue: Name,
+    taken: u32,
+    /// Polls in a row that found nothing.
+    idle: u32,
+    /// The process that made it. A child's is another, and has nothing of its parent's.
+    generation: u32,
+}
+
+// SAFETY: the page consists of atomics, and stays mapped as long as this.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// That of a new queue, whose page has this number in the memory.
+    pub(crate) fn map(queue: Name, number: u32, memory: &OwnedFd) -> Result<Self, c_int> {
+        let offset = libc::off_t::from(number) * PAGE as libc::off_t;
+        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: mmap(2): a new mapping at a place that the kernel chooses.
+        let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, shared, memory.as_raw_fd(), offset) };
+        let page = if page == libc::MAP_FAILED { None } else { NonNull::new(page.cast()) };
+        let page = page.ok_or(libc::ENOMEM)?;
+        Ok(Self { page, queue, taken: 0, idle: 0, generation: generation() })
+    }
+
+    fn page(&self) -> Result<&Page, c_int> {
+        if self.generation != generation() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: mapped by `map`, as long as this is there. The page is made of atomics, for which any bytes are valid, and which the
+        // fabric writes meanwhile.
+        Ok(unsafe { self.page.as_ref() })
+    }
+
+    /// Gives `give` at most `most` completions. Fewer mean that the queue was empty (`ibv_poll_cq(3)`). An error shows when none was
+    /// given.
+    pub(crate) fn poll(&mut self, most: usize, give: impl FnMut(Completion)) -> Result<usize, c_int> {
+        let queue = self.queue;
+        let count = take_shown(self.page()?, self.taken, most, || ask(&Request::Poll(queue)), give)?;
+        self.taken = self.taken.wrapping_add(count as u32);
+        self.idle = if count > 0 { 0 } else { self.idle.wrapping_add(1) };
+        if self.idle >= IDLE {
+            self.idle = 0;
+            link()?.is_alive()?;
+            std::thread::yield_now();
+        }
+        Ok(count)
+    }
+
+    /// `ibv_req_notify_cq(3)`.
+    pub(crate) fn arm(&self, solicited: bool) -> Result<(), c_int> {
+        let page = self.page()?;
+        page.arm(self.taken, solicited);
+        // An event may come from it at once, or the queue is lost.
+        if page.calls() & (ARMS | POLLS) != 0 { ask(&Request::Poll(self.queue)) } else { Ok(()) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2): what `map` mapped, and nobody borrows any more.
+        let _unmapped = unsafe { libc::munmap(self.page.as_ptr().cast(), PAGE) };
+    }
+}
+
+/// Takes at most `most` completions from a page of which so many were taken before. `call` asks the fabric to show more, if the page says that
+/// there is more.
+fn take_shown(
+    page: &Page,
+    taken: u32,
+    most: usize,
+    call: impl Fn() -> Result<(), c_int>,
+    mut give: impl FnMut(Completion),
+) -> Result<usize, c_int> {
+    let mut count = 0;
+    while count < most {
+        let position = taken.wrapping_add(count as u32);
+        let completion = match page.at(position) {
+            None if page.calls() & POLLS != 0 => {
+                page.give_back(position);
+                match call() {
+                    Ok(()) => page.at(position),
+                    // The next poll meets it again.
+                    Err(_) if count > 0 => None,
+                    Err(errno) => return Err(errno),
+                }
+            }
+            found => found,
+        };
+        let Some(completion) = completion else { break };
+        give(completion);
+        count += 1;
+    }
+    if count > 0 {
+        page.give_back(taken.wrapping_add(count as u32));
+    }
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use softrdma_wire::SHOWN;
+
+    use super::*;
+
+    /// A fabric that has completions with these ids, and shows so many at a time.
+    struct Fabric {
+        page: Box<Page>,
+        shown: Cell<u32>,
+        waiting: RefCell<Vec<u64>>,
+        calls: Cell<u32>,
+    }
+
+    impl Fabric {
+        fn new(ids: core::ops::Range<u64>) -> Self {
+            let waiting = RefCell::new(ids.rev().collect());
+            let fabric = Self { page: Box::default(), shown: Cell::new(0), waiting, calls: Cell::new(0) };
+            fabric.show();
+            fabric
+        }
+
+        fn show(&self) {
+            let mut waiting = self.waiting.borrow_mut();
+            while self.shown.get().wrapping_sub(self.page.taken()) < SHOWN
+                && let Some(id) = waiting.pop()
+            {
+                let (pair, status, vendor, opcode, len, immediate) = (1, 0, 0, 0, 0, None);
+                let completion = Completion { id, pair, status, vendor, opcode, len, immediate };
+                self.page.show(self.shown.get(), &completion);
+                self.shown.set(self.shown.get() + 1);
+            }
+            self.page.set_calls(if waiting.is_empty() { 0 } else { POLLS });
+        }
+
+        /// Polls for `most` behind so many.
+        fn poll(&self, taken: u32, most: usize) -> Vec<u64> {
+            let mut given = Vec::new();
+            let call = || {
+                self.calls.set(self.calls.get() + 1);
+                self.show();
+                Ok(())
+            };
+            let count = take_shown(&self.page, taken, most, call, |completion| given.push(completion.id));
+            assert_eq!(count, Ok(given.len()));
+            given
+        }
+    }
+
+    #[test]
+    fn fewer_than_asked_mean_that_the_queue_is_empty() {
+        let all = u64::from(3 * SHOWN + 5);
+        let fabric = Fabric::new(0..all);
+        assert_eq!(fabric.poll(0, 3), [0, 1, 2]);
+        assert_eq!((fabric.poll(3, 0), fabric.calls.get()), (vec![], 0));
+        assert_eq!(fabric.poll(3, 1000), (3..all).collect::<Vec<_>>());
+        // It asks as often as there was more, and not for what is not there.
+        assert_eq!((fabric.calls.get(), fabric.poll(all as u32, 8), fabric.calls.get()), (3, vec![], 3));
+    }
+
+    #[test]
+    fn an_error_shows_when_no_completion_does() {
+        let fabric = Fabric::new(0..2);
+        fabric.page.set_calls(POLLS);
+        let refused = || Err(libc::EIO);
+        assert_eq!(take_shown(&fabric.page, 0, 8, refused, |_| {}), Ok(2));
+        assert_eq!(take_shown(&fabric.page, 2, 8, refused, |_| {}), Err(libc::EIO));
+    }
+}

@@ -1,0 +1,168 @@
+//! Memory that the fabric shares with one program: a page for each completion queue ([`Page`]), in which the program polls and arms
+//! without asking.
+//!
+//! The program may write there whatever it likes, at any time, and reaches nothing but its own queues by that. Its size is sealed, so that
+//! no access of the fabric can fail, and no access waits for the program. Both hold memory for the pages that were touched alone.
+
+#![allow(unsafe_code, reason = "a mapping that is shared with a program")]
+
+use core::ptr::NonNull;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_backend::Completion;
+use rdma_softsim::{Arming, Calls, Look, Mirror};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use softrdma_wire::{ARMS, PAGE, POLLS, Page, SHOWN};
+
+use super::translate;
+
+/// Completion queues of one program.
+pub(super) const MOST_QUEUES: u32 = 1 << 14;
+
+const BYTES: usize = MOST_QUEUES as usize * PAGE;
+
+/// The memory of one program.
+pub(super) struct Pages {
+    base: NonNull<Page>,
+    memory: OwnedFd,
+    places: Mutex<Places>,
+}
+
+// SAFETY: the pages consist of atomics, and the mapping lasts as long as this.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+#[derive(Default)]
+struct Places {
+    free: Vec<u32>,
+    /// Those from here on were never taken.
+    end: u32,
+}
+
+impl Pages {
+    pub(super) fn new() -> Result<Arc<Self>, Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = rustix::fs::memfd_create("softrdma", flags)?;
+        rustix::fs::ftruncate(&memory, BYTES as u64)?;
+        rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: mmap(2): a new mapping at a place that the kernel chooses, of a file that keeps its size.
+        let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), BYTES, access, shared, &memory, 0)? };
+        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Arc::new(Self { base, memory, places: Mutex::default() }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A descriptor of the memory, for the program.
+    pub(super) fn descriptor(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.memory, 0)
+    }
+
+    /// A page for a new queue.
+    pub(super) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
+        let mut places = self.lock();
+        let number = match places.free.pop() {
+            Some(number) => number,
+            None if places.end < MOST_QUEUES => {
+                places.end += 1;
+                places.end - 1
+            }
+            None => return Err(Errno::NOMEM),
+        };
+        drop(places);
+        let place = Place { pages: Arc::clone(self), number };
+        place.page().clear();
+        Ok(place)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2): the mapping that `new` made; whoever has a page has this.
+        let _unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), BYTES) };
+    }
+}
+
+/// A page of a queue, free again when both the session and the model have dropped it.
+pub(super) struct Place {
+    pages: Arc<Pages>,
+    pub(super) number: u32,
+}
+
+impl Place {
+    fn page(&self) -> &Page {
+        // SAFETY: `take` gave a number below `MOST_QUEUES`, so it is a page of the mapping, which lasts as long as `pages`. It is made of
+        // atomics, for which any bytes are valid and which others may write meanwhile.
+        unsafe { self.pages.base.add(self.number as usize).as_ref() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.pages.lock().free.push(self.number);
+    }
+}
+
+/// A queue's page as the model sees it. The positions are the fabric's own: what the program says of its own is believed as far as it
+/// can be true.
+pub(super) struct Shown {
+    place: Arc<Place>,
+    /// What the program has taken, as far as that was looked at, ...
+    taken: AtomicU32,
+    /// ... and what it was shown.
+    shown: AtomicU32,
+}
+
+impl Shown {
+    pub(super) fn new(place: Arc<Place>) -> Self {
+        Self { place, taken: AtomicU32::new(0), shown: AtomicU32::new(0) }
+    }
+
+    /// How many more completions were taken, if that can be.
+    fn more(&self, position: u32) -> Option<u32> {
+        let taken = self.taken.load(Relaxed);
+        let more = position.wrapping_sub(taken);
+        (more <= self.shown.load(Relaxed).wrapping_sub(taken)).then_some(more)
+    }
+
+    fn advance(&self, position: u32) -> usize {
+        let more = self.more(position).unwrap_or(0);
+        self.taken.store(self.taken.load(Relaxed).wrapping_add(more), Relaxed);
+        more as usize
+    }
+}
+
+impl Mirror for Shown {
+    fn look(&self) -> Look {
+        let page = self.place.page();
+        // In the other order than the program's: what it has taken then is not less.
+        let arming = page.take_arming();
+        let taken = page.taken();
+        let before = arming.map_or(0, |(position, _)| self.advance(position));
+        let armed = arming.map(|(_, solicited)| if solicited { Arming::Solicited } else { Arming::All });
+        Look { before, armed, after: self.advance(taken) }
+    }
+
+    fn show(&self, completion: &Completion, bytes: u32) -> bool {
+        let shown = self.shown.load(Relaxed);
+        if shown.wrapping_sub(self.taken.load(Relaxed)) >= SHOWN {
+            return false;
+        }
+        self.place.page().show(shown, &translate::completion(completion, bytes));
+        self.shown.store(shown.wrapping_add(1), Relaxed);
+        true
+    }
+
+    fn ask(&self, calls: Calls) {
+        let Calls { polls, arms } = calls;
+        self.place.page().set_calls(if polls { POLLS } else { 0 } | if arms { ARMS } else { 0 });
+    }
+}

@@ -1,0 +1,159 @@
+//! The page of memory that a completion queue shares between its program and the fabric.
+//!
+//! The fabric shows completions there, and the program takes and arms without a system call. Each side writes its own words, and both keep
+//! their positions to themselves: the fabric reads what the program writes once, and believes none of it.
+//!
+//! Positions count completions from the queue's beginning, and wrap.
+
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::fence;
+
+use crate::Completion;
+
+/// Completions that are shown at a time; a power of two.
+pub const SHOWN: u32 = 64;
+
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+
+const WORDS: usize = 5;
+/// Bits of [`Page::set_calls`]: a poll that finds nothing asks the fabric.
+pub const POLLS: u32 = 1;
+/// ... and so does arming.
+pub const ARMS: u32 = 2;
+
+/// What an arming is for.
+const SOLICITED: u64 = 1;
+const ALL: u64 = 2;
+
+/// A page. All bytes may be anything at any time.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Page {
+    /// The program's: how many it has taken, ...
+    taken: AtomicU32,
+    _between: AtomicU32,
+    /// ... and how many it had when it armed the queue, in the upper half, and for what. The fabric sets it to 0.
+    armed: AtomicU64,
+    _rest: [AtomicU64; 6],
+    /// The fabric's: how many it has shown, ...
+    shown: AtomicU32,
+    /// ... and what the program must ask it for.
+    calls: AtomicU32,
+    _more: [AtomicU64; 7],
+    entries: [[AtomicU64; WORDS]; SHOWN as usize],
+}
+
+const _: () = assert!(size_of::<Page>() == PAGE);
+
+impl Default for Page {
+    fn default() -> Self {
+        let zero = AtomicU64::default;
+        Self {
+            taken: AtomicU32::default(),
+            _between: AtomicU32::default(),
+            armed: zero(),
+            _rest: Default::default(),
+            shown: AtomicU32::default(),
+            calls: AtomicU32::default(),
+            _more: Default::default(),
+            entries: core::array::from_fn(|_| core::array::from_fn(|_| zero())),
+        }
+    }
+}
+
+impl Page {
+    /// Makes it a new queue's.
+    pub fn clear(&self) {
+        self.taken.store(0, Relaxed);
+        self.armed.store(0, Relaxed);
+        self.calls.store(0, Relaxed);
+        self.shown.store(0, Release);
+    }
+
+    fn entry(&self, position: u32) -> Option<&[AtomicU64; WORDS]> {
+        self.entries.get((position % SHOWN) as usize)
+    }
+
+    /// The fabric shows the completion at this position.
+    pub fn show(&self, position: u32, completion: &Completion) {
+        let &Completion { id, pair, status, vendor, opcode, len, immediate } = completion;
+        let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [
+            id,
+            both(pair, status),
+            both(vendor, opcode),
+            both(len, immediate.unwrap_or(0)),
+            immediate.is_some().into(),
+        ];
+        for (place, word) in self.entry(position).into_iter().flatten().zip(words) {
+            place.store(word, Relaxed);
+        }
+        self.shown.store(position.wrapping_add(1), Release);
+        // A program that arms and then does not find it: the fabric finds the queue armed.
+        fence(SeqCst);
+    }
+
+    /// How many the program says that it has taken.
+    #[must_use]
+    pub fn taken(&self) -> u32 {
+        self.taken.load(Acquire)
+    }
+
+    /// How many the program says that it had taken when it armed the queue, and whether for solicited events alone; once for each arming.
+    #[must_use]
+    pub fn take_arming(&self) -> Option<(u32, bool)> {
+        if self.armed.load(Relaxed) == 0 {
+            return None;
+        }
+        let word = self.armed.swap(0, SeqCst);
+        let solicited = match word & (SOLICITED | ALL) {
+            0 => return None,
+            which => which == SOLICITED,
+        };
+        Some(((word >> 32) as u32, solicited))
+    }
+
+    /// Tells the program what it must ask for: [`POLLS`], [`ARMS`].
+    pub fn set_calls(&self, calls: u32) {
+        if self.calls.load(Relaxed) != calls {
+            self.calls.store(calls, Release);
+        }
+    }
+
+    /// The completion at this position, for a program that has taken as many; none if it is not there yet.
+    #[must_use]
+    pub fn at(&self, position: u32) -> Option<Completion> {
+        if self.shown.load(Acquire) == position {
+            return None;
+        }
+        let word = |place: &AtomicU64| place.load(Relaxed);
+        let [id, second, third, fourth, has] = self.entry(position)?.each_ref().map(word);
+        let halves = |word: u64| (word as u32, (word >> 32) as u32);
+        let ((pair, status), (vendor, opcode)) = (halves(second), halves(third));
+        let (len, immediate) = halves(fourth);
+        let immediate = (has != 0).then_some(immediate);
+        Some(Completion { id, pair, status, vendor, opcode, len, immediate })
+    }
+
+    /// The program has taken so many.
+    pub fn give_back(&self, taken: u32) {
+        self.taken.store(taken, Release);
+    }
+
+    /// The program, which has taken so many, arms the queue for what comes from now on. An arming for all is never narrowed.
+    pub fn arm(&self, taken: u32, solicited: bool) {
+        let new = if solicited { SOLICITED } else { ALL };
+        let merge = |old: u64| Some(u64::from(taken) << 32 | (old & ALL).max(new));
+        let _old = self.armed.fetch_update(SeqCst, Relaxed, merge);
+        fence(SeqCst);
+    }
+
+    /// What the program must ask for.
+    #[must_use]
+    pub fn calls(&self) -> u32 {
+        self.calls.load(Acquire)
+    }
+}
