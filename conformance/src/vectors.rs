@@ -132,7 +132,7 @@ const ALIKE: usize = 5;
 
 /// Returns a reason without its step.
 fn without_step(reason: &str) -> &str {
-    reason.rsplit_once("}: ").map_or(reason, |(_, what)| what)
+    reason.split_once("}: ").map_or(reason, |(_, what)| what)
 }
 
 fn run_lint(files: &Files) -> ExitCode {

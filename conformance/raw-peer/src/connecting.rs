@@ -1,5 +1,6 @@
 //! Establishing a connection, from either side, up to the queue pair.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -22,13 +23,24 @@ pub struct Candidate<B: Backend> {
     pub asked: Option<ConnectParams>,
 }
 
+/// Returns why there is no route to a peer, if `event` says so.
+pub fn no_way<B: Backend>(event: &CmEventKind<B>) -> Option<String> {
+    let (what, status) = match event {
+        CmEventKind::AddressError { status } => ("no device leads to the address", *status),
+        CmEventKind::RouteError { status } => ("no route leads to the address", *status),
+        CmEventKind::DeviceRemoval => return Some("the device was removed".into()),
+        _ => return None,
+    };
+    Some(format!("{what}: {}", io::Error::from_raw_os_error(status.saturating_neg())))
+}
+
 /// The progress of a connection attempt.
 pub enum Progress<B: Backend> {
     /// It waits for an event.
     Waits(Connecting<B>),
     /// It may have a queue pair.
     Ready(Candidate<B>),
-    /// There is no route to the peer, according to this event.
+    /// There is no route to the peer, and why.
     NoWay(String),
 }
 
@@ -94,10 +106,11 @@ impl<B: Backend> Connecting<B> {
                 CmEventKind::AddressResolved => self.id.resolve_route(self.timeout)?,
                 CmEventKind::RouteResolved => return Ok(Found::Candidate(None)),
                 CmEventKind::ConnectRequest { id, peer } => return Ok(Found::Candidate(Some((id, peer)))),
-                no_way @ (CmEventKind::AddressError { .. }
-                | CmEventKind::RouteError { .. }
-                | CmEventKind::DeviceRemoval) => return Ok(Found::NoWay(format!("{no_way:?}"))),
-                _ => {}
+                event => {
+                    if let Some(why) = no_way(&event) {
+                        return Ok(Found::NoWay(why));
+                    }
+                }
             }
         }
         Ok(Found::Nothing)

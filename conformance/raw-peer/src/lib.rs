@@ -18,7 +18,7 @@ use rdma_backend::{
 };
 use rdma_proto::wire::Window;
 
-pub use connecting::{Candidate, Connecting, Progress};
+pub use connecting::{Candidate, Connecting, Progress, no_way};
 
 /// Bytes of each receive: more than any control message, so that a message that is too long is seen
 /// completely.
@@ -68,6 +68,20 @@ pub enum Incoming {
     Failed(CompletionStatus),
     /// The connection has ended, or was not established.
     Gone(&'static str),
+}
+
+impl fmt::Display for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Established(_) => f.write_str("the connection"),
+            Self::Message(bytes) => write!(f, "a SEND of {} bytes", bytes.len()),
+            Self::Notified(immediate) => write!(f, "a WRITE with immediate {immediate}"),
+            Self::Read => f.write_str("the answer to a READ"),
+            Self::Sent => f.write_str("an acknowledgement"),
+            Self::Failed(status) => write!(f, "a failure, {status:?}"),
+            Self::Gone(why) => f.write_str(why),
+        }
+    }
 }
 
 /// One step of a script.

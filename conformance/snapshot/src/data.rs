@@ -60,7 +60,7 @@ impl<B: Descriptors> Way<B> {
             }
             Some(Incoming::Established(_)) => Ok(data),
             Some(Incoming::Gone(why)) => Err(why),
-            Some(other) => return Err(Failure::wrong(format!("{other:?} came before the connection"))),
+            Some(other) => return Err(Failure::wrong(format!("{other} came before the connection"))),
             None => Err("no answer in time"),
         })
     }
@@ -130,7 +130,7 @@ impl<B: Descriptors> Data<B> {
                 Some(Incoming::Read | Incoming::Sent) => return Ok(Some(Ok(()))),
                 Some(Incoming::Failed(status)) => return Ok(Some(Err(status))),
                 Some(Incoming::Gone(_)) => {}
-                Some(other) => return Err(Failure::wrong(format!("{other:?} came instead of an answer"))),
+                Some(other) => return Err(Failure::wrong(format!("{other} came instead of an answer"))),
                 None => return Ok(None),
             }
         }
@@ -233,6 +233,7 @@ fn accept<B: Descriptors>(
     let mut data = Data { session, patience };
     match data.next()? {
         Some(Incoming::Established(_)) => Ok((data, asked)),
-        other => Err(Failure::wrong(format!("the connection for READs was not made: {other:?}"))),
+        Some(other) => Err(Failure::wrong(format!("the connection for READs was not made: {other}"))),
+        None => Err(Failure::wrong("the connection for READs was not made in time")),
     }
 }

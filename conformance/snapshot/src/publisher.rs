@@ -95,7 +95,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
                     match reader.talk.listen(by.saturating_duration_since(Instant::now()))? {
                         Heard::Silence => return Ok(String::new()),
                         Heard::Frame(frame) if frame.kind == kind::ALIVE => {}
-                        other => return Err(Failure::wrong(format!("it said {other:?}"))),
+                        other => return Err(Failure::wrong(format!("it said {other}"))),
                     }
                 }
             },
@@ -152,7 +152,8 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
                 let mut again = Reader::open(on, snapshot, 1)?;
                 match again.frame()?.entries().first() {
                     Some(Entry { index: 1, .. }) => Ok(String::new()),
-                    other => Err(Failure::wrong(format!("asked for chunk 1, it announced {other:?}"))),
+                    Some(other) => Err(Failure::wrong(format!("asked for chunk 1, it announced {other}"))),
+                    None => Err(Failure::wrong("asked for chunk 1, it announced none")),
                 }
             },
         ),
@@ -430,7 +431,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
             && address.checked_add(length.into()).is_some()
             && entry.index == index;
         if !is_possible {
-            return Err(Failure::wrong(format!("chunk {index} cannot be as it announces it: {entry:?}")));
+            return Err(Failure::wrong(format!("chunk {index} cannot be as it announces it: {entry}")));
         }
         let bytes = self.fetch(RemoteAddress { address, rkey }, length as usize)?;
         if digest(&bytes) != entry.digest {

@@ -1,6 +1,7 @@
 //! The frames of the snapshot protocol and the codes of its handshake, written from
 //! `spec/snapshot.md` alone.
 
+use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -41,6 +42,27 @@ pub(super) const AREA: usize = 4 << 20;
 pub(super) struct Frame {
     pub(super) kind: u8,
     pub(super) payload: Vec<u8>,
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind {
+            kind::HELLO => "Hello",
+            kind::CHALLENGE => "Challenge",
+            kind::PROOF => "Proof",
+            kind::WELCOME => "Welcome",
+            kind::CHUNKS => "Chunks",
+            kind::MAPPING => "Mapping",
+            kind::MARK => "Mark",
+            kind::END => "End",
+            kind::ALIVE => "Alive",
+            kind::PROGRESS => "Progress",
+            kind::DONE => "Done",
+            kind::REFUSED => "Refused",
+            _ => "a frame of no kind that there is",
+        };
+        write!(f, "{name} ({}) with {} bytes", self.kind, self.payload.len())
+    }
 }
 
 impl Frame {
@@ -119,6 +141,13 @@ pub(super) struct Entry {
     pub(super) rkey: u32,
     pub(super) length: u32,
     pub(super) digest: [u8; 32],
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { index, address, rkey, length, .. } = self;
+        write!(f, "index {index}, {length} bytes at {address:#x}, rkey {rkey:#x}")
+    }
 }
 
 impl Entry {
@@ -216,6 +245,16 @@ pub(super) enum Heard {
     End,
     /// Nothing arrived in time.
     Silence,
+}
+
+impl fmt::Display for Heard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frame(frame) => frame.fmt(f),
+            Self::End => f.write_str("the end of the stream"),
+            Self::Silence => f.write_str("nothing in time"),
+        }
+    }
 }
 
 /// A control stream.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use raw_peer::{Candidate, Connecting, Offer, Progress, Session, Step};
+use raw_peer::{Candidate, Connecting, Offer, Progress, Session, Step, no_way};
 use rdma_backend::{Access, CmEvent, CmEventKind, EventChannel, Identifier};
 use rdma_conn::Descriptors;
 
@@ -23,9 +23,7 @@ pub fn way<B: Descriptors>(backend: &B, to: SocketAddr, patience: Duration) -> R
     loop {
         match connecting.poll().map_err(wrong("resolving the route"))? {
             Progress::Ready(candidate) => return Ok(candidate),
-            Progress::NoWay(event) => {
-                return Err(Failure::Unreached(format!("there is no way there: {event}")));
-            }
+            Progress::NoWay(why) => return Err(Failure::Unreached(why)),
             Progress::Waits(waits) => connecting = waits,
         }
         if !deadline.wait(connecting.events(), connecting.events())? {
@@ -177,8 +175,8 @@ fn find_event<B: Descriptors, T>(
     loop {
         while let Some(event) = events.next_event().map_err(wrong("reading connection events"))? {
             let told = format!("{:?}", event.kind);
-            if let CmEventKind::AddressError { .. } | CmEventKind::RouteError { .. } = &event.kind {
-                return Err(Failure::Unreached(format!("there is no way there: {told}")));
+            if let Some(why) = no_way(&event.kind) {
+                return Err(Failure::Unreached(why));
             }
             match wanted(event) {
                 Some(found) => return Ok(Some(found)),

@@ -276,3 +276,20 @@ fn the_probe_is_a_result_as_any_other() {
     assert!(told.contains("with its bytes swapped: fields are big-endian"), "{told}");
     assert!(!told.contains("a new connection is not served"), "{told}");
 }
+
+/// A failed vector is told in the protocol's own words, not in Rust's.
+#[test]
+fn failed_vectors_are_told_as_json() {
+    let program = env!("CARGO_BIN_EXE_valkey-rdma-conformance");
+    let swaps = r#"sed -u -e 's/"state":"open"/"state":"closing"/' -e 's/"is":"invalid","reason":"length"/"is":"invalid","reason":"opcode"/'"#;
+    let shim = format!("'{program}' vectors shim | {swaps}");
+    let output = Command::new(program).args(["vectors", "check", "--shim", &shim]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(output.status.code(), Some(exit::FAILED.into()), "{told}");
+    for part in [r#"{"do":"write","length":"#, r#"state is "closing", not "open""#, r#"not {"is":"invalid""#]
+    {
+        assert!(told.contains(part), "no {part} in {told}");
+    }
+    // As Rust's Debug writes structures.
+    assert!(!told.contains(" { "), "{told}");
+}

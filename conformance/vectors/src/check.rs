@@ -4,7 +4,7 @@ use rdma_proto::wire::Message;
 
 use super::data::{ControlVector, Fields, Verdict};
 use super::invariants::RESERVED;
-use super::protocol::{Implementation, Reply, Request, VERSION};
+use super::protocol::{Implementation, Reply, Request, VERSION, shown};
 use super::{Files, Outcome, trace};
 
 /// The results of all vectors.
@@ -32,7 +32,8 @@ pub fn run(files: &Files, implementation: &mut dyn Implementation, select: &str)
             Report { who: format!("{name} {version}"), ..Report::default() }
         }
         other => {
-            return Err(format!("not an implementation of version {VERSION} of the protocol: {other:?}"));
+            let answer = shown(&other);
+            return Err(format!("not an implementation of version {VERSION} of the protocol: {answer}"));
         }
     };
     for vector in files.control.iter().flat_map(|(_, file)| &file.vectors) {
@@ -70,7 +71,7 @@ fn control(implementation: &mut dyn Implementation, vector: &ControlVector) -> R
     match decoded.as_slice() {
         [Reply::Skip { reason }] => return Ok(Outcome::Skipped(reason.clone())),
         [decoded] if *decoded == expected => {}
-        other => return Err(format!("decoded as {other:?}, not {expected:?}")),
+        other => return Err(format!("decoded as {}, not {}", shown(&other), shown(&expected))),
     }
     let (Verdict::Valid, Some(fields)) = (vector.result, vector.fields) else {
         return Ok(Outcome::Passed(Vec::new()));
@@ -80,9 +81,9 @@ fn control(implementation: &mut dyn Implementation, vector: &ControlVector) -> R
         [Reply::Bytes { hex }]
             if Message::decode(&hex.0).is_ok_and(|message| Fields::from(message) == fields) =>
         {
-            Ok(Outcome::Passed(vec![format!("encoded as {hex:?}: {RESERVED}")]))
+            Ok(Outcome::Passed(vec![format!("encoded as {}: {RESERVED}", shown(hex))]))
         }
         [Reply::Skip { reason }] => Ok(Outcome::Skipped(reason.clone())),
-        other => Err(format!("encoded as {other:?}, not {:?}", vector.hex)),
+        other => Err(format!("encoded as {}, not {}", shown(&other), shown(&vector.hex))),
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::data::{Bytes, Fields, Hex, Input, Need, Output, Phase, Settings, Trace};
-use super::protocol::Reply;
+use super::protocol::{Reply, shown};
 use rdma_proto::wire::Message;
 use suite::Role;
 
@@ -140,7 +140,7 @@ impl<'a> Invariants<'a> {
     /// one.
     pub(super) fn output(&mut self, reply: &Reply) -> Result<Option<Output>, String> {
         if self.ended {
-            return Err(format!("{reply:?} after its disconnect (VR-CLOSE-006)"));
+            return Err(format!("{} after its disconnect (VR-CLOSE-006)", shown(reply)));
         }
         match reply {
             Reply::Disconnect => {
@@ -150,11 +150,11 @@ impl<'a> Invariants<'a> {
             Reply::Send { hex } if !self.established && self.may_be_early(hex) => {
                 self.send(hex).map(|message| Some(Output::Send(message)))
             }
-            _ if !self.established => Err(format!("{reply:?} before the connection is established")),
+            _ if !self.established => Err(format!("{} before the connection is established", shown(reply))),
             Reply::Send { .. } | Reply::Write { .. }
                 if self.posted == u64::from(self.settings.send_depth) =>
             {
-                Err(format!("{reply:?}, where {} requests are under way (VR-FLOW-011)", self.posted))
+                Err(format!("{}, where {} requests are under way (VR-FLOW-011)", shown(reply), self.posted))
             }
             Reply::Send { hex } => self.send(hex).map(|message| Some(Output::Send(message))),
             Reply::Write { length: 0, immediate: None, .. } => {
@@ -164,7 +164,7 @@ impl<'a> Invariants<'a> {
             Reply::Write { address, rkey, length, immediate } => {
                 self.write(*address, *rkey, *length, *immediate)
             }
-            other => Err(format!("{other:?} is not something it can do")),
+            other => Err(format!("{} is not something it can do", shown(other))),
         }
     }
 
@@ -196,7 +196,7 @@ impl<'a> Invariants<'a> {
         self.notifications += 1;
         let mut fields = Fields::from(message);
         if message.encode() != bytes[..] {
-            self.against(format!("{fields:?}: {RESERVED}"));
+            self.against(format!("{}: {RESERVED}", shown(&fields)));
         }
         if let Fields::GetServerFeature { features, .. } = &mut fields
             && self.role == Role::Client

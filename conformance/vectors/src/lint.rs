@@ -10,6 +10,7 @@ use super::data::{
     Bytes, CONTROL_FORMAT, ControlFile, ControlVector, Fields, Input, Reason, TRACE_FORMAT, Trace, Verdict,
 };
 use super::ours::status_of;
+use super::protocol::shown;
 
 /// Returns all mistakes in the vectors: format versions, ids, requirements, flags, and bytes that
 /// do not match their fields. (Reading them checks the files' structure.) `is_must` returns for
@@ -76,15 +77,18 @@ fn wrong_bytes(vector: &ControlVector) -> Option<String> {
         (Verdict::Invalid, None, Some(reason)) => match (decoded, reason) {
             (Err(InvalidMessage::UnknownOpcode { .. }), Reason::Opcode) => None,
             (Err(InvalidMessage::Length { length }), Reason::Length) if length != MESSAGE_LEN => None,
-            (other, _) => Some(format!("decodes as {other:?}")),
+            (Ok(message), _) => Some(format!("decodes as {}", shown(&Fields::from(message)))),
+            (Err(error), _) => Some(format!("does not decode: {error}")),
         },
         (Verdict::Valid | Verdict::Acceptable, Some(fields), None) => {
             let encoded = Message::from(fields).encode();
             let is_canonical = encoded == bytes[..];
             match decoded {
-                Ok(message) if Fields::from(message) != fields => Some(format!("decodes as {message:?}")),
+                Ok(message) if Fields::from(message) != fields => {
+                    Some(format!("decodes as {}", shown(&Fields::from(message))))
+                }
                 Ok(_) if is_canonical != (vector.result == Verdict::Valid) => {
-                    Some(format!("encodes as {:?}", Bytes(encoded.to_vec())))
+                    Some(format!("encodes as {}", shown(&Bytes(encoded.to_vec()))))
                 }
                 Ok(_) => None,
                 Err(error) => Some(error.to_string()),
@@ -101,7 +105,7 @@ fn steps(trace: &Trace) -> impl Iterator<Item = String> {
             Input::Receive { message: Fields::RegisterXferMemory { rkey, .. } }
                 if rkey.0 > u64::from(u32::MAX) =>
             {
-                Some(format!("a key of more than 32 bits: {rkey:?}"))
+                Some(format!("a key of more than 32 bits: {}", shown(rkey)))
             }
             _ if step.times == 0 => Some("nothing happens zero times".to_string()),
             _ => None,

@@ -9,7 +9,7 @@ use rdma_types::time::Instant;
 use rdma_types::{CompletionError, CompletionStatus, Immediate};
 
 use super::data::{Blame, Bytes, Hex, Phase, Reason, Settings};
-use super::protocol::{Implementation, Reply, Request, VERSION, line, parse};
+use super::protocol::{Implementation, Reply, Request, VERSION, line, parse, shown};
 use suite::Role;
 
 /// Our implementation. Requests and answers pass through text, like another's.
@@ -123,7 +123,7 @@ impl Machine {
             Request::Disconnected => connection.handle_disconnected(),
             Request::Advance { ms } => self.advance(ms, &mut replies),
             Request::Close { within_ms } => connection.close(now, Duration::from_millis(within_ms)),
-            other => return Err(format!("not an event: {other:?}")),
+            other => return Err(format!("not an event: {}", shown(&other))),
         }
         self.act(&mut replies);
         replies.push(self.where_it_stands());

@@ -120,6 +120,11 @@ pub fn line<T: Serialize>(value: &T) -> Result<String, String> {
     serde_json::to_string(value).map_err(|error| error.to_string())
 }
 
+/// Returns a value as the files and the protocol have it, for the text of a failure.
+pub fn shown<T: Serialize>(value: &T) -> String {
+    line(value).unwrap_or_else(|error| error)
+}
+
 /// Parses a line.
 ///
 /// # Errors

@@ -3,8 +3,9 @@
 use super::Outcome;
 use super::data::{Bytes, Expected, Input, Output, Phase, Step, Trace};
 use super::invariants::Invariants;
-use super::protocol::{Implementation, Reply, Request};
+use super::protocol::{Implementation, Reply, Request, shown};
 use rdma_proto::wire::Message;
+use serde::Serialize;
 
 /// Runs `trace`. An error names the step and the mistake.
 pub(super) fn run(implementation: &mut dyn Implementation, trace: &Trace) -> Result<Outcome, String> {
@@ -18,13 +19,13 @@ pub(super) fn run(implementation: &mut dyn Implementation, trace: &Trace) -> Res
     match implementation.ask(&start)?.as_slice() {
         [Reply::Ok { .. }] => {}
         [Reply::Skip { reason }] => return Ok(Outcome::Skipped(reason.clone())),
-        other => return Err(format!("it answered the start with {other:?}")),
+        other => return Err(format!("it answered the start with {}", shown(&other))),
     }
     let mut invariants = Invariants::new(trace);
     let mut early = Vec::new();
     for (number, step) in trace.steps.iter().enumerate() {
         run_step(implementation, &mut invariants, &mut early, step)
-            .map_err(|problem| format!("step {}, {:?}: {problem}", number + 1, step.input))?;
+            .map_err(|problem| format!("step {}, {}: {problem}", number + 1, shown(&step.input)))?;
     }
     Ok(Outcome::Passed(invariants.lenient))
 }
@@ -74,13 +75,17 @@ fn run_step(
     if step.valid {
         compare_outputs(step, &done.outputs)?;
     } else if done.outputs != [Output::Disconnect] {
-        return Err(format!("must be refused with a disconnect and nothing else; it did {:?}", done.outputs));
+        return Err(format!(
+            "must be refused with a disconnect and nothing else; it did {}",
+            shown(&done.outputs)
+        ));
     }
     if let Reply::Ok { state, .. } = done.end
         && invariants.owes_disconnect(state)
     {
         return Err(format!(
-            "its state is {state:?}, and it has not disconnected (VR-CLOSE-001, VR-CLOSE-007)"
+            "its state is {}, and it has not disconnected (VR-CLOSE-001, VR-CLOSE-007)",
+            shown(&state)
         ));
     }
     compare_state(step, &done, invariants.notifications)
@@ -106,9 +111,10 @@ fn request(input: &Input) -> Request {
 
 fn compare_outputs(step: &Step, outputs: &[Output]) -> Result<(), String> {
     if let Some(output) = outputs.iter().find(|output| step.forbid.contains(&output.kind())) {
-        return Err(format!("it must not do {output:?} here"));
+        return Err(format!("it must not do {} here", shown(output)));
     }
     let Expected::Exactly(expected) = &step.out else { return Ok(()) };
+    let differs = || format!("expected {}, it did {}", shown(expected), shown(&outputs));
     let mut missing = expected.clone();
     for output in outputs {
         let found = match step.any_order {
@@ -118,15 +124,15 @@ fn compare_outputs(step: &Step, outputs: &[Output]) -> Result<(), String> {
         match found {
             Some(place) => drop(missing.remove(place)),
             None if step.optional.contains(output) => {}
-            None => return Err(format!("expected {expected:?}, it did {outputs:?}")),
+            None => return Err(differs()),
         }
     }
-    if missing.is_empty() { Ok(()) } else { Err(format!("expected {expected:?}, it did {outputs:?}")) }
+    if missing.is_empty() { Ok(()) } else { Err(differs()) }
 }
 
 fn compare_state(step: &Step, done: &StepResult, in_all: u64) -> Result<(), String> {
     let Reply::Ok { state, unread, unsent, blame } = done.end else {
-        return Err(format!("the answer ends with {:?}", done.end));
+        return Err(format!("the answer ends with {}", shown(&done.end)));
     };
     let check = &step.check;
     let expected_state = if step.valid { check.state } else { Some(Phase::Failed) };
@@ -148,9 +154,11 @@ fn no_more(what: &str, most: Option<u64>, found: u64) -> Result<(), String> {
     }
 }
 
-fn same<T: PartialEq + std::fmt::Debug>(what: &str, expected: Option<T>, found: T) -> Result<(), String> {
+fn same<T: PartialEq + Serialize>(what: &str, expected: Option<T>, found: T) -> Result<(), String> {
     match expected {
-        Some(expected) if expected != found => Err(format!("{what} is {found:?}, not {expected:?}")),
+        Some(expected) if expected != found => {
+            Err(format!("{what} is {}, not {}", shown(&found), shown(&expected)))
+        }
         _ => Ok(()),
     }
 }

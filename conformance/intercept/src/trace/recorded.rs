@@ -11,6 +11,7 @@ use rdma_proto::wire::Message;
 
 use super::inbound::{Inbound, Place, bytes};
 use super::recording::{EntryKind, Op, Outcome, Recorder, Request};
+use super::words;
 use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use suite::hex::Bytes;
 
@@ -130,14 +131,12 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
     }
 
     fn event(&self, id: IdentifierKey, kind: &mut CmEventKind<B>) -> bool {
-        let event = match kind {
+        if matches!(kind, CmEventKind::ConnectRequest { .. }) {
             // Recorded by the identifier that came with it.
-            CmEventKind::ConnectRequest { .. } => return true,
-            CmEventKind::Established { peer } => format!("Established, rnr_retry {}", peer.rnr_retry_count),
-            other => format!("{other:?}"),
-        };
+            return true;
+        }
         let end = lock(&self.log.ends).get(&id).copied().unwrap_or_default();
-        self.log.record(end, EntryKind::Event { event });
+        self.log.record(end, EntryKind::Event { event: words::event(kind) });
         true
     }
 

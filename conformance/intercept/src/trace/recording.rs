@@ -191,6 +191,17 @@ pub enum Op {
     Read,
 }
 
+impl Op {
+    /// Its name in the specification of verbs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Send => "SEND",
+            Self::Write => "WRITE",
+            Self::Read => "READ",
+        }
+    }
+}
+
 /// A place in memory, with its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remote {

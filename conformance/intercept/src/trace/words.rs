@@ -1,6 +1,8 @@
 //! Describes requests and completions in words.
 
-use rdma_backend::CompletionStatus;
+use std::io;
+
+use rdma_backend::{Backend, CmEventKind, CompletionStatus};
 use rdma_proto::wire::{Message, Window};
 
 use super::recording::{Op, Outcome, Remote, Request};
@@ -118,10 +120,28 @@ pub fn control(message: &Message) -> String {
     }
 }
 
+/// Describes an event of the connection manager, its name first.
+pub fn event<B: Backend>(kind: &CmEventKind<B>) -> String {
+    let failed = |name: &str, status: i32| {
+        format!("{name}: {}", io::Error::from_raw_os_error(status.saturating_neg()))
+    };
+    match kind {
+        CmEventKind::Established { peer } => format!("Established, rnr_retry {}", peer.rnr_retry_count),
+        CmEventKind::AddressError { status } => failed("AddressError", *status),
+        CmEventKind::RouteError { status } => failed("RouteError", *status),
+        CmEventKind::ConnectError { status } => failed("ConnectError", *status),
+        CmEventKind::Unreachable { status } => failed("Unreachable", *status),
+        CmEventKind::Rejected { reason } => format!("Rejected, reason {reason}"),
+        CmEventKind::Async(event) => format!("of the device: {}", event.describe()),
+        CmEventKind::Other(number) => format!("number {number} of rdma_cm_event_type"),
+        named => format!("{named:?}"),
+    }
+}
+
 /// Describes a completion.
 pub fn outcome(id: u64, outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Done { op } => format!("done: {op:?} {id:#x}"),
+        Outcome::Done { op } => format!("done: {}", op.name()),
         Outcome::Received { len, bytes, .. } => format!("took {}", message(*len as usize, &bytes.0)),
         Outcome::Notified { immediate, place: Some(_), .. } => format!("took imm {immediate}"),
         Outcome::Notified { immediate, place: None, .. } => {

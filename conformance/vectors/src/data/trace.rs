@@ -172,7 +172,7 @@ const fn yes() -> bool {
 }
 
 /// An event of a connection.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Input {
     /// The connection is established. The peer granted this RNR retry count.
@@ -227,7 +227,7 @@ pub enum Input {
 }
 
 /// An output of an implementation.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Output {
     /// It sends a message.
