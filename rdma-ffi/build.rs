@@ -1,4 +1,5 @@
-//! Gives the shared library its name for the run-time linker: programs that are linked with it look for that.
+//! Gives the shared library its name for the run-time linker: programs that are linked with it look
+//! for that.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -18,7 +18,8 @@ static void must(vkrdma_code code, const char *doing) {
     exit(1);
 }
 
-/* Sleeps until there is something new. What it is, is seen by the next call: this program has one connection. */
+/* Sleeps until something has happened. The next call finds out what: this program has one
+ * connection. */
 static void wait_for_news(void) {
     vkrdma_event event;
     must(vkrdma_wait(endpoint, -1, &error), "waiting");

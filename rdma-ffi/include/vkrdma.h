@@ -1,32 +1,39 @@
 /*
- * vkrdma: Valkey over RDMA, for programs in C. Made of the Rust source by cbindgen; change that, then run rdma-ffi/header --renew.
+ * vkrdma: Valkey over RDMA, for programs in C. cbindgen makes this file of the Rust source. Change
+ * the source, then run rdma-ffi/header --renew.
  *
- * What a call returns
- *   Calls that can fail return a vkrdma_code: VKRDMA_OK, VKRDMA_AGAIN for "not now, an event follows", or an error. Their last argument,
- *   `error`, may be NULL; an error is put there in words, with whose fault it is. Results are put where a pointer says, and only with
- *   VKRDMA_OK. There is no global or thread-local state of errors. No call waits but vkrdma_wait.
+ * Results
+ *   Calls that can fail return a vkrdma_code: VKRDMA_OK, VKRDMA_AGAIN for "not now, an event
+ *   follows", or an error. Their last argument, `error`, may be NULL. If it is not, an error
+ *   fills it in with a text and with whose fault it is. Results are written to where their
+ *   pointers say, and only with VKRDMA_OK. There is no global or thread-local error state. Only
+ *   vkrdma_wait waits.
  *
  * Threads
- *   Every call may be made in any thread. An endpoint has a lock, which each call on it takes for as long as it lasts (vkrdma_descriptor
- *   and vkrdma_wake take none, vkrdma_wait does not keep it while it sleeps): copying of bytes, and registering of memory, hold others up
- *   meanwhile. So what is to run in parallel has an endpoint each (vkrdma_endpoint_new_sharing). What one thread has to do because of a
- *   call in another it hears by the descriptor. Only freeing is different: nothing else may be done with a handle that is being freed, or
- *   was. No call may be made in a signal handler but vkrdma_wake.
+ *   Every call may be made in any thread. Each call holds the endpoint's lock while it runs, also
+ *   while it copies bytes or registers memory. vkrdma_descriptor and vkrdma_wake take no lock, and
+ *   vkrdma_wait releases it while it sleeps. To work in parallel, use an endpoint per thread
+ *   (vkrdma_endpoint_new_sharing). If a call gives the event loop of another thread something to
+ *   do, the descriptor becomes readable. Freeing is different: while a handle is being freed, and
+ *   afterwards, make no other call with it. In a signal handler only vkrdma_wake may be called.
  *
- * What is valid until when
- *   Endpoints, devices and buffers are valid until they are freed, in any order. Ids of connections and listeners are numbers: one of a
- *   connection that is gone is an error (VKRDMA_NO_SUCH_CONNECTION), and names no other later. What a pointer argument points to is used
- *   during the call alone, but for memory that is registered. A null pointer that should be none is an error; any other that is
- *   invalid, and one place for two results, is undefined, as in all of C.
+ * Lifetimes
+ *   Endpoints, devices and buffers are valid until they are freed, in any order. Ids of
+ *   connections and listeners are numbers that are not reused: with the id of one that was freed a
+ *   call returns an error (VKRDMA_NO_SUCH_CONNECTION). Memory behind a pointer argument is used
+ *   only during the call, except registered memory. A null pointer where none is allowed is an
+ *   error. Any other invalid pointer, and one place for two results, is undefined behaviour.
  *
  * Panics
- *   Nothing unwinds out of a call: a panic inside is VKRDMA_PANIC, and the endpoint that it was in can only be freed.
+ *   Nothing unwinds out of a call. A panic inside is VKRDMA_PANIC, and its endpoint can only be
+ *   freed.
  *
  * Fork
- *   In a child that was forked after a device was opened every call returns VKRDMA_FORKED, and freeing does nothing: it can do the
- *   parent's connections no harm. Descriptors are closed at exec. A child that lives long keeps the parent's device objects in
- *   existence as far as it inherited descriptors. For what a parent needs so that its registered memory stays its own, see ibv_fork_init(3):
- *   Linux 5.12 or later, or RDMAV_FORK_SAFE=1 in its environment.
+ *   In a child that was forked after a device was opened, every call returns VKRDMA_FORKED, and
+ *   freeing has no effect, so the child cannot harm the parent's connections. Descriptors are
+ *   closed at exec. A child that runs for long keeps the parent's device objects alive if it has
+ *   inherited descriptors. For what a parent needs to keep its registered memory, see
+ *   ibv_fork_init(3): Linux 5.12 or later, or RDMAV_FORK_SAFE=1 in its environment.
  */
 
 #ifndef VKRDMA_H
@@ -42,7 +49,7 @@
 #define VKRDMA_ERROR_TEXT 504
 
 /**
- * The most pieces that what has arrived can lie in.
+ * The largest number of pieces that arrived bytes can lie in.
  */
 #define VKRDMA_PIECES 3
 
@@ -52,7 +59,8 @@
 #define VKRDMA_ADDRESS_TEXT 64
 
 /**
- * The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have more of them.
+ * The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have
+ * more of them.
  */
 enum vkrdma_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -64,19 +72,20 @@ enum vkrdma_code
    */
   VKRDMA_OK = 0,
   /**
-   * Not now: an event follows when it can be. No error: `vkrdma_error` is left as it was.
+   * Not now; an event follows. This is no error, and `vkrdma_error` is unchanged.
    */
   VKRDMA_AGAIN = 1,
   /**
-   * An argument is null, out of its bounds, or no text of the kind that is asked for.
+   * An argument is null, out of bounds, or a text of the wrong form.
    */
   VKRDMA_INVALID_ARGUMENT = 100,
   /**
-   * A field of options or limits is out of its bounds, or `size` is no size of them.
+   * A field of options or limits is out of bounds, or `size` is wrong.
    */
   VKRDMA_INVALID_OPTIONS = 101,
   /**
-   * The endpoint has no such connection: it was forgotten, or never was. Or it is still being made, and there is nothing to ask.
+   * The endpoint has no such connection: it was freed, or never existed. Or it is still being
+   * established, and has no such property yet.
    */
   VKRDMA_NO_SUCH_CONNECTION = 102,
   /**
@@ -84,7 +93,8 @@ enum vkrdma_code
    */
   VKRDMA_NO_SUCH_LISTENER = 103,
   /**
-   * A call that makes no sense now: a write after the close, more consumed than has arrived, a range beyond a buffer's end.
+   * The call is not allowed now: a write after the close, more bytes consumed than have arrived,
+   * a range beyond a buffer's end.
    */
   VKRDMA_MISUSE = 104,
   /**
@@ -92,19 +102,20 @@ enum vkrdma_code
    */
   VKRDMA_FOREIGN_BUFFER = 105,
   /**
-   * The way to the peer leads through another device than that of the protection domain.
+   * The route to the peer uses another device than the protection domain.
    */
   VKRDMA_FOREIGN_DOMAIN = 106,
   /**
-   * The process was forked, and this is the child: nothing of the parent's can be used here. The call did nothing.
+   * This process is a forked child, which cannot use the parent's handles. The call had no
+   * effect.
    */
   VKRDMA_FORKED = 107,
   /**
-   * There is no RDMA device, or no run-time library for one.
+   * There is no RDMA device, or its run-time library is missing.
    */
   VKRDMA_NO_DEVICE = 200,
   /**
-   * The address is not one of this machine's RDMA devices, or is taken.
+   * No RDMA device of this machine has the address, or it is in use.
    */
   VKRDMA_ADDRESS = 201,
   /**
@@ -112,7 +123,7 @@ enum vkrdma_code
    */
   VKRDMA_MEMORY = 202,
   /**
-   * The process, or the system, may open no more descriptors.
+   * The process or the system has reached its limit of descriptors.
    */
   VKRDMA_DESCRIPTORS = 203,
   /**
@@ -120,27 +131,27 @@ enum vkrdma_code
    */
   VKRDMA_BACKEND = 204,
   /**
-   * As many connections as `vkrdma_limits.connections` allows.
+   * The limit `vkrdma_limits.connections` is reached.
    */
   VKRDMA_TOO_MANY_CONNECTIONS = 205,
   /**
-   * As many bytes are registered as `vkrdma_limits.registered_bytes` allows.
+   * The limit `vkrdma_limits.registered_bytes` is reached.
    */
   VKRDMA_REGISTERED_MEMORY = 206,
   /**
-   * The device told of a failure.
+   * The device reported a failure.
    */
   VKRDMA_DEVICE_FAILED = 207,
   /**
-   * The device went away.
+   * The device was removed.
    */
   VKRDMA_DEVICE_REMOVED = 208,
   /**
-   * Waiting for descriptors failed, or making one.
+   * Waiting for descriptors failed, or creating one.
    */
   VKRDMA_WAIT = 209,
   /**
-   * The peer's host has nothing that listens there.
+   * Nothing listens at the peer's address and port.
    */
   VKRDMA_REFUSED = 300,
   /**
@@ -148,7 +159,7 @@ enum vkrdma_code
    */
   VKRDMA_REJECTED = 301,
   /**
-   * There is no way to the peer by RDMA.
+   * The peer cannot be reached by RDMA.
    */
   VKRDMA_UNREACHABLE = 302,
   /**
@@ -156,15 +167,15 @@ enum vkrdma_code
    */
   VKRDMA_TIMED_OUT = 303,
   /**
-   * The peer has disconnected, before all was delivered.
+   * The peer disconnected before all bytes were delivered.
    */
   VKRDMA_DISCONNECTED = 304,
   /**
-   * The fabric, a device on the way or the peer's host failed.
+   * The fabric, a device on the path or the peer's host failed.
    */
   VKRDMA_TRANSPORT = 305,
   /**
-   * The peer sent something that is no control message.
+   * The peer sent an invalid control message.
    */
   VKRDMA_INVALID_MESSAGE = 306,
   /**
@@ -172,16 +183,16 @@ enum vkrdma_code
    */
   VKRDMA_PEER_MISBEHAVED = 307,
   /**
-   * The peer does what the options of this side do not allow.
+   * The options of this side do not allow what the peer does.
    */
   VKRDMA_PEER_INCOMPATIBLE = 308,
   /**
-   * A state that the library should never reach. Please report it.
+   * The library is in a state that should be impossible. Please report it.
    */
   VKRDMA_BUG = 400,
   /**
-   * The library panicked. Nothing has unwound into the program. The endpoint can only be freed: its other calls say the same from
-   * now on.
+   * The library panicked. Nothing has unwound into the program. All further calls on the
+   * endpoint return this code: free it.
    */
   VKRDMA_PANIC = 401,
 };
@@ -202,27 +213,27 @@ enum vkrdma_fault
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   /**
-   * Nobody's.
+   * There is no error.
    */
   VKRDMA_FAULT_NONE = 0,
   /**
-   * The program's that made the call.
+   * The program that made the call.
    */
   VKRDMA_FAULT_CALLER = 1,
   /**
-   * This machine's: its device, its resources, or the limits that the program has set.
+   * This machine: its device, its resources, or the limits that the program has set.
    */
   VKRDMA_FAULT_HERE = 2,
   /**
-   * The peer's.
+   * The peer.
    */
   VKRDMA_FAULT_PEER = 3,
   /**
-   * The network's, or of the peer's host: from here that looks the same.
+   * The network or the peer's host. From this side they cannot be told apart.
    */
   VKRDMA_FAULT_NETWORK = 4,
   /**
-   * This library's.
+   * This library.
    */
   VKRDMA_FAULT_LIBRARY = 5,
 };
@@ -235,7 +246,7 @@ typedef int32_t vkrdma_fault;
 #endif // __cplusplus
 
 /**
- * The kinds of events. Later versions may have more: pass over those that you do not know.
+ * The kinds of events. Later versions may have more: ignore those that you do not know.
  */
 enum vkrdma_event_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -243,7 +254,7 @@ enum vkrdma_event_kind
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   /**
-   * A connection is there: one that was asked for, or a new one of `listener`.
+   * A connection is established: one that the program asked for, or a new one of `listener`.
    */
   VKRDMA_EVENT_OPENED = 1,
   /**
@@ -251,20 +262,21 @@ enum vkrdma_event_kind
    */
   VKRDMA_EVENT_READABLE = 2,
   /**
-   * There is room again, after a write that found too little; or memory can be lent again; or all is flushed.
+   * After a write that found too little room: there is room again. Also: memory can be lent
+   * again, or all bytes are flushed.
    */
   VKRDMA_EVENT_WRITABLE = 3,
   /**
-   * Some of what was lent has come back.
+   * Some lent memory was returned.
    */
   VKRDMA_EVENT_RETURNED = 4,
   /**
-   * The connection has ended, or one that was asked for was not made. What has arrived can still be read. `vkrdma_check` says why;
-   * then `vkrdma_abort` forgets it.
+   * The connection has ended, or could not be established. Bytes that have arrived can still be
+   * read. `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
    */
   VKRDMA_EVENT_ENDED = 5,
   /**
-   * A listener cannot accept, for a reason that is not a peer's. `vkrdma_accept_error` says which.
+   * A listener cannot accept, for a reason on this side. `vkrdma_accept_error` returns it.
    */
   VKRDMA_EVENT_ACCEPT_FAILED = 6,
 };
@@ -277,7 +289,7 @@ typedef uint32_t vkrdma_event_kind;
 #endif // __cplusplus
 
 /**
- * What a buffer is for.
+ * What a buffer may be used for.
  */
 enum vkrdma_access
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -289,8 +301,8 @@ enum vkrdma_access
    */
   VKRDMA_LEND = 0,
   /**
-   * To send from, and to receive into: the peer can write to all of it, by its key, from the first `vkrdma_receive` on until it
-   * is deregistered.
+   * To send from, and to receive into. From the first `vkrdma_receive` until it is deregistered,
+   * the peer can write to all of it.
    */
   VKRDMA_LEND_AND_RECEIVE = 1,
 };
@@ -303,27 +315,28 @@ typedef uint32_t vkrdma_access;
 #endif // __cplusplus
 
 /**
- * Registered memory of one connection, or of those that share its protection domain. Made by `vkrdma_register` or
- * `vkrdma_register_memory`.
+ * Registered memory of one connection, and of all that share its protection domain. Created by
+ * `vkrdma_register` or `vkrdma_register_memory`.
  */
 typedef struct vkrdma_buffer vkrdma_buffer;
 
 /**
- * A way to RDMA devices. Made by `vkrdma_verbs_open` or `vkrdma_softsim_open`.
+ * Access to RDMA devices. Created by `vkrdma_verbs_open` or `vkrdma_softsim_open`.
  */
 typedef struct vkrdma_device vkrdma_device;
 
 /**
  * Connections and listeners that share one descriptor, for one event loop.
  *
- * The loop: wait until the descriptor is readable or the time-out has come, call `vkrdma_progress`, take events with
- * `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask for the next time-out. Any thread may make any call: the endpoint has a
- * lock. A call of another thread that leaves something to do for a loop that sleeps makes the descriptor readable.
+ * The loop: wait until the descriptor is readable or the time-out has passed, call
+ * `vkrdma_progress`, take events with `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask
+ * for the next time-out. Any thread may make any call, because the endpoint has a lock. A call of
+ * another thread that gives a sleeping loop something to do makes the descriptor readable.
  */
 typedef struct vkrdma_endpoint vkrdma_endpoint;
 
 /**
- * An error in words. A call that fails fills the one that it is given; one that does not, leaves it as it was.
+ * Describes an error. A call that fails fills it in; any other call leaves it unchanged.
  */
 typedef struct vkrdma_error {
   /**
@@ -335,20 +348,23 @@ typedef struct vkrdma_error {
    */
   vkrdma_fault fault;
   /**
-   * What happened and, where that is known, what to do about it: one line of UTF-8, closed by a zero, cut where it is longer.
+   * What happened and, if known, what to do about it: one line of UTF-8 that ends with a zero. A
+   * longer text is cut.
    */
   char text[VKRDMA_ERROR_TEXT];
 } vkrdma_error;
 
 /**
- * Settings of a connection. Fill it with `vkrdma_client_options` or `vkrdma_server_options`, then change what should be otherwise.
+ * Settings of a connection. Fill it in with `vkrdma_client_options` or `vkrdma_server_options`,
+ * then change fields.
  *
- * What takes it also takes NULL, for what these calls would fill in. Later versions append fields; a program that was compiled with
- * fewer gets the defaults of the rest. Durations are microseconds.
+ * Calls that take it also take NULL, which stands for these defaults. Later versions append
+ * fields; a program that was compiled with fewer fields gets the defaults of the others. Durations
+ * are microseconds.
  */
 typedef struct vkrdma_options {
   /**
-   * Bytes of this structure, as the program was compiled with it.
+   * The size of this structure that the program was compiled with.
    */
   size_t size;
   /**
@@ -388,8 +404,8 @@ typedef struct vkrdma_options {
    */
   uint32_t completion_vector;
   /**
-   * How long a peer waits before it repeats what met no posted receive: the code of InfiniBand for `min_rnr_timer`, 0 to 31.
-   * 12, which is 0.64 ms.
+   * How long a peer waits before it retries a request that found no posted receive: InfiniBand's
+   * code for `min_rnr_timer`, 0 to 31. 12, which is 0.64 ms.
    */
   uint32_t rnr_timer;
   /**
@@ -397,7 +413,8 @@ typedef struct vkrdma_options {
    */
   uint32_t negotiate;
   /**
-   * Whether the send buffer is registered with the connection rather than by its first write: 0 or 1. 0.
+   * Whether the send buffer is registered when the connection is established, and not by its
+   * first write: 0 or 1. 0.
    */
   uint32_t eager_send_buffer;
   /**
@@ -405,7 +422,8 @@ typedef struct vkrdma_options {
    */
   uint64_t keepalive_every;
   /**
-   * Send a keepalive when nothing was heard for this long; 0 for never. 10 s for clients, 0 for servers.
+   * Send a keepalive when the peer has sent nothing for this long; 0 for never. 10 s for
+   * clients, 0 for servers.
    */
   uint64_t keepalive_probe;
   /**
@@ -425,39 +443,43 @@ typedef struct vkrdma_options {
    */
   uint64_t keep_memory;
   /**
-   * How long the endpoint looks again and again, before it waits to be woken: while it does, its time-out is 0. It goes by the
-   * longest of its connections. 0.
+   * How long the endpoint busy-polls before it waits for a wake-up. Meanwhile its time-out is 0.
+   * The longest time of its connections applies. 0.
    */
   uint64_t spin;
 } vkrdma_options;
 
 /**
- * Limits on what the connections of an endpoint, and of those made from it by `vkrdma_endpoint_new_sharing`, use together.
+ * Limits for all connections of an endpoint and of those created from it by
+ * `vkrdma_endpoint_new_sharing`.
  *
- * Set `size` to `sizeof(vkrdma_limits)`, and all other fields. Where NULL is given instead, there may be 10,000 connections and
- * 2 GiB of registered memory.
+ * Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections
+ * and 2 GiB of registered memory.
  */
 typedef struct vkrdma_limits {
   /**
-   * Bytes of this structure, as the program was compiled with it.
+   * The size of this structure that the program was compiled with.
    */
   size_t size;
   /**
-   * Connections at the same time, those included that are being made or closed; UINT64_MAX for any number. Others are rejected.
+   * Simultaneous connections, including those that are being established or closed; UINT64_MAX
+   * for no limit. Further connections are rejected.
    */
   uint64_t connections;
   /**
-   * Bytes of registered memory; UINT64_MAX for any number. A peer whose connection does not fit is rejected.
+   * Bytes of registered memory; UINT64_MAX for no limit. A connection that does not fit is
+   * rejected.
    */
   uint64_t registered_bytes;
 } vkrdma_limits;
 
 /**
- * An event. Each is told once for all that has happened since it was told last. Any of them may turn out to be for nothing.
+ * An event. One event covers everything that has happened since the last event of its kind. Any
+ * event may be spurious.
  */
 typedef struct vkrdma_event {
   /**
-   * What it is.
+   * Its kind.
    */
   vkrdma_event_kind kind;
   /**
@@ -465,15 +487,16 @@ typedef struct vkrdma_event {
    */
   uint32_t reserved;
   /**
-   * The connection; 0 where it is about a listener alone.
+   * The connection; 0 if the event concerns only a listener.
    */
   uint64_t connection;
   /**
-   * The listener that accepted it, or cannot; 0 in other events, and where the listener was closed.
+   * The listener that accepted the connection, or cannot accept. 0 in other events, and if the
+   * listener was closed.
    */
   uint64_t listener;
   /**
-   * What `vkrdma_set_data` has given for the connection; NULL if nothing.
+   * The value of `vkrdma_set_data` for the connection, or NULL.
    */
   void *data;
 } vkrdma_event;
@@ -493,7 +516,7 @@ typedef struct vkrdma_address {
 } vkrdma_address;
 
 /**
- * Bytes that have arrived, where the peer has put them.
+ * Bytes that have arrived, at the place where the peer has written them.
  */
 typedef struct vkrdma_piece {
   /**
@@ -507,15 +530,15 @@ typedef struct vkrdma_piece {
 } vkrdma_piece;
 
 /**
- * Bytes that have arrived and were not read, in order.
+ * Unread bytes, in order.
  */
 typedef struct vkrdma_pieces {
   /**
-   * How many of `pieces` there are.
+   * How many of `pieces` are set.
    */
   size_t count;
   /**
-   * Bytes in all of them.
+   * Bytes in all pieces together.
    */
   size_t bytes;
   /**
@@ -525,56 +548,58 @@ typedef struct vkrdma_pieces {
 } vkrdma_pieces;
 
 /**
- * Called with what was given to `vkrdma_register_memory` when the library uses the memory no more. It is called once, in any thread, out
- * of any call of this library, at the latest that which frees the last of the buffer, the connections that use it and their endpoints;
- * never if the device refuses to deregister the memory. It may not call this library, nor leave by longjmp or an exception.
+ * Called with the `context` of `vkrdma_register_memory` when the library no longer uses the
+ * memory. Any call of this library, in any thread, may call it, once. At the latest, that is the
+ * call which frees the last of the buffer, the connections that use it and their endpoints. It is
+ * never called if the device refuses to deregister the memory. It must not call this library, and
+ * must not leave by longjmp or an exception.
  */
 typedef void (*vkrdma_release)(void *context);
 
 /**
- * How the bytes came that were received into a buffer.
+ * How received bytes came into a buffer.
  */
 typedef struct vkrdma_received {
   /**
-   * Bytes that the peer wrote where they belong.
+   * Bytes that the peer wrote to their destination directly.
    */
   uint64_t landed;
   /**
-   * Bytes that were copied from an ordinary window.
+   * Bytes copied from an ordinary window.
    */
   uint64_t copied;
 } vkrdma_received;
 
 /**
- * What a connection is like now. Fields that are yes or no are 1 or 0. Later versions append fields.
+ * The state of a connection. Boolean fields are 1 or 0. Later versions append fields.
  */
 typedef struct vkrdma_status {
   /**
-   * Whether bytes can flow, or could before it ended.
+   * Whether the connection was established.
    */
   uint64_t open;
   /**
-   * Whether it has ended: in order, or by the error of `vkrdma_check`.
+   * Whether it has ended, in order or by the error that `vkrdma_check` returns.
    */
   uint64_t ended;
   /**
-   * Whether `vkrdma_read` has an answer now: bytes, the end, or an error.
+   * Whether `vkrdma_read` would return bytes, the end or an error now.
    */
   uint64_t readable;
   /**
-   * Whether `vkrdma_write` has an answer now: it would take a byte, or fail.
+   * Whether `vkrdma_write` would take a byte or fail now.
    */
   uint64_t writable;
   /**
-   * Bytes that have arrived and were not read.
+   * Unread bytes that have arrived.
    */
   uint64_t unread;
   /**
-   * Bytes that were written and are not known to have arrived.
+   * Written bytes that the peer has not acknowledged.
    */
   uint64_t unconfirmed;
   /**
-   * Whether everything that was written was handed to the device.
+   * Whether the device has been given all written bytes.
    */
   uint64_t flushed;
   /**
@@ -582,13 +607,14 @@ typedef struct vkrdma_status {
    */
   uint64_t registered_bytes;
   /**
-   * The number of its queue pair, by which devices and traces know it.
+   * Its queue pair number, which devices and traces show.
    */
   uint64_t queue_pair;
 } vkrdma_status;
 
 /**
- * Counts of what a connection has said and heard, and asked of the device. Later versions append fields.
+ * Counters of a connection's messages, bytes and calls of the device. Later versions append
+ * fields.
  */
 typedef struct vkrdma_counters {
   /**
@@ -628,7 +654,7 @@ typedef struct vkrdma_counters {
    */
   uint64_t windows_received;
   /**
-   * The most notifications and messages that were under way at once.
+   * The largest number of unacknowledged notifications and messages.
    */
   uint64_t most_in_flight;
   /**
@@ -648,25 +674,25 @@ typedef struct vkrdma_counters {
    */
   uint64_t completions;
   /**
-   * Writes that found no room at all, and buffers that could not be lent.
+   * Writes that found no room, and buffers that could not be lent.
    */
   uint64_t stalls;
   /**
-   * Bytes sent from where the program had them.
+   * Bytes sent from memory of the program, without a copy.
    */
   uint64_t lent;
   /**
-   * Times that a lent part of a buffer came back.
+   * Times that a lent part of a buffer was returned.
    */
   uint64_t returned;
 } vkrdma_counters;
 
 /**
- * Counts of what an endpoint holds and has done. Later versions append fields.
+ * Resources and counters of an endpoint. Later versions append fields.
  */
 typedef struct vkrdma_usage {
   /**
-   * Connections there are now, those included that are being made or on their way to their end.
+   * Connections now, including those that are being established or closed.
    */
   uint64_t connections;
   /**
@@ -682,11 +708,11 @@ typedef struct vkrdma_usage {
    */
   uint64_t accepted;
   /**
-   * Requests that were rejected, because of a limit or for want of resources.
+   * Requests that were rejected because of a limit or a shortage of resources.
    */
   uint64_t rejected;
   /**
-   * Times that the endpoint looked for what had come.
+   * Times that the endpoint looked for completions and events.
    */
   uint64_t turns;
   /**
@@ -698,7 +724,7 @@ typedef struct vkrdma_usage {
    */
   uint64_t arms;
   /**
-   * Times that the kernel was asked what had come.
+   * Times that the endpoint asked the kernel for wake-ups.
    */
   uint64_t sleeps;
 } vkrdma_usage;
@@ -708,45 +734,48 @@ extern "C" {
 #endif // __cplusplus
 
 /**
- * Returns the version of the library, as `1.2.3`. Versions that begin with the same number, or with 0 and the same second number, are
- * compatible.
+ * Returns the version of the library, for example `1.2.3`. Versions with the same first number are
+ * compatible; while it is 0, versions with the same second number are.
  */
 const char *vkrdma_version(void);
 
 /**
- * Opens the machine's RDMA devices, by librdmacm and libibverbs, which are loaded at run time.
+ * Opens the machine's RDMA devices through librdmacm and libibverbs, which are loaded at run time.
  *
- * VKRDMA_NO_DEVICE: there is none, or no library. The text says what to install or load.
+ * VKRDMA_NO_DEVICE: there is no device, or a library is missing. The text says what to install or
+ * load.
  */
 vkrdma_code vkrdma_verbs_open(struct vkrdma_device **device, struct vkrdma_error *error);
 
 /**
- * Opens a simulated device with this address, which is numeric. All those of the process are hosts of one network, and nothing else is
- * on it: both sides of a connection are in the process then. For tests, on machines without RDMA.
+ * Opens a simulated device with a numeric address. The simulated devices of a process are the only
+ * hosts of one network, so both sides of a connection are in that process. For tests on machines
+ * without RDMA.
  *
- * An address that another one has moves to this one. VKRDMA_INVALID_ARGUMENT: the address is none.
+ * If another simulated device has the address, it moves to this one. VKRDMA_INVALID_ARGUMENT: the
+ * text is not a numeric address.
  */
 vkrdma_code vkrdma_softsim_open(const char *address,
                                 struct vkrdma_device **device,
                                 struct vkrdma_error *error);
 
 /**
- * Frees a device. Endpoints on it go on. NULL is nothing.
+ * Frees a device. Its endpoints remain usable. NULL is ignored.
  */
 void vkrdma_device_free(struct vkrdma_device *device);
 
 /**
- * Fills `options` with the settings that suit most clients. `size` is `sizeof(vkrdma_options)`.
+ * Fills in the defaults of clients. `size` is `sizeof(vkrdma_options)`.
  */
 vkrdma_code vkrdma_client_options(struct vkrdma_options *options, size_t size);
 
 /**
- * Fills `options` with the settings that suit most servers. `size` is `sizeof(vkrdma_options)`.
+ * Fills in the defaults of servers. `size` is `sizeof(vkrdma_options)`.
  */
 vkrdma_code vkrdma_server_options(struct vkrdma_options *options, size_t size);
 
 /**
- * Makes an endpoint without connections. `limits` may be NULL.
+ * Creates an endpoint without connections. `limits` may be NULL.
  */
 vkrdma_code vkrdma_endpoint_new(const struct vkrdma_device *device,
                                 const struct vkrdma_limits *limits,
@@ -754,58 +783,64 @@ vkrdma_code vkrdma_endpoint_new(const struct vkrdma_device *device,
                                 struct vkrdma_error *error);
 
 /**
- * Makes another endpoint on the device of `of`, whose connections count towards the same limits: for another thread.
+ * Creates another endpoint on the device of `of`, for another thread. The connections of both
+ * count towards the same limits.
  */
 vkrdma_code vkrdma_endpoint_new_sharing(const struct vkrdma_endpoint *of,
                                         struct vkrdma_endpoint **endpoint,
                                         struct vkrdma_error *error);
 
 /**
- * Frees an endpoint: its listeners are closed, its connections aborted, its descriptor closed. No other call may be under way on it,
- * and none made later. NULL is nothing. In a child that was forked it does nothing.
+ * Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. No
+ * other call on it may be running, and none may be made later. NULL is ignored. In a forked child
+ * it has no effect.
  *
- * A program that forks takes the descriptor out of its epoll instances before (EPOLL_CTL_DEL).
+ * If the program has forked, remove the descriptor from its epoll instances first (EPOLL_CTL_DEL).
  */
 void vkrdma_endpoint_free(struct vkrdma_endpoint *endpoint);
 
 /**
- * Returns the endpoint's descriptor: when it is readable, call `vkrdma_progress`. It may be watched for its level or its edges, and
- * stays the endpoint's, which closes it when it is freed. Returns -1 for NULL, and in a child that was forked.
+ * Returns the endpoint's descriptor. When it is readable, call `vkrdma_progress`. It may be
+ * watched level-triggered or edge-triggered. The endpoint owns it and closes it when it is freed.
+ * Returns -1 for NULL, and in a forked child.
  */
 int vkrdma_descriptor(const struct vkrdma_endpoint *endpoint);
 
 /**
- * Tells in how many microseconds `vkrdma_progress` must be called at the latest: 0 for at once, -1 for never. Rounded up.
+ * Returns the number of microseconds, rounded up, after which `vkrdma_progress` must be called: 0
+ * for now, -1 for never.
  *
- * A loop asks before it sleeps. What other calls change afterwards makes the descriptor readable, if it would have changed the answer to
- * an earlier one.
+ * A loop asks before it sleeps. If a later call would have made the answer smaller, it makes the
+ * descriptor readable.
  */
 vkrdma_code vkrdma_next_timeout(const struct vkrdma_endpoint *endpoint,
                                 int64_t *microseconds,
                                 struct vkrdma_error *error);
 
 /**
- * Takes what has come for any connection, and does what is due, within bounds: what is left makes `vkrdma_next_timeout` say 0. Events
- * tell what came of it. It does not wait.
+ * Takes completions and events of all connections, and does what is due. Events report the
+ * results. The work of a call is bounded: if some is left, `vkrdma_next_timeout` returns 0. The
+ * call does not wait.
  *
- * What one connection does wrong ends that one only. An error of this call concerns the endpoint: free it.
+ * A failure of one connection ends that connection only. An error of this call concerns the whole
+ * endpoint: free it.
  */
-vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint,
-                            struct vkrdma_error *error);
+vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
 
 /**
- * Sleeps until there is something to do, at most `microseconds` (-1 for any time), and does it: for a program without an event loop.
- * Other threads may make calls on the endpoint meanwhile. It may return for nothing.
+ * Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
+ * it. For programs without an event loop. Other threads may make calls on the endpoint meanwhile.
+ * It may return without anything having happened.
  */
 vkrdma_code vkrdma_wait(const struct vkrdma_endpoint *endpoint,
                         int64_t microseconds,
                         struct vkrdma_error *error);
 
 /**
- * Makes the descriptor readable, and ends a `vkrdma_wait` that is under way or the next one. It takes no lock.
+ * Makes the descriptor readable, and ends the current `vkrdma_wait` or the next one. It takes no
+ * lock.
  */
-vkrdma_code vkrdma_wake(const struct vkrdma_endpoint *endpoint,
-                        struct vkrdma_error *error);
+vkrdma_code vkrdma_wake(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
 
 /**
  * Takes the next event. VKRDMA_AGAIN: there is none.
@@ -815,10 +850,11 @@ vkrdma_code vkrdma_next_event(const struct vkrdma_endpoint *endpoint,
                               struct vkrdma_error *error);
 
 /**
- * Listens on a numeric address and a port; port 0 takes a free one. Connections that it accepts have these options; NULL for those of
- * `vkrdma_server_options`. An endpoint may have any number of listeners. Each new connection is told by VKRDMA_EVENT_OPENED.
+ * Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these
+ * options; NULL stands for those of `vkrdma_server_options`. An endpoint may have any number of
+ * listeners. VKRDMA_EVENT_OPENED reports each new connection.
  *
- * VKRDMA_ADDRESS: no RDMA device has that address, or it is taken.
+ * VKRDMA_ADDRESS: no RDMA device has the address, or it is in use.
  */
 vkrdma_code vkrdma_listen(const struct vkrdma_endpoint *endpoint,
                           const char *text,
@@ -828,7 +864,7 @@ vkrdma_code vkrdma_listen(const struct vkrdma_endpoint *endpoint,
                           struct vkrdma_error *error);
 
 /**
- * Tells the address of a listener, with its port.
+ * Returns the address and port of a listener.
  */
 vkrdma_code vkrdma_listener_address(const struct vkrdma_endpoint *endpoint,
                                     uint64_t listener,
@@ -836,7 +872,8 @@ vkrdma_code vkrdma_listener_address(const struct vkrdma_endpoint *endpoint,
                                     struct vkrdma_error *error);
 
 /**
- * Sets the options of the connections that a listener accepts from now on; NULL for those of `vkrdma_server_options`.
+ * Sets the options of connections that a listener accepts later; NULL stands for those of
+ * `vkrdma_server_options`.
  */
 vkrdma_code vkrdma_listener_set_options(const struct vkrdma_endpoint *endpoint,
                                         uint64_t listener,
@@ -844,26 +881,28 @@ vkrdma_code vkrdma_listener_set_options(const struct vkrdma_endpoint *endpoint,
                                         struct vkrdma_error *error);
 
 /**
- * Listens no more: its address can be listened on anew. Connections that were accepted go on.
+ * Closes a listener; its address becomes free. Accepted connections stay open.
  */
 vkrdma_code vkrdma_listener_close(const struct vkrdma_endpoint *endpoint,
                                   uint64_t listener,
                                   struct vkrdma_error *error);
 
 /**
- * Returns the error that kept a listener from accepting, after VKRDMA_EVENT_ACCEPT_FAILED, and VKRDMA_OK if there is none. A listener
- * whose device is gone returns it every time: close it.
+ * Returns the error that kept a listener from accepting, after VKRDMA_EVENT_ACCEPT_FAILED.
+ * VKRDMA_OK: there is none. If the listener's device was removed, every call returns that error:
+ * close the listener.
  */
 vkrdma_code vkrdma_accept_error(const struct vkrdma_endpoint *endpoint,
                                 uint64_t listener,
                                 struct vkrdma_error *error);
 
 /**
- * Begins to connect to a numeric address and a port, from the address `source` unless that is NULL. It may take `timeout` microseconds.
- * VKRDMA_EVENT_OPENED follows, or VKRDMA_EVENT_ENDED if it fails, and `vkrdma_check` says why. `how` may be NULL, for what
- * `vkrdma_client_options` fills in.
+ * Begins to connect to a numeric address and a port, from the address `source` unless that is
+ * NULL, within `timeout` microseconds. VKRDMA_EVENT_OPENED follows. If connecting fails,
+ * VKRDMA_EVENT_ENDED follows, and `vkrdma_check` returns the reason. If `how` is NULL, the options
+ * of `vkrdma_client_options` apply.
  *
- * The connection has an id at once, which is never 0. The id of a connection that is gone names no other.
+ * The id is valid immediately and never 0. Ids are not reused.
  */
 vkrdma_code vkrdma_connect(const struct vkrdma_endpoint *endpoint,
                            const char *text,
@@ -875,11 +914,13 @@ vkrdma_code vkrdma_connect(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Begins to connect as `vkrdma_connect` does, in the protection domain of the connection `sibling` of the endpoint `other`, which may be
- * the same: memory that is registered for one serves both.
+ * Begins to connect like `vkrdma_connect`, in the protection domain of the connection `sibling` of
+ * the endpoint `other`, which may be the same endpoint. Memory that is registered for one
+ * connection can be used with both.
  *
- * A peer of either connection that knows or guesses keys can write to the windows of both. So do this only for connections to one server
- * that is trusted as one. VKRDMA_EVENT_ENDED with VKRDMA_FOREIGN_DOMAIN follows if the way to the peer leads through another device.
+ * A peer of either connection that knows or guesses keys can write to the windows of both. So use
+ * it only for connections to the same server. If the route to the peer uses another device,
+ * VKRDMA_EVENT_ENDED with VKRDMA_FOREIGN_DOMAIN follows.
  */
 vkrdma_code vkrdma_connect_in_domain(const struct vkrdma_endpoint *endpoint,
                                      const struct vkrdma_endpoint *other,
@@ -893,10 +934,12 @@ vkrdma_code vkrdma_connect_in_domain(const struct vkrdma_endpoint *endpoint,
                                      struct vkrdma_error *error);
 
 /**
- * Reads what has arrived, up to `len` bytes, and tells how many. `*read` 0, where `len` is not, is the end of the stream: the peer has
- * closed. VKRDMA_AGAIN: there is nothing now, and VKRDMA_EVENT_READABLE or VKRDMA_EVENT_ENDED follows.
+ * Reads up to `len` bytes that have arrived, and returns their number in `*read`. If `*read` is 0
+ * and `len` is not, the stream has ended: the peer has closed. VKRDMA_AGAIN: nothing has arrived;
+ * VKRDMA_EVENT_READABLE or VKRDMA_EVENT_ENDED follows.
  *
- * An error is what ended the connection, and comes after all that had arrived before.
+ * An error is the one that ended the connection. It is returned after all bytes that arrived
+ * before are read.
  */
 vkrdma_code vkrdma_read(const struct vkrdma_endpoint *endpoint,
                         uint64_t connection,
@@ -906,12 +949,13 @@ vkrdma_code vkrdma_read(const struct vkrdma_endpoint *endpoint,
                         struct vkrdma_error *error);
 
 /**
- * Tells where the bytes lie that have arrived and were not read: a read without a copy. `count` 0 is none now, or the end: `vkrdma_read`
- * tells which. Give them back with `vkrdma_consume`.
+ * Returns the places of all unread bytes: a read without a copy. If `count` is 0, nothing has
+ * arrived or the stream has ended; `vkrdma_read` tells which. Return the bytes to the peer with
+ * `vkrdma_consume`.
  *
- * The pieces stay where they are until they are consumed or read, or the connection is aborted or abandoned, or the endpoint is
- * freed. Do not write to them. The peer can write to them at any time, though one that obeys the protocol does not: so copy what you
- * decide on, and decide on the copy.
+ * The pieces are valid until they are consumed or read, the connection is aborted or abandoned, or
+ * the endpoint is freed. Do not write to them. A hostile peer can write to them at any time. So
+ * copy what you base a decision on, and decide on the copy.
  */
 vkrdma_code vkrdma_arrived(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -919,7 +963,8 @@ vkrdma_code vkrdma_arrived(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Gives the first `bytes` of `vkrdma_arrived` back to the peer. VKRDMA_MISUSE: so many have not arrived; none is given back then.
+ * Returns the first `bytes` bytes of `vkrdma_arrived` to the peer. VKRDMA_MISUSE: fewer bytes have
+ * arrived, and none is returned.
  */
 vkrdma_code vkrdma_consume(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -927,9 +972,9 @@ vkrdma_code vkrdma_consume(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Takes as many bytes of `from` as there is room for, sends them as one notification, and tells how many. If that is not all, or
- * VKRDMA_AGAIN because there is no room, VKRDMA_EVENT_WRITABLE follows. The bytes are copied: they are the caller's again when the call
- * returns.
+ * Copies as many bytes of `from` as there is room for, sends them as one notification, and returns
+ * their number. VKRDMA_AGAIN: there is no room. After that, or if not all bytes were taken,
+ * VKRDMA_EVENT_WRITABLE follows. The caller may reuse `from` when the call returns.
  */
 vkrdma_code vkrdma_write(const struct vkrdma_endpoint *endpoint,
                          uint64_t connection,
@@ -939,8 +984,8 @@ vkrdma_code vkrdma_write(const struct vkrdma_endpoint *endpoint,
                          struct vkrdma_error *error);
 
 /**
- * As `vkrdma_write`, of `count` pieces one behind the other: what of them there is room for is one notification, so that the peer wakes
- * up once. Pieces may be empty.
+ * Writes `count` pieces in order, like one `vkrdma_write`. All bytes for which there is room are
+ * one notification, so the peer wakes up once. Pieces may be empty.
  */
 vkrdma_code vkrdma_writev(const struct vkrdma_endpoint *endpoint,
                           uint64_t connection,
@@ -950,16 +995,17 @@ vkrdma_code vkrdma_writev(const struct vkrdma_endpoint *endpoint,
                           struct vkrdma_error *error);
 
 /**
- * Tells whether everything that was written was handed to the device. VKRDMA_AGAIN: some of it waits for the peer's window, and
- * VKRDMA_EVENT_WRITABLE or VKRDMA_EVENT_ENDED follows.
+ * Returns VKRDMA_OK if the device has been given all written bytes. VKRDMA_AGAIN: some of them
+ * wait for the peer's window; VKRDMA_EVENT_WRITABLE or VKRDMA_EVENT_ENDED follows.
  */
 vkrdma_code vkrdma_flush(const struct vkrdma_endpoint *endpoint,
                          uint64_t connection,
                          struct vkrdma_error *error);
 
 /**
- * Registers `len` bytes for a connection, which the library allocates, all zero; `access` is one of vkrdma_access. It takes much longer
- * than to copy a few kilobytes, while other calls on the endpoint wait: so keep the buffer and use it again.
+ * Allocates `len` zero bytes and registers them for a connection; `access` is one of
+ * vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
+ * the endpoint wait meanwhile. So keep the buffer and use it again.
  *
  * VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
  */
@@ -971,10 +1017,11 @@ vkrdma_code vkrdma_register(const struct vkrdma_endpoint *endpoint,
                             struct vkrdma_error *error);
 
 /**
- * Registers `len` bytes of the program for a connection, as `vkrdma_register` does. They stay where they are, readable and writable, until
- * `release`, unless it is NULL, is called with `context`. If the call fails, it is not called: the memory is the program's as before.
+ * Registers `len` bytes of the program for a connection, like `vkrdma_register`. The program must
+ * keep them readable and writable until the library calls `release` with `context`. `release` may
+ * be NULL. If the call fails, it is not called, and the program owns the memory as before.
  *
- * Do not register memory twice at a time, nor memory that overlaps.
+ * Do not register memory that overlaps memory which is registered already.
  */
 vkrdma_code vkrdma_register_memory(const struct vkrdma_endpoint *endpoint,
                                    uint64_t connection,
@@ -987,10 +1034,12 @@ vkrdma_code vkrdma_register_memory(const struct vkrdma_endpoint *endpoint,
                                    struct vkrdma_error *error);
 
 /**
- * Returns the first byte of a buffer; NULL for NULL. It is there until the buffer is freed, also for as long as a connection uses it.
+ * Returns the address of a buffer; NULL for NULL. It is valid until the buffer is freed and no
+ * connection uses it.
  *
- * What is lent may be read, and what is written to it meanwhile may reach the peer or not. What is received into can change at any time,
- * see vkrdma_access: copy what you decide on, and decide on the copy.
+ * Lent memory may be read; if the program writes to it, the peer may or may not see the change.
+ * Memory that is received into can change at any time, see vkrdma_access: copy what you base a
+ * decision on, and decide on the copy.
  */
 void *vkrdma_buffer_base(const struct vkrdma_buffer *buffer);
 
@@ -1000,14 +1049,16 @@ void *vkrdma_buffer_base(const struct vkrdma_buffer *buffer);
 size_t vkrdma_buffer_len(const struct vkrdma_buffer *buffer);
 
 /**
- * Frees a buffer. Its memory is deregistered, and given back, when no connection uses it any more: then, or later. NULL is nothing.
+ * Frees a buffer. Its memory is deregistered and released when no connection uses it, which may be
+ * later. NULL is ignored.
  */
 void vkrdma_buffer_free(struct vkrdma_buffer *buffer);
 
 /**
- * Sends up to `len` bytes from `offset` of a buffer, from where they are, and tells how many. They come behind all that was written
- * before. If that is not all, or VKRDMA_AGAIN because nothing can be lent now, VKRDMA_EVENT_WRITABLE follows; VKRDMA_EVENT_RETURNED when
- * memory has come back. The same bytes may be lent several times.
+ * Sends up to `len` bytes from `offset` of a buffer without a copy, after all bytes that were
+ * written before, and returns their number. VKRDMA_AGAIN: nothing can be lent now. After that, or
+ * if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows. VKRDMA_EVENT_RETURNED reports that
+ * memory was returned. The same bytes may be lent several times.
  */
 vkrdma_code vkrdma_lend(const struct vkrdma_endpoint *endpoint,
                         uint64_t connection,
@@ -1018,8 +1069,8 @@ vkrdma_code vkrdma_lend(const struct vkrdma_endpoint *endpoint,
                         struct vkrdma_error *error);
 
 /**
- * Tells whether the peer has all that was lent of a buffer. VKRDMA_AGAIN: some of it is on its way, and VKRDMA_EVENT_RETURNED or
- * VKRDMA_EVENT_ENDED follows.
+ * Returns VKRDMA_OK if the peer has all lent bytes of a buffer. VKRDMA_AGAIN: some of them are in
+ * flight; VKRDMA_EVENT_RETURNED or VKRDMA_EVENT_ENDED follows.
  */
 vkrdma_code vkrdma_returned(const struct vkrdma_endpoint *endpoint,
                             uint64_t connection,
@@ -1027,12 +1078,14 @@ vkrdma_code vkrdma_returned(const struct vkrdma_endpoint *endpoint,
                             struct vkrdma_error *error);
 
 /**
- * Receives the next `len` unread bytes of the stream at `offset` of a buffer. VKRDMA_AGAIN: not all of them have arrived; call it again,
- * with the same arguments, after VKRDMA_EVENT_READABLE. Whole windows are written there by the peer, the rest is copied.
+ * Receives the next `len` unread bytes of the stream at `offset` of a buffer. The peer writes
+ * whole windows there; the rest is copied. VKRDMA_AGAIN: not all bytes have arrived; call it
+ * again, with the same arguments, after VKRDMA_EVENT_READABLE.
  *
- * Between the first call and the one that returns VKRDMA_OK read nothing otherwise; `vkrdma_stop_landing` gives it up, and leaves the
- * bytes that have not arrived to what reads next. A buffer of VKRDMA_LEND takes copies only. VKRDMA_MISUSE: the range is not in the
- * buffer, or is where bytes of an earlier part still land.
+ * Do not read by other calls between the first call and the one that returns VKRDMA_OK.
+ * `vkrdma_stop_landing` gives up; other calls then read the bytes that have not arrived. Bytes for
+ * a buffer of VKRDMA_LEND are only copied. VKRDMA_MISUSE: the range is outside the buffer, or
+ * bytes of an earlier part still land there.
  */
 vkrdma_code vkrdma_receive(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -1043,15 +1096,17 @@ vkrdma_code vkrdma_receive(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Gives up what `vkrdma_receive` has begun, and has no further window lie in registered memory. One that was announced there stays until
- * it is full, and its bytes are read as any others.
+ * Gives up what `vkrdma_receive` has begun, and announces no further window in registered memory.
+ * A window that is announced there already stays until it is full, and its bytes are read like any
+ * others.
  */
 vkrdma_code vkrdma_stop_landing(const struct vkrdma_endpoint *endpoint,
                                 uint64_t connection,
                                 struct vkrdma_error *error);
 
 /**
- * Has the events of a connection carry `data`, an address that means something to the program. NULL for none.
+ * Sets the `data` of all later events of a connection: an address that means something to the
+ * program. NULL for none.
  */
 vkrdma_code vkrdma_set_data(const struct vkrdma_endpoint *endpoint,
                             uint64_t connection,
@@ -1059,7 +1114,7 @@ vkrdma_code vkrdma_set_data(const struct vkrdma_endpoint *endpoint,
                             struct vkrdma_error *error);
 
 /**
- * Tells the address of the peer. That of an accepted connection is what the peer's request said.
+ * Returns the peer's address. For an accepted connection it is the one in the peer's request.
  */
 vkrdma_code vkrdma_peer_address(const struct vkrdma_endpoint *endpoint,
                                 uint64_t connection,
@@ -1067,7 +1122,8 @@ vkrdma_code vkrdma_peer_address(const struct vkrdma_endpoint *endpoint,
                                 struct vkrdma_error *error);
 
 /**
- * Tells this side's address. VKRDMA_NO_SUCH_CONNECTION: one that is being made has none yet.
+ * Returns this side's address. VKRDMA_NO_SUCH_CONNECTION: also while the connection is being
+ * established.
  */
 vkrdma_code vkrdma_local_address(const struct vkrdma_endpoint *endpoint,
                                  uint64_t connection,
@@ -1075,15 +1131,16 @@ vkrdma_code vkrdma_local_address(const struct vkrdma_endpoint *endpoint,
                                  struct vkrdma_error *error);
 
 /**
- * Returns the error that ended a connection, and VKRDMA_OK if none did: it goes on, or has ended in order.
+ * Returns the error that ended a connection. VKRDMA_OK: it is open, or has ended in order.
  */
 vkrdma_code vkrdma_check(const struct vkrdma_endpoint *endpoint,
                          uint64_t connection,
                          struct vkrdma_error *error);
 
 /**
- * Begins a graceful end: what was written is delivered first, for at most `linger` microseconds. VKRDMA_EVENT_ENDED follows, and
- * `vkrdma_closed` tells whether all of it arrived. `vkrdma_abort` forgets the connection then.
+ * Closes a connection gracefully: written bytes are delivered first, for at most `linger`
+ * microseconds. VKRDMA_EVENT_ENDED follows; `vkrdma_closed` then tells whether all bytes were
+ * delivered, and `vkrdma_abort` frees the connection.
  */
 vkrdma_code vkrdma_close(const struct vkrdma_endpoint *endpoint,
                          uint64_t connection,
@@ -1091,16 +1148,16 @@ vkrdma_code vkrdma_close(const struct vkrdma_endpoint *endpoint,
                          struct vkrdma_error *error);
 
 /**
- * Tells whether a connection that was closed has ended in order. VKRDMA_AGAIN: its last bytes are on their way, and
- * VKRDMA_EVENT_ENDED follows. An error: not everything arrived.
+ * Returns VKRDMA_OK if a closed connection has ended in order. VKRDMA_AGAIN: its last bytes are in
+ * flight; VKRDMA_EVENT_ENDED follows. An error: not all bytes were delivered.
  */
 vkrdma_code vkrdma_closed(const struct vkrdma_endpoint *endpoint,
                           uint64_t connection,
                           struct vkrdma_error *error);
 
 /**
- * As `vkrdma_close`, for a program that does not want to hear of it: no event follows, and the connection is forgotten when it has ended.
- * Do not use its id any more.
+ * Closes a connection like `vkrdma_close`, without further events. The connection is freed when it
+ * has ended. Do not use its id after this call.
  */
 vkrdma_code vkrdma_abandon(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -1108,16 +1165,16 @@ vkrdma_code vkrdma_abandon(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Ends a connection at once, if it has not ended, and forgets it: what was written may be lost. Its id is nothing from then on, and no
- * event of it follows.
+ * Ends a connection immediately and frees it. Written bytes may be lost. Its id is invalid after
+ * this call, and no event of it follows.
  */
 vkrdma_code vkrdma_abort(const struct vkrdma_endpoint *endpoint,
                          uint64_t connection,
                          struct vkrdma_error *error);
 
 /**
- * Tells what a connection is like now. `size` is `sizeof(vkrdma_status)`. One that is still being made has no answer but
- * VKRDMA_OK with `open` 0.
+ * Fills in the state of a connection. `size` is `sizeof(vkrdma_status)`. While the connection is
+ * being established, `open` is 0.
  */
 vkrdma_code vkrdma_status_of(const struct vkrdma_endpoint *endpoint,
                              uint64_t connection,
@@ -1126,7 +1183,7 @@ vkrdma_code vkrdma_status_of(const struct vkrdma_endpoint *endpoint,
                              struct vkrdma_error *error);
 
 /**
- * Tells the counts of a connection. `size` is `sizeof(vkrdma_counters)`.
+ * Fills in the counters of a connection. `size` is `sizeof(vkrdma_counters)`.
  */
 vkrdma_code vkrdma_counters_of(const struct vkrdma_endpoint *endpoint,
                                uint64_t connection,
@@ -1135,7 +1192,7 @@ vkrdma_code vkrdma_counters_of(const struct vkrdma_endpoint *endpoint,
                                struct vkrdma_error *error);
 
 /**
- * Tells the counts of an endpoint. `size` is `sizeof(vkrdma_usage)`.
+ * Fills in the counters of an endpoint. `size` is `sizeof(vkrdma_usage)`.
  */
 vkrdma_code vkrdma_usage_of(const struct vkrdma_endpoint *endpoint,
                             struct vkrdma_usage *usage,
@@ -1143,8 +1200,9 @@ vkrdma_code vkrdma_usage_of(const struct vkrdma_endpoint *endpoint,
                             struct vkrdma_error *error);
 
 /**
- * Tells whether the peer is on this machine's device, 1 or 0: whether the path of the queue pair leads back to where it leaves from.
- * Addresses prove nothing of the kind, since a request carries what its sender wrote. It asks the device.
+ * Sets `*local` to 1 if the peer is on the same device of this machine, else to 0. It asks the
+ * device for the path of the queue pair. Addresses are no proof, because a request carries
+ * whatever its sender wrote.
  */
 vkrdma_code vkrdma_is_local(const struct vkrdma_endpoint *endpoint,
                             uint64_t connection,

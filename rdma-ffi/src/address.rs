@@ -27,10 +27,10 @@ impl Address {
     }
 }
 
-/// Returns the address of a text, which is numeric.
+/// Parses a numeric address.
 ///
 /// # Safety
-/// `text` is null, or a text closed by a zero.
+/// `text` is null or ends with a zero.
 pub(crate) unsafe fn address(text: *const c_char, port: u16) -> Result<SocketAddr, Failure> {
     if text.is_null() {
         return Err(Failure::argument("the address is null"));

@@ -11,7 +11,7 @@ use rdma_conn::{ConnectionId, Error};
 use crate::endpoint::{Endpoint, State, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
-/// Bytes that have arrived, where the peer has put them.
+/// Bytes that have arrived, at the place where the peer has written them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Piece {
@@ -21,24 +21,26 @@ pub struct Piece {
     pub len: usize,
 }
 
-/// The most pieces that what has arrived can lie in.
+/// The largest number of pieces that arrived bytes can lie in.
 pub const VKRDMA_PIECES: usize = 3;
 
-/// Bytes that have arrived and were not read, in order.
+/// Unread bytes, in order.
 #[repr(C)]
 pub struct Pieces {
-    /// How many of `pieces` there are.
+    /// How many of `pieces` are set.
     pub count: usize,
-    /// Bytes in all of them.
+    /// Bytes in all pieces together.
     pub bytes: usize,
     /// Each.
     pub pieces: [Piece; VKRDMA_PIECES],
 }
 
-/// Reads what has arrived, up to `len` bytes, and tells how many. `*read` 0, where `len` is not, is the end of the stream: the peer has
-/// closed. VKRDMA_AGAIN: there is nothing now, and VKRDMA_EVENT_READABLE or VKRDMA_EVENT_ENDED follows.
+/// Reads up to `len` bytes that have arrived, and returns their number in `*read`. If `*read` is 0
+/// and `len` is not, the stream has ended: the peer has closed. VKRDMA_AGAIN: nothing has arrived;
+/// VKRDMA_EVENT_READABLE or VKRDMA_EVENT_ENDED follows.
 ///
-/// An error is what ended the connection, and comes after all that had arrived before.
+/// An error is the one that ended the connection. It is returned after all bytes that arrived
+/// before are read.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_read(
     endpoint: Option<&Endpoint>,
@@ -53,8 +55,8 @@ pub unsafe extern "C" fn vkrdma_read(
             &mut []
         } else {
             check(into.cast::<u8>(), len)?;
-            // SAFETY: `len` bytes of the caller's that nobody else uses during the call. They are only written to, and what lies on the
-            // other side of a call from C counts as initialised.
+            // SAFETY: the caller has `len` bytes there, and no other thread uses them during the
+            // call. They are only written to, and memory that C passes counts as initialised.
             unsafe { slice::from_raw_parts_mut(into.cast(), len) }
         };
         let read = place(read)?;
@@ -64,12 +66,13 @@ pub unsafe extern "C" fn vkrdma_read(
     })
 }
 
-/// Tells where the bytes lie that have arrived and were not read: a read without a copy. `count` 0 is none now, or the end: `vkrdma_read`
-/// tells which. Give them back with `vkrdma_consume`.
+/// Returns the places of all unread bytes: a read without a copy. If `count` is 0, nothing has
+/// arrived or the stream has ended; `vkrdma_read` tells which. Return the bytes to the peer with
+/// `vkrdma_consume`.
 ///
-/// The pieces stay where they are until they are consumed or read, or the connection is aborted or abandoned, or the endpoint is
-/// freed. Do not write to them. The peer can write to them at any time, though one that obeys the protocol does not: so copy what you
-/// decide on, and decide on the copy.
+/// The pieces are valid until they are consumed or read, the connection is aborted or abandoned, or
+/// the endpoint is freed. Do not write to them. A hostile peer can write to them at any time. So
+/// copy what you base a decision on, and decide on the copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_arrived(
     endpoint: Option<&Endpoint>,
@@ -98,7 +101,8 @@ pub extern "C" fn vkrdma_arrived(
     })
 }
 
-/// Gives the first `bytes` of `vkrdma_arrived` back to the peer. VKRDMA_MISUSE: so many have not arrived; none is given back then.
+/// Returns the first `bytes` bytes of `vkrdma_arrived` to the peer. VKRDMA_MISUSE: fewer bytes have
+/// arrived, and none is returned.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_consume(
     endpoint: Option<&Endpoint>,
@@ -111,9 +115,9 @@ pub extern "C" fn vkrdma_consume(
     })
 }
 
-/// Takes as many bytes of `from` as there is room for, sends them as one notification, and tells how many. If that is not all, or
-/// VKRDMA_AGAIN because there is no room, VKRDMA_EVENT_WRITABLE follows. The bytes are copied: they are the caller's again when the call
-/// returns.
+/// Copies as many bytes of `from` as there is room for, sends them as one notification, and returns
+/// their number. VKRDMA_AGAIN: there is no room. After that, or if not all bytes were taken,
+/// VKRDMA_EVENT_WRITABLE follows. The caller may reuse `from` when the call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_write(
     endpoint: Option<&Endpoint>,
@@ -128,15 +132,15 @@ pub unsafe extern "C" fn vkrdma_write(
             &[]
         } else {
             check(from.cast::<u8>(), len)?;
-            // SAFETY: `len` bytes of the caller's, which nobody changes during the call.
+            // SAFETY: the caller has `len` bytes there, and no thread changes them during the call.
             unsafe { slice::from_raw_parts(from.cast(), len) }
         };
         put(state, id, &[IoSlice::new(from)], written)
     })
 }
 
-/// As `vkrdma_write`, of `count` pieces one behind the other: what of them there is room for is one notification, so that the peer wakes
-/// up once. Pieces may be empty.
+/// Writes `count` pieces in order, like one `vkrdma_write`. All bytes for which there is room are
+/// one notification, so the peer wakes up once. Pieces may be empty.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_writev(
     endpoint: Option<&Endpoint>,
@@ -152,7 +156,8 @@ pub unsafe extern "C" fn vkrdma_writev(
         }
         let pieces: &[iovec] = match count {
             0 => &[],
-            // SAFETY: as many structures of the caller's, which nobody changes during the call.
+            // SAFETY: the caller has as many structures there, and no thread changes them during
+            // the call.
             _ => unsafe { slice::from_raw_parts(pieces, count) },
         };
         let mut empty = false;
@@ -164,7 +169,7 @@ pub unsafe extern "C" fn vkrdma_writev(
             }
         }
         if empty {
-            // Where there are no bytes C allows any address, and a slice does not.
+            // C allows any address for an empty piece; a slice does not.
             let some: Vec<iovec> = pieces.iter().filter(|piece| piece.iov_len > 0).copied().collect();
             // SAFETY: each has an address and bytes, as is checked above.
             put(state, id, unsafe { io_slices(&some) }, written)
@@ -175,7 +180,7 @@ pub unsafe extern "C" fn vkrdma_writev(
     })
 }
 
-/// Writes pieces, and tells how much of them.
+/// Writes pieces, and returns the number of bytes that were taken.
 #[inline(always)]
 fn put(
     state: &mut State,
@@ -189,18 +194,18 @@ fn put(
     Ok(())
 }
 
-/// Returns the same pieces as Rust has them.
+/// Converts pieces to Rust's type.
 ///
 /// # Safety
-/// The bytes of each can be read for as long as the result is used, and nobody changes them; none is at null, none longer than
-/// `isize::MAX`.
+/// The bytes of each piece can be read, and no thread changes them, while the result is used. No
+/// piece is null or longer than `isize::MAX`.
 unsafe fn io_slices(pieces: &[iovec]) -> &[IoSlice<'_>] {
-    // SAFETY: "IoSlice ... is guaranteed to be ABI compatible with the iovec type on Unix platforms", std::io::IoSlice; the rest is the
-    // caller's promise.
+    // SAFETY: "IoSlice ... is guaranteed to be ABI compatible with the iovec type on Unix
+    // platforms", std::io::IoSlice; the rest is the caller's promise.
     unsafe { slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
 }
 
-/// Checks what can be checked of an address and a number of objects there.
+/// Checks an address and a number of objects, as far as that is possible.
 fn check<T>(base: *const T, count: usize) -> Result<(), Failure> {
     if base.is_null() {
         return Err(Failure::argument("an address is null that has a length"));
@@ -215,8 +220,8 @@ fn check<T>(base: *const T, count: usize) -> Result<(), Failure> {
     }
 }
 
-/// Tells whether everything that was written was handed to the device. VKRDMA_AGAIN: some of it waits for the peer's window, and
-/// VKRDMA_EVENT_WRITABLE or VKRDMA_EVENT_ENDED follows.
+/// Returns VKRDMA_OK if the device has been given all written bytes. VKRDMA_AGAIN: some of them
+/// wait for the peer's window; VKRDMA_EVENT_WRITABLE or VKRDMA_EVENT_ENDED follows.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_flush(
     endpoint: Option<&Endpoint>,

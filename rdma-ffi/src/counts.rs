@@ -1,4 +1,4 @@
-//! What is known of connections and endpoints.
+//! Status and counters of connections and endpoints.
 
 use std::mem::{MaybeUninit, size_of};
 
@@ -9,36 +9,37 @@ use crate::endpoint::{Endpoint, either, on, on_connection, place};
 use crate::error::{Code, Failed};
 use crate::sized::{self, Grows};
 
-/// What a connection is like now. Fields that are yes or no are 1 or 0. Later versions append fields.
+/// The state of a connection. Boolean fields are 1 or 0. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Status {
-    /// Whether bytes can flow, or could before it ended.
+    /// Whether the connection was established.
     pub open: u64,
-    /// Whether it has ended: in order, or by the error of `vkrdma_check`.
+    /// Whether it has ended, in order or by the error that `vkrdma_check` returns.
     pub ended: u64,
-    /// Whether `vkrdma_read` has an answer now: bytes, the end, or an error.
+    /// Whether `vkrdma_read` would return bytes, the end or an error now.
     pub readable: u64,
-    /// Whether `vkrdma_write` has an answer now: it would take a byte, or fail.
+    /// Whether `vkrdma_write` would take a byte or fail now.
     pub writable: u64,
-    /// Bytes that have arrived and were not read.
+    /// Unread bytes that have arrived.
     pub unread: u64,
-    /// Bytes that were written and are not known to have arrived.
+    /// Written bytes that the peer has not acknowledged.
     pub unconfirmed: u64,
-    /// Whether everything that was written was handed to the device.
+    /// Whether the device has been given all written bytes.
     pub flushed: u64,
     /// Bytes of memory registered for it, its buffers included.
     pub registered_bytes: u64,
-    /// The number of its queue pair, by which devices and traces know it.
+    /// Its queue pair number, which devices and traces show.
     pub queue_pair: u64,
 }
 
-// SAFETY: numbers of one size, so nothing is between them.
+// SAFETY: all fields are numbers of one size, so there is no padding.
 unsafe impl Grows for Status {
     const FIRST: usize = 9 * 8;
 }
 
-/// Counts of what a connection has said and heard, and asked of the device. Later versions append fields.
+/// Counters of a connection's messages, bytes and calls of the device. Later versions append
+/// fields.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Counters {
@@ -60,7 +61,7 @@ pub struct Counters {
     pub keepalives_received: u64,
     /// Windows that the peer has registered.
     pub windows_received: u64,
-    /// The most notifications and messages that were under way at once.
+    /// The largest number of unacknowledged notifications and messages.
     pub most_in_flight: u64,
     /// Chains of send requests posted.
     pub doorbells: u64,
@@ -70,11 +71,11 @@ pub struct Counters {
     pub receive_doorbells: u64,
     /// Completions taken.
     pub completions: u64,
-    /// Writes that found no room at all, and buffers that could not be lent.
+    /// Writes that found no room, and buffers that could not be lent.
     pub stalls: u64,
-    /// Bytes sent from where the program had them.
+    /// Bytes sent from memory of the program, without a copy.
     pub lent: u64,
-    /// Times that a lent part of a buffer came back.
+    /// Times that a lent part of a buffer was returned.
     pub returned: u64,
 }
 
@@ -83,11 +84,11 @@ unsafe impl Grows for Counters {
     const FIRST: usize = 17 * 8;
 }
 
-/// Counts of what an endpoint holds and has done. Later versions append fields.
+/// Resources and counters of an endpoint. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Usage {
-    /// Connections there are now, those included that are being made or on their way to their end.
+    /// Connections now, including those that are being established or closed.
     pub connections: u64,
     /// Bytes registered now, by all endpoints that share its limits.
     pub registered_bytes: u64,
@@ -95,15 +96,15 @@ pub struct Usage {
     pub completion_queues: u64,
     /// Requests for a connection that were accepted.
     pub accepted: u64,
-    /// Requests that were rejected, because of a limit or for want of resources.
+    /// Requests that were rejected because of a limit or a shortage of resources.
     pub rejected: u64,
-    /// Times that the endpoint looked for what had come.
+    /// Times that the endpoint looked for completions and events.
     pub turns: u64,
     /// Times that a completion queue was polled.
     pub polls: u64,
     /// Times that a completion queue was armed.
     pub arms: u64,
-    /// Times that the kernel was asked what had come.
+    /// Times that the endpoint asked the kernel for wake-ups.
     pub sleeps: u64,
 }
 
@@ -116,8 +117,8 @@ const _: () = assert!(size_of::<Status>() == Status::FIRST);
 const _: () = assert!(size_of::<Counters>() == Counters::FIRST);
 const _: () = assert!(size_of::<Usage>() == Usage::FIRST);
 
-/// Tells what a connection is like now. `size` is `sizeof(vkrdma_status)`. One that is still being made has no answer but
-/// VKRDMA_OK with `open` 0.
+/// Fills in the state of a connection. `size` is `sizeof(vkrdma_status)`. While the connection is
+/// being established, `open` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_status_of(
     endpoint: Option<&Endpoint>,
@@ -152,7 +153,7 @@ pub unsafe extern "C" fn vkrdma_status_of(
     })
 }
 
-/// Tells the counts of a connection. `size` is `sizeof(vkrdma_counters)`.
+/// Fills in the counters of a connection. `size` is `sizeof(vkrdma_counters)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_counters_of(
     endpoint: Option<&Endpoint>,
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn vkrdma_counters_of(
     })
 }
 
-/// Tells the counts of an endpoint. `size` is `sizeof(vkrdma_usage)`.
+/// Fills in the counters of an endpoint. `size` is `sizeof(vkrdma_usage)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_usage_of(
     endpoint: Option<&Endpoint>,
@@ -216,8 +217,9 @@ pub unsafe extern "C" fn vkrdma_usage_of(
     })
 }
 
-/// Tells whether the peer is on this machine's device, 1 or 0: whether the path of the queue pair leads back to where it leaves from.
-/// Addresses prove nothing of the kind, since a request carries what its sender wrote. It asks the device.
+/// Sets `*local` to 1 if the peer is on the same device of this machine, else to 0. It asks the
+/// device for the path of the queue pair. Addresses are no proof, because a request carries
+/// whatever its sender wrote.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_is_local(
     endpoint: Option<&Endpoint>,

@@ -1,4 +1,4 @@
-//! Devices: where connections come from.
+//! Devices, on which endpoints are created.
 
 use std::ffi::c_char;
 use std::mem::{MaybeUninit, forget};
@@ -13,7 +13,7 @@ use crate::address;
 use crate::error::{Code, Failed, Failure, call};
 use crate::fork;
 
-/// A way to RDMA devices. Made by `vkrdma_verbs_open` or `vkrdma_softsim_open`.
+/// Access to RDMA devices. Created by `vkrdma_verbs_open` or `vkrdma_softsim_open`.
 pub struct Device(pub(crate) Any);
 
 /// A backend of either kind.
@@ -22,9 +22,10 @@ pub(crate) enum Any {
     SoftSim(SoftSim),
 }
 
-/// Opens the machine's RDMA devices, by librdmacm and libibverbs, which are loaded at run time.
+/// Opens the machine's RDMA devices through librdmacm and libibverbs, which are loaded at run time.
 ///
-/// VKRDMA_NO_DEVICE: there is none, or no library. The text says what to install or load.
+/// VKRDMA_NO_DEVICE: there is no device, or a library is missing. The text says what to install or
+/// load.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_verbs_open(
     device: Option<&mut MaybeUninit<*mut Device>>,
@@ -32,16 +33,18 @@ pub extern "C" fn vkrdma_verbs_open(
 ) -> Code {
     call(error, || {
         let verbs = Verbs::load().map_err(Error::backend("opening RDMA"))?;
-        // Loading finds libraries; this finds a device.
+        // Loading only finds the libraries; this finds a device.
         drop(verbs.event_channel().map_err(Error::backend("opening RDMA"))?);
         put(device, Any::Verbs(verbs))
     })
 }
 
-/// Opens a simulated device with this address, which is numeric. All those of the process are hosts of one network, and nothing else is
-/// on it: both sides of a connection are in the process then. For tests, on machines without RDMA.
+/// Opens a simulated device with a numeric address. The simulated devices of a process are the only
+/// hosts of one network, so both sides of a connection are in that process. For tests on machines
+/// without RDMA.
 ///
-/// An address that another one has moves to this one. VKRDMA_INVALID_ARGUMENT: the address is none.
+/// If another simulated device has the address, it moves to this one. VKRDMA_INVALID_ARGUMENT: the
+/// text is not a numeric address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_softsim_open(
     address: *const c_char,
@@ -56,7 +59,7 @@ pub unsafe extern "C" fn vkrdma_softsim_open(
     })
 }
 
-/// Frees a device. Endpoints on it go on. NULL is nothing.
+/// Frees a device. Its endpoints remain usable. NULL is ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_device_free(device: Option<Box<Device>>) {
     release(device);
@@ -69,11 +72,11 @@ fn put(device: Option<&mut MaybeUninit<*mut Device>>, any: Any) -> Result<(), Fa
     Ok(())
 }
 
-/// Drops a handle, in the process that it is of.
+/// Drops a handle, unless this process is a forked child.
 pub(crate) fn release<T>(handle: Option<Box<T>>) {
     let Some(handle) = handle else { return };
     if fork::is_child() {
-        // To free it would deregister the parent's memory, and disconnect its connections.
+        // Freeing it would deregister the parent's memory and disconnect its connections.
         forget(handle);
     } else {
         let _: Code = call(None, || {

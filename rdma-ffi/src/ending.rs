@@ -1,4 +1,4 @@
-//! What belongs to the whole life of a connection: its addresses, its data, its end.
+//! Addresses, user data and the end of connections.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -10,7 +10,8 @@ use crate::address::Address;
 use crate::endpoint::{Endpoint, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
-/// Has the events of a connection carry `data`, an address that means something to the program. NULL for none.
+/// Sets the `data` of all later events of a connection: an address that means something to the
+/// program. NULL for none.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_set_data(
     endpoint: Option<&Endpoint>,
@@ -26,7 +27,7 @@ pub extern "C" fn vkrdma_set_data(
     })
 }
 
-/// Tells the address of the peer. That of an accepted connection is what the peer's request said.
+/// Returns the peer's address. For an accepted connection it is the one in the peer's request.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_peer_address(
     endpoint: Option<&Endpoint>,
@@ -41,7 +42,8 @@ pub extern "C" fn vkrdma_peer_address(
     })
 }
 
-/// Tells this side's address. VKRDMA_NO_SUCH_CONNECTION: one that is being made has none yet.
+/// Returns this side's address. VKRDMA_NO_SUCH_CONNECTION: also while the connection is being
+/// established.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_local_address(
     endpoint: Option<&Endpoint>,
@@ -58,7 +60,7 @@ pub extern "C" fn vkrdma_local_address(
     })
 }
 
-/// Returns the error that ended a connection, and VKRDMA_OK if none did: it goes on, or has ended in order.
+/// Returns the error that ended a connection. VKRDMA_OK: it is open, or has ended in order.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_check(
     endpoint: Option<&Endpoint>,
@@ -70,8 +72,9 @@ pub extern "C" fn vkrdma_check(
     })
 }
 
-/// Begins a graceful end: what was written is delivered first, for at most `linger` microseconds. VKRDMA_EVENT_ENDED follows, and
-/// `vkrdma_closed` tells whether all of it arrived. `vkrdma_abort` forgets the connection then.
+/// Closes a connection gracefully: written bytes are delivered first, for at most `linger`
+/// microseconds. VKRDMA_EVENT_ENDED follows; `vkrdma_closed` then tells whether all bytes were
+/// delivered, and `vkrdma_abort` frees the connection.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_close(
     endpoint: Option<&Endpoint>,
@@ -84,8 +87,8 @@ pub extern "C" fn vkrdma_close(
     })
 }
 
-/// Tells whether a connection that was closed has ended in order. VKRDMA_AGAIN: its last bytes are on their way, and
-/// VKRDMA_EVENT_ENDED follows. An error: not everything arrived.
+/// Returns VKRDMA_OK if a closed connection has ended in order. VKRDMA_AGAIN: its last bytes are in
+/// flight; VKRDMA_EVENT_ENDED follows. An error: not all bytes were delivered.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_closed(
     endpoint: Option<&Endpoint>,
@@ -97,8 +100,8 @@ pub extern "C" fn vkrdma_closed(
     })
 }
 
-/// As `vkrdma_close`, for a program that does not want to hear of it: no event follows, and the connection is forgotten when it has ended.
-/// Do not use its id any more.
+/// Closes a connection like `vkrdma_close`, without further events. The connection is freed when it
+/// has ended. Do not use its id after this call.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_abandon(
     endpoint: Option<&Endpoint>,
@@ -113,8 +116,8 @@ pub extern "C" fn vkrdma_abandon(
     })
 }
 
-/// Ends a connection at once, if it has not ended, and forgets it: what was written may be lost. Its id is nothing from then on, and no
-/// event of it follows.
+/// Ends a connection immediately and frees it. Written bytes may be lost. Its id is invalid after
+/// this call, and no event of it follows.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_abort(
     endpoint: Option<&Endpoint>,

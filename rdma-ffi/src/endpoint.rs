@@ -1,4 +1,4 @@
-//! Endpoints: handles with a lock inside, and the turns of an event loop.
+//! Endpoints, each with a lock, and the turns of an event loop.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -22,16 +22,17 @@ use crate::options::{self, Limits};
 
 /// Connections and listeners that share one descriptor, for one event loop.
 ///
-/// The loop: wait until the descriptor is readable or the time-out has come, call `vkrdma_progress`, take events with
-/// `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask for the next time-out. Any thread may make any call: the endpoint has a
-/// lock. A call of another thread that leaves something to do for a loop that sleeps makes the descriptor readable.
+/// The loop: wait until the descriptor is readable or the time-out has passed, call
+/// `vkrdma_progress`, take events with `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask
+/// for the next time-out. Any thread may make any call, because the endpoint has a lock. A call of
+/// another thread that gives a sleeping loop something to do makes the descriptor readable.
 pub struct Endpoint {
     descriptor: RawFd,
     waker: Waker,
     state: Mutex<State>,
 }
 
-/// What the lock is for.
+/// What the lock protects.
 pub(crate) struct State {
     pub(crate) kind: Kind,
     pub(crate) names: Names,
@@ -44,40 +45,40 @@ pub(crate) enum Kind {
     SoftSim(Side<SoftSim>),
 }
 
-/// What is of one backend.
+/// The parts that depend on the backend.
 pub(crate) struct Side<B: rdma_conn::Descriptors> {
     pub(crate) endpoint: rdma_conn::Endpoint<B>,
-    /// What is being received into registered memory.
+    /// Receives into registered memory that are not complete.
     pub(crate) receiving: HashMap<ConnectionId, Part<B>>,
 }
 
 /// A part of a stream that is being received into registered memory.
 pub(crate) struct Part<B: rdma_conn::Descriptors> {
-    /// The buffer's address, the offset and the length that the program gave.
+    /// The buffer's address, and the program's offset and length.
     pub(crate) what: (usize, usize, usize),
     pub(crate) receiving: Receiving<B>,
 }
 
-/// What the program calls its connections and listeners.
+/// The program's names of its connections and listeners.
 #[derive(Default)]
 pub(crate) struct Names {
-    /// An address that the program has given for a connection.
+    /// The program's address for each connection.
     data: ConnectionMap<usize>,
-    /// With the number that the program knows it by.
+    /// Each with its number.
     listeners: Vec<(u64, ListenerId)>,
     last_listener: u64,
 }
 
-/// Whether the event loop may be asleep, and until when.
+/// Whether the event loop may be sleeping, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sleep {
-    /// It has not asked for the next time-out since its last turn: it will.
+    /// It has not asked for the next time-out since its last turn, but will.
     Awake,
-    /// It has been told to come then, if at all.
+    /// It was told to come back then, if at all.
     Until(Option<Instant>),
 }
 
-/// Does the same with an endpoint of either backend.
+/// Runs an expression on the endpoint of either backend.
 macro_rules! either {
     ($kind:expr, $side:ident => $does:expr) => {
         match $kind {
@@ -89,7 +90,7 @@ macro_rules! either {
 pub(crate) use either;
 
 impl Names {
-    /// Returns the number of a new listener.
+    /// Adds a listener and returns its number.
     pub(crate) fn enter(&mut self, listener: ListenerId) -> u64 {
         self.last_listener += 1;
         self.listeners.push((self.last_listener, listener));
@@ -127,7 +128,7 @@ impl Names {
 }
 
 impl State {
-    /// Forgets what the program calls a connection, and what it receives.
+    /// Removes the program's data of a connection, and its incomplete receive.
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.names.data.remove(id);
         either!(&mut self.kind, side => drop(side.receiving.remove(&id)));
@@ -138,12 +139,12 @@ impl State {
     }
 }
 
-/// Returns the id of a number that the program has of a connection.
+/// Returns the id of a connection from the program's number.
 pub(crate) fn connection(number: u64) -> Result<ConnectionId, Failure> {
     ConnectionId::from_u64(number).ok_or_else(|| rdma_conn::Error::NoSuchConnection.into())
 }
 
-/// Returns the number by which the program knows a connection: never 0.
+/// Returns the program's number of a connection, which is never 0.
 pub(crate) fn number_of(id: ConnectionId) -> u64 {
     id.as_u64()
 }
@@ -156,7 +157,7 @@ impl Endpoint {
         Ok(Self { descriptor, waker, state })
     }
 
-    /// Runs `does` alone here. A call that panicked has poisoned the lock, and closed the endpoint.
+    /// Runs `does` under the lock. A call that panicked has poisoned it, which closes the endpoint.
     #[inline(always)]
     fn alone<T>(&self, does: impl FnOnce(&mut State) -> Result<T, Failure>) -> Result<T, Failure> {
         match self.state.lock() {
@@ -165,7 +166,7 @@ impl Endpoint {
         }
     }
 
-    /// Has an event loop that sleeps come back, if there is something to do for it before it would.
+    /// Wakes a sleeping event loop if there is something to do before its time-out.
     #[inline(always)]
     fn rouse(&self, state: &mut State) {
         if let Sleep::Until(by) = state.sleep {
@@ -177,7 +178,7 @@ impl Endpoint {
     fn rouse_before(&self, state: &mut State, by: Option<Instant>) {
         if state.next_timeout().is_some_and(|due| by.is_none_or(|by| due < by)) {
             state.sleep = Sleep::Awake;
-            // An eventfd of this process, whose counter cannot fail to take one more.
+            // The counter of an eventfd can always take one more.
             self.waker.wake();
         }
     }
@@ -200,7 +201,7 @@ fn null_endpoint() -> Failure {
     Failure::argument("the endpoint is null")
 }
 
-/// Runs a call on an endpoint, alone there.
+/// Runs a call on an endpoint, under its lock.
 #[inline(always)]
 pub(crate) fn on(
     endpoint: Option<&Endpoint>,
@@ -217,7 +218,7 @@ pub(crate) fn on(
     })
 }
 
-/// Runs a call on a connection of an endpoint, alone there.
+/// Runs a call on a connection, under the endpoint's lock.
 #[inline(always)]
 pub(crate) fn on_connection(
     endpoint: Option<&Endpoint>,
@@ -243,7 +244,7 @@ fn give(
     Ok(())
 }
 
-/// Makes an endpoint without connections. `limits` may be NULL.
+/// Creates an endpoint without connections. `limits` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_endpoint_new(
     device: Option<&Device>,
@@ -267,7 +268,8 @@ pub unsafe extern "C" fn vkrdma_endpoint_new(
     })
 }
 
-/// Makes another endpoint on the device of `of`, whose connections count towards the same limits: for another thread.
+/// Creates another endpoint on the device of `of`, for another thread. The connections of both
+/// count towards the same limits.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_endpoint_new_sharing(
     of: Option<&Endpoint>,
@@ -283,17 +285,19 @@ pub extern "C" fn vkrdma_endpoint_new_sharing(
     })
 }
 
-/// Frees an endpoint: its listeners are closed, its connections aborted, its descriptor closed. No other call may be under way on it,
-/// and none made later. NULL is nothing. In a child that was forked it does nothing.
+/// Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. No
+/// other call on it may be running, and none may be made later. NULL is ignored. In a forked child
+/// it has no effect.
 ///
-/// A program that forks takes the descriptor out of its epoll instances before (EPOLL_CTL_DEL).
+/// If the program has forked, remove the descriptor from its epoll instances first (EPOLL_CTL_DEL).
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_endpoint_free(endpoint: Option<Box<Endpoint>>) {
     release(endpoint);
 }
 
-/// Returns the endpoint's descriptor: when it is readable, call `vkrdma_progress`. It may be watched for its level or its edges, and
-/// stays the endpoint's, which closes it when it is freed. Returns -1 for NULL, and in a child that was forked.
+/// Returns the endpoint's descriptor. When it is readable, call `vkrdma_progress`. It may be
+/// watched level-triggered or edge-triggered. The endpoint owns it and closes it when it is freed.
+/// Returns -1 for NULL, and in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
     match endpoint {
@@ -302,10 +306,11 @@ pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
     }
 }
 
-/// Tells in how many microseconds `vkrdma_progress` must be called at the latest: 0 for at once, -1 for never. Rounded up.
+/// Returns the number of microseconds, rounded up, after which `vkrdma_progress` must be called: 0
+/// for now, -1 for never.
 ///
-/// A loop asks before it sleeps. What other calls change afterwards makes the descriptor readable, if it would have changed the answer to
-/// an earlier one.
+/// A loop asks before it sleeps. If a later call would have made the answer smaller, it makes the
+/// descriptor readable.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_next_timeout(
     endpoint: Option<&Endpoint>,
@@ -323,17 +328,19 @@ pub extern "C" fn vkrdma_next_timeout(
     })
 }
 
-/// Returns how long the loop may sleep, and notes that it does.
+/// Returns how long the loop may sleep, and records that it sleeps.
 fn fall_asleep(state: &mut State) -> Option<Duration> {
     let due = state.next_timeout();
     state.sleep = Sleep::Until(due);
     due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
 }
 
-/// Takes what has come for any connection, and does what is due, within bounds: what is left makes `vkrdma_next_timeout` say 0. Events
-/// tell what came of it. It does not wait.
+/// Takes completions and events of all connections, and does what is due. Events report the
+/// results. The work of a call is bounded: if some is left, `vkrdma_next_timeout` returns 0. The
+/// call does not wait.
 ///
-/// What one connection does wrong ends that one only. An error of this call concerns the endpoint: free it.
+/// A failure of one connection ends that connection only. An error of this call concerns the whole
+/// endpoint: free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_progress(
     endpoint: Option<&Endpoint>,
@@ -349,8 +356,9 @@ fn progress(endpoint: &Endpoint) -> Result<(), Failure> {
     })
 }
 
-/// Sleeps until there is something to do, at most `microseconds` (-1 for any time), and does it: for a program without an event loop.
-/// Other threads may make calls on the endpoint meanwhile. It may return for nothing.
+/// Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
+/// it. For programs without an event loop. Other threads may make calls on the endpoint meanwhile.
+/// It may return without anything having happened.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wait(
     endpoint: Option<&Endpoint>,
@@ -367,9 +375,10 @@ pub extern "C" fn vkrdma_wait(
             (due, limit) => due.or(limit),
         };
         if limit.is_none_or(|limit| !limit.is_zero()) {
-            // SAFETY: the descriptor is open for as long as the endpoint exists, which no other call frees meanwhile.
+            // SAFETY: the descriptor is open while the endpoint exists, and by contract no call
+            // frees it meanwhile.
             let descriptor = unsafe { BorrowedFd::borrow_raw(endpoint.descriptor) };
-            // Longer than anybody waits, and less than the kernel overflows at.
+            // Longer than any program waits, and within the kernel's range.
             let limit = limit.map(|limit| Timespec {
                 tv_sec: limit.as_secs().min(1 << 20).cast_signed(),
                 tv_nsec: limit.subsec_nanos().into(),
@@ -385,7 +394,8 @@ pub extern "C" fn vkrdma_wait(
     })
 }
 
-/// Makes the descriptor readable, and ends a `vkrdma_wait` that is under way or the next one. It takes no lock.
+/// Makes the descriptor readable, and ends the current `vkrdma_wait` or the next one. It takes no
+/// lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
     call(error, || {
@@ -394,7 +404,7 @@ pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut Ma
     })
 }
 
-/// Panics in an endpoint, for the test of what becomes of that. Builds of a release do not have it.
+/// Panics in an endpoint, for tests. Release builds do not have it.
 ///
 /// cbindgen:ignore
 #[cfg(debug_assertions)]

@@ -1,4 +1,4 @@
-//! What a call came to: a code, whose fault it is, and a text.
+//! Results of calls: a code, whose fault it is, and a text.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -12,77 +12,81 @@ use rdma_proto::{Error as Protocol, TransportError};
 
 use crate::fork;
 
-/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have more of them.
+/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have
+/// more of them.
 #[repr(i32)]
 #[allow(non_camel_case_types, missing_docs, reason = "names and texts are those of the header")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// Done.
     VKRDMA_OK = 0,
-    /// Not now: an event follows when it can be. No error: `vkrdma_error` is left as it was.
+    /// Not now; an event follows. This is no error, and `vkrdma_error` is unchanged.
     VKRDMA_AGAIN = 1,
 
-    /// An argument is null, out of its bounds, or no text of the kind that is asked for.
+    /// An argument is null, out of bounds, or a text of the wrong form.
     VKRDMA_INVALID_ARGUMENT = 100,
-    /// A field of options or limits is out of its bounds, or `size` is no size of them.
+    /// A field of options or limits is out of bounds, or `size` is wrong.
     VKRDMA_INVALID_OPTIONS = 101,
-    /// The endpoint has no such connection: it was forgotten, or never was. Or it is still being made, and there is nothing to ask.
+    /// The endpoint has no such connection: it was freed, or never existed. Or it is still being
+    /// established, and has no such property yet.
     VKRDMA_NO_SUCH_CONNECTION = 102,
     /// The endpoint has no such listener.
     VKRDMA_NO_SUCH_LISTENER = 103,
-    /// A call that makes no sense now: a write after the close, more consumed than has arrived, a range beyond a buffer's end.
+    /// The call is not allowed now: a write after the close, more bytes consumed than have arrived,
+    /// a range beyond a buffer's end.
     VKRDMA_MISUSE = 104,
     /// The buffer was registered for a connection in another protection domain.
     VKRDMA_FOREIGN_BUFFER = 105,
-    /// The way to the peer leads through another device than that of the protection domain.
+    /// The route to the peer uses another device than the protection domain.
     VKRDMA_FOREIGN_DOMAIN = 106,
-    /// The process was forked, and this is the child: nothing of the parent's can be used here. The call did nothing.
+    /// This process is a forked child, which cannot use the parent's handles. The call had no
+    /// effect.
     VKRDMA_FORKED = 107,
 
-    /// There is no RDMA device, or no run-time library for one.
+    /// There is no RDMA device, or its run-time library is missing.
     VKRDMA_NO_DEVICE = 200,
-    /// The address is not one of this machine's RDMA devices, or is taken.
+    /// No RDMA device of this machine has the address, or it is in use.
     VKRDMA_ADDRESS = 201,
     /// No more memory can be registered: see RLIMIT_MEMLOCK, or the device's limits.
     VKRDMA_MEMORY = 202,
-    /// The process, or the system, may open no more descriptors.
+    /// The process or the system has reached its limit of descriptors.
     VKRDMA_DESCRIPTORS = 203,
     /// The device, its driver or the kernel refused something else.
     VKRDMA_BACKEND = 204,
-    /// As many connections as `vkrdma_limits.connections` allows.
+    /// The limit `vkrdma_limits.connections` is reached.
     VKRDMA_TOO_MANY_CONNECTIONS = 205,
-    /// As many bytes are registered as `vkrdma_limits.registered_bytes` allows.
+    /// The limit `vkrdma_limits.registered_bytes` is reached.
     VKRDMA_REGISTERED_MEMORY = 206,
-    /// The device told of a failure.
+    /// The device reported a failure.
     VKRDMA_DEVICE_FAILED = 207,
-    /// The device went away.
+    /// The device was removed.
     VKRDMA_DEVICE_REMOVED = 208,
-    /// Waiting for descriptors failed, or making one.
+    /// Waiting for descriptors failed, or creating one.
     VKRDMA_WAIT = 209,
 
-    /// The peer's host has nothing that listens there.
+    /// Nothing listens at the peer's address and port.
     VKRDMA_REFUSED = 300,
     /// The peer rejected the connection.
     VKRDMA_REJECTED = 301,
-    /// There is no way to the peer by RDMA.
+    /// The peer cannot be reached by RDMA.
     VKRDMA_UNREACHABLE = 302,
     /// A time-out passed.
     VKRDMA_TIMED_OUT = 303,
-    /// The peer has disconnected, before all was delivered.
+    /// The peer disconnected before all bytes were delivered.
     VKRDMA_DISCONNECTED = 304,
-    /// The fabric, a device on the way or the peer's host failed.
+    /// The fabric, a device on the path or the peer's host failed.
     VKRDMA_TRANSPORT = 305,
-    /// The peer sent something that is no control message.
+    /// The peer sent an invalid control message.
     VKRDMA_INVALID_MESSAGE = 306,
     /// The peer broke a rule of the protocol.
     VKRDMA_PEER_MISBEHAVED = 307,
-    /// The peer does what the options of this side do not allow.
+    /// The options of this side do not allow what the peer does.
     VKRDMA_PEER_INCOMPATIBLE = 308,
 
-    /// A state that the library should never reach. Please report it.
+    /// The library is in a state that should be impossible. Please report it.
     VKRDMA_BUG = 400,
-    /// The library panicked. Nothing has unwound into the program. The endpoint can only be freed: its other calls say the same from
-    /// now on.
+    /// The library panicked. Nothing has unwound into the program. All further calls on the
+    /// endpoint return this code: free it.
     VKRDMA_PANIC = 401,
 }
 
@@ -91,45 +95,46 @@ pub enum Code {
 #[allow(non_camel_case_types, missing_docs, reason = "as above")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nobody's.
+    /// There is no error.
     VKRDMA_FAULT_NONE = 0,
-    /// The program's that made the call.
+    /// The program that made the call.
     VKRDMA_FAULT_CALLER = 1,
-    /// This machine's: its device, its resources, or the limits that the program has set.
+    /// This machine: its device, its resources, or the limits that the program has set.
     VKRDMA_FAULT_HERE = 2,
-    /// The peer's.
+    /// The peer.
     VKRDMA_FAULT_PEER = 3,
-    /// The network's, or of the peer's host: from here that looks the same.
+    /// The network or the peer's host. From this side they cannot be told apart.
     VKRDMA_FAULT_NETWORK = 4,
-    /// This library's.
+    /// This library.
     VKRDMA_FAULT_LIBRARY = 5,
 }
 
 /// Bytes of the text of an error, the closing zero included.
 pub const VKRDMA_ERROR_TEXT: usize = 504;
 
-/// An error in words. A call that fails fills the one that it is given; one that does not, leaves it as it was.
+/// Describes an error. A call that fails fills it in; any other call leaves it unchanged.
 #[repr(C)]
 pub struct Failed {
     /// What the call returned.
     pub code: Code,
     /// Whose fault it is.
     pub fault: Fault,
-    /// What happened and, where that is known, what to do about it: one line of UTF-8, closed by a zero, cut where it is longer.
+    /// What happened and, if known, what to do about it: one line of UTF-8 that ends with a zero. A
+    /// longer text is cut.
     pub text: [c_char; VKRDMA_ERROR_TEXT],
 }
 
-/// Where a call puts its error, if the caller wants it.
+/// The place for a call's error, if the caller wants it.
 pub(crate) type Told<'a> = Option<&'a mut MaybeUninit<Failed>>;
 
-/// Why a call came to nothing.
+/// Why a call failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Nothing is wrong, and nothing there.
+    /// Nothing is wrong, but there is no result yet.
     Again,
-    /// What this crate finds wrong.
+    /// An error that this crate found.
     Here(Code, Cow<'static, str>),
-    /// What a connection or an endpoint says.
+    /// An error of a connection or an endpoint.
     Conn(Error),
 }
 
@@ -211,13 +216,13 @@ impl Code {
     }
 }
 
-/// Runs what a call does. Nothing unwinds out of it.
+/// Runs the body of a call. Nothing unwinds out of it.
 #[inline(always)]
 pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -> Code {
     if fork::is_child() {
         return tell(told, fork::failure());
     }
-    // Of what a panic leaves half done nothing is used again: an endpoint's lock is closed by it.
+    // A panic poisons the endpoint's lock, so no half-changed state is used again.
     match catch_unwind(AssertUnwindSafe(does)) {
         Ok(Ok(())) => Code::VKRDMA_OK,
         Ok(Err(Failure::Again)) => Code::VKRDMA_AGAIN,
@@ -230,7 +235,7 @@ pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -
 #[inline(never)]
 fn tell(told: Told<'_>, failure: Failure) -> Code {
     let failure = &failure;
-    // To put an error into words is code as any other.
+    // Formatting an error may panic as well.
     let code = catch_unwind(AssertUnwindSafe(|| failure.code())).unwrap_or(Code::VKRDMA_PANIC);
     if let Some(told) = told {
         let text = catch_unwind(AssertUnwindSafe(|| match failure {
@@ -243,7 +248,7 @@ fn tell(told: Told<'_>, failure: Failure) -> Code {
     code
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 #[cold]
 fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     let said = match panic.downcast::<String>() {
@@ -251,7 +256,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
         Err(other) => match other.downcast::<&'static str>() {
             Ok(text) => (*text).into(),
             Err(other) => {
-                // What it is may panic when it is dropped.
+                // Dropping an unknown value may panic.
                 forget(other);
                 "a value that is no text".into()
             }
@@ -261,7 +266,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     Failure::Here(Code::VKRDMA_PANIC, text.into())
 }
 
-/// Returns a text as C has it, without control characters, cut where it is too long.
+/// Converts a text for C: without control characters, cut if it is too long.
 pub(crate) fn line<const LEN: usize>(text: &str) -> [c_char; LEN] {
     let mut line = [0; LEN];
     let mut end = text.len().min(LEN - 1);

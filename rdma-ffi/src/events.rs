@@ -7,38 +7,41 @@ use std::ptr;
 use crate::endpoint::{Endpoint, either, number_of, on, place};
 use crate::error::{Code, Failed, Failure};
 
-/// The kinds of events. Later versions may have more: pass over those that you do not know.
+/// The kinds of events. Later versions may have more: ignore those that you do not know.
 #[repr(u32)]
 #[allow(non_camel_case_types, reason = "the header's names")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A connection is there: one that was asked for, or a new one of `listener`.
+    /// A connection is established: one that the program asked for, or a new one of `listener`.
     VKRDMA_EVENT_OPENED = 1,
     /// Bytes have arrived. Read until VKRDMA_AGAIN.
     VKRDMA_EVENT_READABLE = 2,
-    /// There is room again, after a write that found too little; or memory can be lent again; or all is flushed.
+    /// After a write that found too little room: there is room again. Also: memory can be lent
+    /// again, or all bytes are flushed.
     VKRDMA_EVENT_WRITABLE = 3,
-    /// Some of what was lent has come back.
+    /// Some lent memory was returned.
     VKRDMA_EVENT_RETURNED = 4,
-    /// The connection has ended, or one that was asked for was not made. What has arrived can still be read. `vkrdma_check` says why;
-    /// then `vkrdma_abort` forgets it.
+    /// The connection has ended, or could not be established. Bytes that have arrived can still be
+    /// read. `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
     VKRDMA_EVENT_ENDED = 5,
-    /// A listener cannot accept, for a reason that is not a peer's. `vkrdma_accept_error` says which.
+    /// A listener cannot accept, for a reason on this side. `vkrdma_accept_error` returns it.
     VKRDMA_EVENT_ACCEPT_FAILED = 6,
 }
 
-/// An event. Each is told once for all that has happened since it was told last. Any of them may turn out to be for nothing.
+/// An event. One event covers everything that has happened since the last event of its kind. Any
+/// event may be spurious.
 #[repr(C)]
 pub struct Event {
-    /// What it is.
+    /// Its kind.
     pub kind: EventKind,
     /// 0.
     pub reserved: u32,
-    /// The connection; 0 where it is about a listener alone.
+    /// The connection; 0 if the event concerns only a listener.
     pub connection: u64,
-    /// The listener that accepted it, or cannot; 0 in other events, and where the listener was closed.
+    /// The listener that accepted the connection, or cannot accept. 0 in other events, and if the
+    /// listener was closed.
     pub listener: u64,
-    /// What `vkrdma_set_data` has given for the connection; NULL if nothing.
+    /// The value of `vkrdma_set_data` for the connection, or NULL.
     pub data: *mut c_void,
 }
 
@@ -64,7 +67,7 @@ pub extern "C" fn vkrdma_next_event(
                 rdma_conn::Event::AcceptFailed(listener) => {
                     (EventKind::VKRDMA_EVENT_ACCEPT_FAILED, None, Some(listener))
                 }
-                // One that this version has no name for.
+                // This version has no name for it.
                 _ => continue,
             };
             event.write(Event {

@@ -1,5 +1,6 @@
-//! A child that the process has forked has copies of all that is here, and none of it is its own: the device knows the parent's
-//! memory, and a call on a copied descriptor speaks for the parent. So nothing is done in a child.
+//! A forked child has copies of all handles, and may use none of them: the device knows only the
+//! parent's memory, and a call on a copied descriptor acts for the parent. So calls have no effect
+//! in a child.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,12 +9,13 @@ use crate::error::{Code, Failure};
 
 static CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Has a fork noticed from now on. Called before the first handle exists.
+/// Begins to watch for forks. Called before the first handle exists.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: pthread_atfork(3): the child's handler may be null or a function, which stays where it is for as long as the library
-        // is loaded; glibc forgets it when it is unloaded. It does what a signal handler may: one store.
+        // SAFETY: pthread_atfork(3): the child's handler may be null or a function, which exists
+        // while the library is loaded; glibc removes it when the library is unloaded. It does only
+        // what a signal handler may do: one store.
         let noticed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         assert_eq!(noticed, 0, "pthread_atfork finds no memory");
     });
@@ -23,7 +25,7 @@ unsafe extern "C" fn in_child() {
     CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether this process is a child of the one that opened devices.
+/// Returns whether this process is a forked child of the one that opened devices.
 #[inline]
 pub(crate) fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)

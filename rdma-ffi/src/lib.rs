@@ -4,7 +4,7 @@
     reason = "these functions are for C: the header's rules are the contract of all of them, and their documentation is the header's"
 )]
 
-// In the order of the header.
+// The modules are in the order of the header.
 mod error;
 
 mod device;
@@ -46,8 +46,8 @@ pub use making::*;
 pub use memory::*;
 pub use options::{Limits, Options, vkrdma_client_options, vkrdma_server_options};
 
-/// Returns the version of the library, as `1.2.3`. Versions that begin with the same number, or with 0 and the same second number, are
-/// compatible.
+/// Returns the version of the library, for example `1.2.3`. Versions with the same first number are
+/// compatible; while it is 0, versions with the same second number are.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,4 +1,4 @@
-//! Listeners, and the making of connections.
+//! Listeners, and establishing connections.
 
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
@@ -12,10 +12,11 @@ use crate::endpoint::{Endpoint, Kind, connection, either, number_of, on, place};
 use crate::error::{Code, Failed, Failure};
 use crate::options::{Options, defaults, options};
 
-/// Listens on a numeric address and a port; port 0 takes a free one. Connections that it accepts have these options; NULL for those of
-/// `vkrdma_server_options`. An endpoint may have any number of listeners. Each new connection is told by VKRDMA_EVENT_OPENED.
+/// Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these
+/// options; NULL stands for those of `vkrdma_server_options`. An endpoint may have any number of
+/// listeners. VKRDMA_EVENT_OPENED reports each new connection.
 ///
-/// VKRDMA_ADDRESS: no RDMA device has that address, or it is taken.
+/// VKRDMA_ADDRESS: no RDMA device has the address, or it is in use.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_listen(
     endpoint: Option<&Endpoint>,
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn vkrdma_listen(
     })
 }
 
-/// Tells the address of a listener, with its port.
+/// Returns the address and port of a listener.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_listener_address(
     endpoint: Option<&Endpoint>,
@@ -55,7 +56,8 @@ pub extern "C" fn vkrdma_listener_address(
     })
 }
 
-/// Sets the options of the connections that a listener accepts from now on; NULL for those of `vkrdma_server_options`.
+/// Sets the options of connections that a listener accepts later; NULL stands for those of
+/// `vkrdma_server_options`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_listener_set_options(
     endpoint: Option<&Endpoint>,
@@ -71,7 +73,7 @@ pub unsafe extern "C" fn vkrdma_listener_set_options(
     })
 }
 
-/// Listens no more: its address can be listened on anew. Connections that were accepted go on.
+/// Closes a listener; its address becomes free. Accepted connections stay open.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_listener_close(
     endpoint: Option<&Endpoint>,
@@ -87,8 +89,9 @@ pub extern "C" fn vkrdma_listener_close(
     })
 }
 
-/// Returns the error that kept a listener from accepting, after VKRDMA_EVENT_ACCEPT_FAILED, and VKRDMA_OK if there is none. A listener
-/// whose device is gone returns it every time: close it.
+/// Returns the error that kept a listener from accepting, after VKRDMA_EVENT_ACCEPT_FAILED.
+/// VKRDMA_OK: there is none. If the listener's device was removed, every call returns that error:
+/// close the listener.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_accept_error(
     endpoint: Option<&Endpoint>,
@@ -104,11 +107,12 @@ pub extern "C" fn vkrdma_accept_error(
     })
 }
 
-/// Begins to connect to a numeric address and a port, from the address `source` unless that is NULL. It may take `timeout` microseconds.
-/// VKRDMA_EVENT_OPENED follows, or VKRDMA_EVENT_ENDED if it fails, and `vkrdma_check` says why. `how` may be NULL, for what
-/// `vkrdma_client_options` fills in.
+/// Begins to connect to a numeric address and a port, from the address `source` unless that is
+/// NULL, within `timeout` microseconds. VKRDMA_EVENT_OPENED follows. If connecting fails,
+/// VKRDMA_EVENT_ENDED follows, and `vkrdma_check` returns the reason. If `how` is NULL, the options
+/// of `vkrdma_client_options` apply.
 ///
-/// The connection has an id at once, which is never 0. The id of a connection that is gone names no other.
+/// The id is valid immediately and never 0. Ids are not reused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_connect(
     endpoint: Option<&Endpoint>,
@@ -133,11 +137,13 @@ pub unsafe extern "C" fn vkrdma_connect(
     })
 }
 
-/// Begins to connect as `vkrdma_connect` does, in the protection domain of the connection `sibling` of the endpoint `other`, which may be
-/// the same: memory that is registered for one serves both.
+/// Begins to connect like `vkrdma_connect`, in the protection domain of the connection `sibling` of
+/// the endpoint `other`, which may be the same endpoint. Memory that is registered for one
+/// connection can be used with both.
 ///
-/// A peer of either connection that knows or guesses keys can write to the windows of both. So do this only for connections to one server
-/// that is trusted as one. VKRDMA_EVENT_ENDED with VKRDMA_FOREIGN_DOMAIN follows if the way to the peer leads through another device.
+/// A peer of either connection that knows or guesses keys can write to the windows of both. So use
+/// it only for connections to the same server. If the route to the peer uses another device,
+/// VKRDMA_EVENT_ENDED with VKRDMA_FOREIGN_DOMAIN follows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_connect_in_domain(
     endpoint: Option<&Endpoint>,
@@ -151,7 +157,8 @@ pub unsafe extern "C" fn vkrdma_connect_in_domain(
     connection: Option<&mut MaybeUninit<u64>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    // One lock after the other: two threads that do this with the same endpoints never wait for each other.
+    // The locks are taken one after the other, so that two threads with the same endpoints cannot
+    // deadlock.
     let (mut verbs, mut softsim) = (None, None);
     let mut failure = MaybeUninit::uninit();
     let found = on(other, Some(&mut failure), |state| {

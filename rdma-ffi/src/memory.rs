@@ -1,4 +1,4 @@
-//! Registered memory: lent to send from, and received into, without a copy.
+//! Registered memory, to send from and to receive into without a copy.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -15,8 +15,8 @@ use crate::device::release;
 use crate::endpoint::{Endpoint, Kind, Part, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
-/// Registered memory of one connection, or of those that share its protection domain. Made by `vkrdma_register` or
-/// `vkrdma_register_memory`.
+/// Registered memory of one connection, and of all that share its protection domain. Created by
+/// `vkrdma_register` or `vkrdma_register_memory`.
 pub struct Buffer(Registered);
 
 enum Registered {
@@ -24,53 +24,56 @@ enum Registered {
     SoftSim(Arc<RegisteredBuffer<SoftSim>>),
 }
 
-/// What a buffer is for.
+/// What a buffer may be used for.
 #[repr(u32)]
 #[allow(non_camel_case_types, reason = "the header's names")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// To send from.
     VKRDMA_LEND = 0,
-    /// To send from, and to receive into: the peer can write to all of it, by its key, from the first `vkrdma_receive` on until it
-    /// is deregistered.
+    /// To send from, and to receive into. From the first `vkrdma_receive` until it is deregistered,
+    /// the peer can write to all of it.
     VKRDMA_LEND_AND_RECEIVE = 1,
 }
 
-/// How the bytes came that were received into a buffer.
+/// How received bytes came into a buffer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Received {
-    /// Bytes that the peer wrote where they belong.
+    /// Bytes that the peer wrote to their destination directly.
     pub landed: u64,
-    /// Bytes that were copied from an ordinary window.
+    /// Bytes copied from an ordinary window.
     pub copied: u64,
 }
 
-/// Called with what was given to `vkrdma_register_memory` when the library uses the memory no more. It is called once, in any thread, out
-/// of any call of this library, at the latest that which frees the last of the buffer, the connections that use it and their endpoints;
-/// never if the device refuses to deregister the memory. It may not call this library, nor leave by longjmp or an exception.
+/// Called with the `context` of `vkrdma_register_memory` when the library no longer uses the
+/// memory. Any call of this library, in any thread, may call it, once. At the latest, that is the
+/// call which frees the last of the buffer, the connections that use it and their endpoints. It is
+/// never called if the device refuses to deregister the memory. It must not call this library, and
+/// must not leave by longjmp or an exception.
 pub type Release = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// Memory of the program, until it is dropped.
+/// Memory of the program.
 struct Memory {
     base: NonNull<AtomicU8>,
     len: usize,
     release: Release,
     context: *mut c_void,
-    /// Whether it was registered: otherwise it is the program's still.
+    /// Whether it was registered. If not, the program still owns it.
     registered: Arc<AtomicBool>,
 }
 
-// SAFETY: the bytes are reached through atomics only; the release may be called in any thread, as the header says, and its context is only
-// handed to it.
+// SAFETY: the bytes are accessed through atomics only. The header says that the release may be
+// called in any thread; the context is only passed to it.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl CallerMemory for Memory {
     fn shared(&self) -> SharedMemory<'_> {
-        // SAFETY: by the contract of `vkrdma_register_memory` as many bytes are there until the release is called, which dropping does.
-        // They are initialised as far as C is concerned, and other threads and devices may change what atomics refer to.
+        // SAFETY: by the contract of `vkrdma_register_memory` the bytes exist until the release is
+        // called, which happens when this is dropped. Memory that C passes counts as initialised,
+        // and other threads and devices may change atomics.
         SharedMemory::new(unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) })
     }
 }
@@ -78,7 +81,8 @@ impl CallerMemory for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(release) = self.release.filter(|_| self.registered.load(Ordering::Relaxed)) {
-            // SAFETY: a function of the program's for just this, called once. A foreign exception is against its contract.
+            // SAFETY: the program provided this function for this call, which happens once. Its
+            // contract excludes foreign exceptions.
             unsafe { release(self.context) };
         }
     }
@@ -96,8 +100,9 @@ fn keep(buffer: Registered) -> *mut Buffer {
     Box::into_raw(Box::new(Buffer(buffer)))
 }
 
-/// Registers `len` bytes for a connection, which the library allocates, all zero; `access` is one of vkrdma_access. It takes much longer
-/// than to copy a few kilobytes, while other calls on the endpoint wait: so keep the buffer and use it again.
+/// Allocates `len` zero bytes and registers them for a connection; `access` is one of
+/// vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
+/// the endpoint wait meanwhile. So keep the buffer and use it again.
 ///
 /// VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
 #[unsafe(no_mangle)]
@@ -128,10 +133,11 @@ pub extern "C" fn vkrdma_register(
     })
 }
 
-/// Registers `len` bytes of the program for a connection, as `vkrdma_register` does. They stay where they are, readable and writable, until
-/// `release`, unless it is NULL, is called with `context`. If the call fails, it is not called: the memory is the program's as before.
+/// Registers `len` bytes of the program for a connection, like `vkrdma_register`. The program must
+/// keep them readable and writable until the library calls `release` with `context`. `release` may
+/// be NULL. If the call fails, it is not called, and the program owns the memory as before.
 ///
-/// Do not register memory twice at a time, nor memory that overlaps.
+/// Do not register memory that overlaps memory which is registered already.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_register_memory(
     endpoint: Option<&Endpoint>,
@@ -168,10 +174,12 @@ pub unsafe extern "C" fn vkrdma_register_memory(
     })
 }
 
-/// Returns the first byte of a buffer; NULL for NULL. It is there until the buffer is freed, also for as long as a connection uses it.
+/// Returns the address of a buffer; NULL for NULL. It is valid until the buffer is freed and no
+/// connection uses it.
 ///
-/// What is lent may be read, and what is written to it meanwhile may reach the peer or not. What is received into can change at any time,
-/// see vkrdma_access: copy what you decide on, and decide on the copy.
+/// Lent memory may be read; if the program writes to it, the peer may or may not see the change.
+/// Memory that is received into can change at any time, see vkrdma_access: copy what you base a
+/// decision on, and decide on the copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_buffer_base(buffer: Option<&Buffer>) -> *mut c_void {
     let address = buffer.map_or(0, |buffer| buffer.memory().address());
@@ -184,7 +192,8 @@ pub extern "C" fn vkrdma_buffer_len(buffer: Option<&Buffer>) -> usize {
     buffer.map_or(0, |buffer| buffer.memory().len())
 }
 
-/// Frees a buffer. Its memory is deregistered, and given back, when no connection uses it any more: then, or later. NULL is nothing.
+/// Frees a buffer. Its memory is deregistered and released when no connection uses it, which may be
+/// later. NULL is ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_buffer_free(buffer: Option<Box<Buffer>>) {
     release(buffer);
@@ -204,7 +213,7 @@ fn range(offset: usize, len: usize) -> Result<std::ops::Range<usize>, Failure> {
     Ok(offset..end)
 }
 
-/// Runs the same for the endpoint and the buffer of one backend.
+/// Runs an expression on an endpoint and a buffer of the same backend.
 macro_rules! with_buffer {
     ($state:expr, $buffer:expr, $side:ident, $registered:ident => $does:expr) => {{
         let buffer: Option<&Buffer> = $buffer;
@@ -217,9 +226,10 @@ macro_rules! with_buffer {
     }};
 }
 
-/// Sends up to `len` bytes from `offset` of a buffer, from where they are, and tells how many. They come behind all that was written
-/// before. If that is not all, or VKRDMA_AGAIN because nothing can be lent now, VKRDMA_EVENT_WRITABLE follows; VKRDMA_EVENT_RETURNED when
-/// memory has come back. The same bytes may be lent several times.
+/// Sends up to `len` bytes from `offset` of a buffer without a copy, after all bytes that were
+/// written before, and returns their number. VKRDMA_AGAIN: nothing can be lent now. After that, or
+/// if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows. VKRDMA_EVENT_RETURNED reports that
+/// memory was returned. The same bytes may be lent several times.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_lend(
     endpoint: Option<&Endpoint>,
@@ -239,8 +249,8 @@ pub extern "C" fn vkrdma_lend(
     })
 }
 
-/// Tells whether the peer has all that was lent of a buffer. VKRDMA_AGAIN: some of it is on its way, and VKRDMA_EVENT_RETURNED or
-/// VKRDMA_EVENT_ENDED follows.
+/// Returns VKRDMA_OK if the peer has all lent bytes of a buffer. VKRDMA_AGAIN: some of them are in
+/// flight; VKRDMA_EVENT_RETURNED or VKRDMA_EVENT_ENDED follows.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_returned(
     endpoint: Option<&Endpoint>,
@@ -255,12 +265,14 @@ pub extern "C" fn vkrdma_returned(
     })
 }
 
-/// Receives the next `len` unread bytes of the stream at `offset` of a buffer. VKRDMA_AGAIN: not all of them have arrived; call it again,
-/// with the same arguments, after VKRDMA_EVENT_READABLE. Whole windows are written there by the peer, the rest is copied.
+/// Receives the next `len` unread bytes of the stream at `offset` of a buffer. The peer writes
+/// whole windows there; the rest is copied. VKRDMA_AGAIN: not all bytes have arrived; call it
+/// again, with the same arguments, after VKRDMA_EVENT_READABLE.
 ///
-/// Between the first call and the one that returns VKRDMA_OK read nothing otherwise; `vkrdma_stop_landing` gives it up, and leaves the
-/// bytes that have not arrived to what reads next. A buffer of VKRDMA_LEND takes copies only. VKRDMA_MISUSE: the range is not in the
-/// buffer, or is where bytes of an earlier part still land.
+/// Do not read by other calls between the first call and the one that returns VKRDMA_OK.
+/// `vkrdma_stop_landing` gives up; other calls then read the bytes that have not arrived. Bytes for
+/// a buffer of VKRDMA_LEND are only copied. VKRDMA_MISUSE: the range is outside the buffer, or
+/// bytes of an earlier part still land there.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_receive(
     endpoint: Option<&Endpoint>,
@@ -295,8 +307,9 @@ pub extern "C" fn vkrdma_receive(
     })
 }
 
-/// Gives up what `vkrdma_receive` has begun, and has no further window lie in registered memory. One that was announced there stays until
-/// it is full, and its bytes are read as any others.
+/// Gives up what `vkrdma_receive` has begun, and announces no further window in registered memory.
+/// A window that is announced there already stays until it is full, and its bytes are read like any
+/// others.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_stop_landing(
     endpoint: Option<&Endpoint>,

@@ -9,14 +9,16 @@ use rdma_proto::{Config, Keepalive, Role};
 use crate::error::{Code, Failure, call};
 use crate::sized::{self, Grows};
 
-/// Settings of a connection. Fill it with `vkrdma_client_options` or `vkrdma_server_options`, then change what should be otherwise.
+/// Settings of a connection. Fill it in with `vkrdma_client_options` or `vkrdma_server_options`,
+/// then change fields.
 ///
-/// What takes it also takes NULL, for what these calls would fill in. Later versions append fields; a program that was compiled with
-/// fewer gets the defaults of the rest. Durations are microseconds.
+/// Calls that take it also take NULL, which stands for these defaults. Later versions append
+/// fields; a program that was compiled with fewer fields gets the defaults of the others. Durations
+/// are microseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Bytes of this structure, as the program was compiled with it.
+    /// The size of this structure that the program was compiled with.
     pub size: usize,
     /// Length of a receive window in bytes, 1 to 2^32 - 1: `rdma-rx-size` of Valkey. 1 MiB.
     pub window: u32,
@@ -36,16 +38,18 @@ pub struct Options {
     pub inline_bytes: u32,
     /// Which completion vector signals completions, modulo the device's number of them. 0.
     pub completion_vector: u32,
-    /// How long a peer waits before it repeats what met no posted receive: the code of InfiniBand for `min_rnr_timer`, 0 to 31.
-    /// 12, which is 0.64 ms.
+    /// How long a peer waits before it retries a request that found no posted receive: InfiniBand's
+    /// code for `min_rnr_timer`, 0 to 31. 12, which is 0.64 ms.
     pub rnr_timer: u32,
     /// Whether a client asks for the server's features: 0 or 1. 0.
     pub negotiate: u32,
-    /// Whether the send buffer is registered with the connection rather than by its first write: 0 or 1. 0.
+    /// Whether the send buffer is registered when the connection is established, and not by its
+    /// first write: 0 or 1. 0.
     pub eager_send_buffer: u32,
     /// Send a keepalive this often; 0 for never. Clients 0, servers 3 s.
     pub keepalive_every: u64,
-    /// Send a keepalive when nothing was heard for this long; 0 for never. 10 s for clients, 0 for servers.
+    /// Send a keepalive when the peer has sent nothing for this long; 0 for never. 10 s for
+    /// clients, 0 for servers.
     pub keepalive_probe: u64,
     /// End the connection when the peer has sent nothing for this long; 0 for never. 0.
     pub keepalive_limit: u64,
@@ -55,30 +59,34 @@ pub struct Options {
     pub handshake_timeout: u64,
     /// How long an idle connection keeps memory that only a busy one needs; at least 1000. 5 s.
     pub keep_memory: u64,
-    /// How long the endpoint looks again and again, before it waits to be woken: while it does, its time-out is 0. It goes by the
-    /// longest of its connections. 0.
+    /// How long the endpoint busy-polls before it waits for a wake-up. Meanwhile its time-out is 0.
+    /// The longest time of its connections applies. 0.
     pub spin: u64,
 }
 
-// SAFETY: numbers, and nothing between them: the sum of their sizes is that of the whole.
+// SAFETY: all fields are numbers without padding: the sum of their sizes is the size of the
+// structure.
 unsafe impl Grows for Options {
     const FIRST: usize = 8 + 12 * 4 + 7 * 8;
 }
 
 const _: () = assert!(size_of::<Options>() == Options::FIRST);
 
-/// Limits on what the connections of an endpoint, and of those made from it by `vkrdma_endpoint_new_sharing`, use together.
+/// Limits for all connections of an endpoint and of those created from it by
+/// `vkrdma_endpoint_new_sharing`.
 ///
-/// Set `size` to `sizeof(vkrdma_limits)`, and all other fields. Where NULL is given instead, there may be 10,000 connections and
-/// 2 GiB of registered memory.
+/// Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections
+/// and 2 GiB of registered memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of this structure, as the program was compiled with it.
+    /// The size of this structure that the program was compiled with.
     pub size: usize,
-    /// Connections at the same time, those included that are being made or closed; UINT64_MAX for any number. Others are rejected.
+    /// Simultaneous connections, including those that are being established or closed; UINT64_MAX
+    /// for no limit. Further connections are rejected.
     pub connections: u64,
-    /// Bytes of registered memory; UINT64_MAX for any number. A peer whose connection does not fit is rejected.
+    /// Bytes of registered memory; UINT64_MAX for no limit. A connection that does not fit is
+    /// rejected.
     pub registered_bytes: u64,
 }
 
@@ -104,7 +112,7 @@ fn maybe(micros: u64) -> Option<Duration> {
     (micros > 0).then(|| Duration::from_micros(micros))
 }
 
-/// What does not fit is beyond every bound, as this is.
+/// A value that does not fit is out of bounds, and so is this one.
 fn narrow(value: u32) -> u16 {
     u16::try_from(value).unwrap_or(u16::MAX)
 }
@@ -174,7 +182,7 @@ impl Options {
     }
 }
 
-/// Returns the settings that suit most connections of one side, with the keepalives of that side.
+/// Returns the defaults of one side, with its keepalives.
 pub(crate) fn defaults(role: Role) -> rdma_conn::Options {
     let options = rdma_conn::Options::default();
     options.protocol(options.protocol.keepalive(Some(role.keepalive())))
@@ -184,10 +192,10 @@ fn out_of_bounds(text: &'static str) -> Failure {
     Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into())
 }
 
-/// Returns what `options` say, and `otherwise` where it is null.
+/// Returns the given options, or `otherwise` for null.
 ///
 /// # Safety
-/// It is null, or points to options whose `size` tells how many bytes there are.
+/// `options` is null, or points to options whose `size` is right.
 pub(crate) unsafe fn options(
     options: *const Options,
     otherwise: rdma_conn::Options,
@@ -199,10 +207,10 @@ pub(crate) unsafe fn options(
     unsafe { sized::read(options, Options::of(&otherwise)) }?.to_options(otherwise)
 }
 
-/// Returns what `limits` say, and the default where it is null.
+/// Returns the given limits, or the defaults for null.
 ///
 /// # Safety
-/// As [`options`].
+/// `limits` is null, or points to limits whose `size` is right.
 pub(crate) unsafe fn limits(limits: *const Limits) -> Result<rdma_conn::Limits, Failure> {
     let otherwise = rdma_conn::Limits::default();
     if limits.is_null() {
@@ -219,14 +227,14 @@ pub(crate) unsafe fn limits(limits: *const Limits) -> Result<rdma_conn::Limits, 
     Ok(otherwise.connections(connections).registered_bytes(said.registered_bytes))
 }
 
-/// Fills `options` with the settings that suit most clients. `size` is `sizeof(vkrdma_options)`.
+/// Fills in the defaults of clients. `size` is `sizeof(vkrdma_options)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_client_options(options: *mut Options, size: usize) -> Code {
     // SAFETY: the caller's promise.
     unsafe { fill(options, size, &defaults(Role::Client)) }
 }
 
-/// Fills `options` with the settings that suit most servers. `size` is `sizeof(vkrdma_options)`.
+/// Fills in the defaults of servers. `size` is `sizeof(vkrdma_options)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_server_options(options: *mut Options, size: usize) -> Code {
     // SAFETY: the caller's promise.
@@ -235,7 +243,7 @@ pub unsafe extern "C" fn vkrdma_server_options(options: *mut Options, size: usiz
 
 unsafe fn fill(options: *mut Options, size: usize, with: &rdma_conn::Options) -> Code {
     call(None, || {
-        // What the program does not know is not its to say.
+        // The program knows only as many bytes.
         let with = Options { size, ..Options::of(with) };
         // SAFETY: the caller's promise.
         unsafe { sized::write(options, size, &with) }

@@ -1,28 +1,29 @@
-//! Structures that may grow: each side says how much of one it knows.
+//! Structures that later versions may extend: each side states the size that it knows.
 
 use std::mem::size_of;
 use std::ptr;
 
 use crate::error::{Code, Failure};
 
-/// The most that a structure will ever have.
+/// The largest size that a structure will ever have.
 const MOST: usize = 4096;
 
-/// A structure of C that later versions may append fields to. All its fields are numbers, and there is nothing between them, so that any
-/// bytes are one.
+/// A structure of C to which later versions may append fields. All fields are numbers without
+/// padding, so any bytes are valid.
 ///
 /// # Safety
-/// That is so.
+/// The type is as described above.
 pub(crate) unsafe trait Grows: Copy {
     /// The size that it had in the first version.
     const FIRST: usize;
 }
 
-/// Returns what the caller has put into a structure whose first field is its size; what the caller's version does not have is as in
-/// `otherwise`.
+/// Reads a structure of the caller whose first field is its size. Fields that the caller's version
+/// does not have are taken from `otherwise`.
 ///
 /// # Safety
-/// `from` points to an initialised `usize`, and that many bytes are there if they are [`Grows::FIRST`] to [`MOST`].
+/// `from` points to an initialised `usize`. If its value is [`Grows::FIRST`] to [`MOST`], that many
+/// bytes can be read.
 pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, Failure> {
     // SAFETY: the caller's promise.
     let size = unsafe { from.cast::<usize>().read() };
@@ -30,11 +31,12 @@ pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, F
         return Err(wrong_size(size));
     }
     let mut value = otherwise;
-    // SAFETY: as many bytes are in both, which do not overlap, and any bytes are a `T`.
+    // SAFETY: both have that many bytes and do not overlap, and any bytes are a valid `T`.
     unsafe {
         ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut value).cast::<u8>(), size.min(size_of::<T>()));
     }
-    // A caller of a later version may want what this one does not have: zero is what wants nothing.
+    // A caller of a later version may ask for what this version does not have; zero asks for
+    // nothing.
     for at in size_of::<T>()..size {
         // SAFETY: within the caller's structure.
         if unsafe { from.cast::<u8>().add(at).read() } != 0 {
@@ -45,10 +47,11 @@ pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, F
     Ok(value)
 }
 
-/// Puts as much of `value` as the caller knows to `to`, and zeros behind it if the caller knows more.
+/// Writes as much of `value` as the caller knows to `to`, and zeros after it if the caller knows
+/// more.
 ///
 /// # Safety
-/// `to` points to `size` bytes that can be written, unless that is out of bounds.
+/// If `size` is within bounds, `to` is null or points to that many writable bytes.
 pub(crate) unsafe fn write<T: Grows>(to: *mut T, size: usize, value: &T) -> Result<(), Failure> {
     if to.is_null() {
         return Err(Failure::argument("the structure to fill is null"));
@@ -57,7 +60,8 @@ pub(crate) unsafe fn write<T: Grows>(to: *mut T, size: usize, value: &T) -> Resu
         return Err(wrong_size(size));
     }
     let known = size.min(size_of::<T>());
-    // SAFETY: as many bytes are in both, which do not overlap; the rest is the caller's, too.
+    // SAFETY: both have that many bytes and do not overlap; the caller's structure has `size`
+    // bytes.
     unsafe {
         ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), known);
         ptr::write_bytes(to.cast::<u8>().add(known), 0, size - known);

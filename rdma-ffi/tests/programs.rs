@@ -1,5 +1,6 @@
-//! Programs in C, compiled with the header and linked with the static library. They are both sides of their connections, on the simulated
-//! device; `rdma-ffi/test` runs them on real libraries, too, and looks for what they do with memory.
+//! Programs in C, compiled with the header and linked with the static library. They are both sides
+//! of their connections, on the simulated device. `rdma-ffi/test` runs them on real libraries as
+//! well, and checks their use of memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,10 +1,12 @@
 /* The keeper: one thread for all connections of the process.
  *
- * A program whose contexts are idle makes no calls, and still has keepalives to answer for: a receive that a peer's message has taken is
- * posted again by vkrdma_progress alone. So the keeper makes that call for every connection that no other call was made for.
+ * A program with idle contexts makes no calls, but its peers send keepalives: each uses up a
+ * receive, and only vkrdma_progress posts it again. So the keeper makes that call for every
+ * connection without other calls.
  *
- * It also ends connections after their contexts are gone, and stands between the endpoint and what an asynchronous context polls: libvalkey's
- * async.c wants a socket there, on which connect(2) tells whether it is connected, and which can be polled for room. */
+ * It also closes connections after their contexts are freed. For an asynchronous context it
+ * connects the endpoint with the socket that the context polls: libvalkey's async.c needs a
+ * socket, because it calls connect(2) to find out whether it is connected, and polls for room. */
 #define _GNU_SOURCE
 #include "link.h"
 
@@ -20,11 +22,12 @@
 #include <unistd.h>
 
 enum {
-    /* How often idle connections are looked at: a few times per interval of keepalives, which is 3 s. */
+    /* How often idle connections are served: a few times per keepalive interval, which is 3 s. */
     TICK = 500,
-    /* How often those that are being made or ended, beside what their descriptors tell. */
+    /* How often connections that are being established or closed are served, in addition to
+     * events of their descriptors. */
     OFTEN = 10,
-    /* How long what was written last may take to be delivered. */
+    /* How long the delivery of the last bytes may take. */
     LINGER = 1000,
     EVENTS = 64,
 };
@@ -34,12 +37,12 @@ struct list {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* Connections whose contexts are gone. */
+/* Connections whose contexts are freed. */
 static atomic_int closing;
-/* Idle until something comes, and those that the keeper drives. */
+/* Connections that only need their events, and those that the keeper drives. */
 static struct list open_links, driven;
 static int epoll = -1, changed = -1;
-/* The process that has the thread: in a child that was forked there is none. 0 for not yet. */
+/* The process that has the thread; a forked child has none. 0 before it is started. */
 static pid_t owner;
 
 int64_t link_now(void) {
@@ -88,19 +91,20 @@ static void watch(struct link *link, uint32_t events) {
 
 static void wake_keeper(void) {
     uint64_t one = 1;
-    /* Fails only if it is due already. */
+    /* It fails only if the keeper is due anyway. */
     (void)!write(changed, &one, sizeof one);
 }
 
-/* Has the context's event loop come. It has one datagram to take at most. */
+/* Wakes the context's event loop, which has at most one datagram to take. */
 static void signal_context(struct link *link) {
-    /* The first may tell that the context's connect(2) has made it forget this end, which is no error of the second. */
+    /* The first send may report that the context's connect(2) has dissolved the pair; the second
+     * then succeeds. */
     if (send(link->signal, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN) {
         (void)!send(link->signal, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
 }
 
-/* Goes on with a connection that is being made for an asynchronous context. */
+/* Continues establishing the connection of an asynchronous context. */
 static void make(struct link *link) {
     char filling[64];
     bool failed = vkrdma_progress(link->endpoint, NULL) != VKRDMA_OK || link_now() >= link->until;
@@ -109,17 +113,17 @@ static void make(struct link *link) {
     if (!ready && !link->ended && !failed) return;
     if (!ready) {
         link->ended = true;
-        /* An abstract address that no socket has: connection refused. */
+        /* No socket has this abstract address, so connect(2) is refused. */
         link->answer->sun_family = AF_UNIX;
         memcpy(link->answer->sun_path, "\0libvalkey_rdma: not connected", 31);
     }
     leave(&driven, link);
     link->state = LINK_OPEN;
     enter(&open_links, link);
-    /* What has come already is seen by the first call of the context, which asks for signals. */
+    /* The first call of the context sees what has arrived, and asks for signals. */
     vkrdma_wake(link->endpoint, NULL);
     watch(link, 0);
-    /* There is room. */
+    /* Now there is room in the socket. */
     (void)!recv(link->signal, filling, sizeof filling, MSG_DONTWAIT);
 }
 
@@ -131,7 +135,7 @@ static void keep(struct link *link) {
         vkrdma_status_of(link->endpoint, link->connection, &status, sizeof status, NULL) != VKRDMA_OK) {
         return;
     }
-    /* What the context would have seen at the descriptor, it must still see there. */
+    /* The context must still see at the descriptor what it would have seen. */
     if (status.readable || (status.writable && atomic_load(&link->wants_room))) vkrdma_wake(link->endpoint, NULL);
 }
 
@@ -141,7 +145,7 @@ static bool is_gone(struct link *link) {
            vkrdma_usage_of(link->endpoint, &usage, sizeof usage, NULL) != VKRDMA_OK || usage.connections == 0 || link_now() >= link->until;
 }
 
-/* Drives what it has to, and returns those that are gone, which nothing names any more. */
+/* Drives connections, and returns those that have ended. Nothing refers to them any more. */
 static struct link *drive(void) {
     struct link *next, *gone = NULL;
     for (struct link *link = driven.first; link; link = next) {
@@ -175,7 +179,7 @@ static void *run(void *none) {
     for (;;) {
         struct epoll_event events[EVENTS];
         pthread_mutex_lock(&lock);
-        /* Freed here alone, where no event that was taken names them. */
+        /* They are freed only here, where no taken event refers to them. */
         struct link *gone = drive();
         int64_t now = link_now();
         if (now >= tick) {
@@ -200,7 +204,7 @@ static void *run(void *none) {
     return NULL;
 }
 
-/* Without the thread, connections are driven by the calls that are made for them. */
+/* Without the thread, only calls of the program drive connections. */
 static void start(void) {
     struct epoll_event event = {.events = EPOLLIN};
     pthread_attr_t attributes;
@@ -209,7 +213,7 @@ static void start(void) {
     epoll = epoll_create1(EPOLL_CLOEXEC);
     changed = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (epoll < 0 || changed < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, changed, &event)) return;
-    /* Signals are the program's. */
+    /* The program handles signals, not this thread. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_attr_init(&attributes);
@@ -235,7 +239,8 @@ bool keeper_take(struct link *link, enum link_state state) {
 void keeper_signal(struct link *link) { watch(link, EPOLLIN | EPOLLONESHOT); }
 
 void keeper_end(struct link *link) {
-    /* In a child that was forked the lock may be held by the parent's thread, and nothing of the endpoint can be freed. */
+    /* In a forked child the parent's thread may hold the lock, and nothing of the endpoint can
+     * be freed. */
     if (vkrdma_descriptor(link->endpoint) < 0) {
         free(link);
         return;
@@ -257,7 +262,8 @@ void keeper_end(struct link *link) {
     wake_keeper();
 }
 
-/* What was written last is delivered before the process ends, as it would be by TCP. It takes no lock: handlers of signals call exit. */
+/* Delivers the last bytes before the process ends, as TCP does. It takes no lock, because signal
+ * handlers call exit. */
 __attribute__((destructor)) static void deliver(void) {
     struct timespec millisecond = {.tv_nsec = 1000000};
     if (owner != getpid()) return;

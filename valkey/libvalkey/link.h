@@ -10,33 +10,36 @@
 
 #include <vkrdma.h>
 
-/* What a context has as its `privctx`. The context's thread makes it, and gives it to the keeper in the end, which frees it. */
+/* The `privctx` of a context. The context's thread creates it; at the end the keeper takes it
+ * over and frees it. */
 struct link {
     vkrdma_endpoint *endpoint;
     uint64_t connection;
-    /* Bytes that the reader has been shown and not given back. */
+    /* Bytes that the reader was shown and has not consumed. */
     size_t shown;
-    /* The connection has been there. */
+    /* The connection was established. */
     bool opened;
-    /* It has ended: what has arrived can still be read. */
+    /* It has ended. Bytes that have arrived can still be read. */
     bool ended;
-    /* A call of the context's thread is at it, which does what is to be done. */
+    /* A call of the context's thread is running, which serves the connection. */
     atomic_bool busy;
-    /* Such a call has been, since the keeper looked last. */
+    /* There was such a call since the keeper's last look. */
     atomic_bool used;
     /* A write of an asynchronous context waits for room. */
     atomic_bool wants_room;
 
-    /* Of an asynchronous context: the other end of what it polls, -1 for other contexts. Readable there is readable at the endpoint; while the
-     * connection is being made, there is no room. */
+    /* For an asynchronous context: the other end of the socket that it polls; -1 for other
+     * contexts. The socket is readable when the endpoint is. While the connection is being
+     * established, it has no room. */
     int signal;
-    /* What its first connect(2) is to answer: success, unless this is the address of a socket. */
+    /* Decides what its first connect(2) returns: success, unless this is the address of a
+     * socket. */
     struct sockaddr_un *answer;
 
-    /* The keeper's. */
+    /* Used by the keeper only. */
     enum link_state { LINK_OPEN, LINK_MAKING, LINK_CLOSING, LINK_GONE } state;
     bool watched;
-    /* When making it, or ending it, is given up. */
+    /* When establishing or closing it is given up. */
     int64_t until;
     struct link *next, *previous;
 };
@@ -44,19 +47,22 @@ struct link {
 /* Milliseconds of the monotonic clock. */
 int64_t link_now(void);
 
-/* Takes the events that are told. Returns whether there was one of bytes. */
+/* Takes all events. Returns whether bytes have arrived. */
 bool link_events(struct link *link);
 
-/* Returns whether the server has registered a window: each does, as soon as the connection is there. */
+/* Returns whether the server has registered a window. Every server does when the connection is
+ * established. */
 bool link_is_ready(const struct link *link);
 
-/* Has the keeper look after a connection, in this state. Returns false if there can be no keeper. */
+/* Has the keeper serve a connection in this state. Returns false if there is no keeper. */
 bool keeper_take(struct link *link, enum link_state state);
 
-/* Has the keeper signal an asynchronous context once when there is something at its endpoint, or if there is already. */
+/* Has the keeper signal an asynchronous context once, as soon as its endpoint has something to
+ * do. */
 void keeper_signal(struct link *link);
 
-/* Has the keeper end a connection gracefully and free the link. No other call may be made with it. */
+/* Has the keeper close a connection gracefully and free the link. Do not use the link after this
+ * call. */
 void keeper_end(struct link *link);
 
 #endif

@@ -1,4 +1,5 @@
-/* libvalkey's connections by RDMA, in the place of its own src/rdma.c: the functions of its table, on the C interface of an endpoint. */
+/* libvalkey's RDMA connections, in place of its own src/rdma.c: the functions of its table, on
+ * the C interface of an endpoint. */
 #define _GNU_SOURCE
 #include "rdma.h"
 
@@ -21,10 +22,11 @@
 
 #include "link.h"
 
-/* The longest sleep of a call that waits, in milliseconds: for what is due without that anything comes, and what the keeper has taken. */
+/* The longest sleep of a waiting call, in milliseconds. It bounds the delay of timers, and of
+ * events that the keeper has taken. */
 enum { LOOK = 100 };
 
-/* How long connecting may take where the program does not say. A server that is there, and has room, takes much less. */
+/* The time-out of connecting if the program sets none. A reachable server takes much less. */
 enum { CONNECT = 8000 };
 
 /* ---- errors */
@@ -36,7 +38,7 @@ static int fail(valkeyContext *c, int type, const char *text) {
     return VALKEY_ERR;
 }
 
-/* An error of a connection that was made. */
+/* Reports an error of an established connection. */
 static int broken(valkeyContext *c, const vkrdma_error *error) {
     if (error->code == VKRDMA_DISCONNECTED) {
         valkeySetError(c, VALKEY_ERR_EOF, "Server closed the connection");
@@ -45,14 +47,14 @@ static int broken(valkeyContext *c, const vkrdma_error *error) {
     return fail(c, VALKEY_ERR_IO, error->text);
 }
 
-/* As read(2) has it with a time-out. */
+/* Reports a time-out like read(2). */
 static int timed_out(valkeyContext *c) {
     valkeySetError(c, VALKEY_ERR_IO, "Resource temporarily unavailable");
     errno = EAGAIN;
     return VALKEY_ERR;
 }
 
-/* Says why a connection has ended. */
+/* Reports why a connection has ended. */
 static int over(valkeyContext *c, struct link *link) {
     vkrdma_error error;
     if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return broken(c, &error);
@@ -69,7 +71,8 @@ static int progress(valkeyContext *c, struct link *link) {
     return vkrdma_progress(link->endpoint, &error) == VKRDMA_OK ? VALKEY_OK : broken(c, &error);
 }
 
-/* Finds out until when a call may wait; INT64_MAX for ever, as with a time-out of 0 for sockets. */
+/* Returns until when a call may wait; INT64_MAX for no limit, which a time-out of 0 means for
+ * sockets. */
 static int command_deadline(valkeyContext *c, int64_t *deadline) {
     long timeout = 0;
     if (valkeyCommandTimeoutMsec(c, &timeout) != VALKEY_OK) return VALKEY_ERR;
@@ -80,7 +83,7 @@ static int command_deadline(valkeyContext *c, int64_t *deadline) {
 /* Sleeps until something has come, and takes it. */
 static int await(valkeyContext *c, struct link *link, int64_t deadline) {
     int64_t left = deadline == INT64_MAX ? LOOK : deadline - link_now();
-    /* A handler of signals may close it, to end the wait. */
+    /* A signal handler may close it to end the wait. */
     struct pollfd polled = {.fd = c->fd, .events = POLLIN};
     if (left <= 0) return timed_out(c);
     if (polled.fd < 0) return fail(c, VALKEY_ERR_IO, "the descriptor was closed");
@@ -95,7 +98,8 @@ static bool is_async(const struct link *link) { return link->signal >= 0; }
 
 /* ---- reading and writing */
 
-/* Takes what has come, and tells what has arrived; a blocking context waits for some. Returns 1, 0 for nothing now, or an error. */
+/* Returns the bytes that have arrived; a blocking context waits for some. Returns 1, or 0 for
+ * nothing now, or an error. */
 static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
     int64_t deadline = 0;
     vkrdma_error error;
@@ -126,7 +130,7 @@ static ssize_t read_zc(valkeyContext *c, char **into) {
     int some = arrived_alone(c, link, &pieces);
     link->shown = 0;
     if (some <= 0) return some;
-    /* What is left must be seen by who polls the descriptor. */
+    /* A program that polls the descriptor must see that more is left. */
     if (pieces.count > 1) vkrdma_wake(link->endpoint, NULL);
     *into = (char *)pieces.pieces[0].base;
     link->shown = pieces.pieces[0].len;
@@ -157,7 +161,7 @@ static ssize_t read_copy(valkeyContext *c, char *into, size_t len) {
 static int room(valkeyContext *c, struct link *link, int64_t *deadline, bool *readable) {
     if (*deadline == 0) {
         if (command_deadline(c, deadline) != VALKEY_OK) return VALKEY_ERR;
-        /* It may be there, and not be taken. */
+        /* Room may have come already. */
         if (progress(c, link) != VALKEY_OK) return VALKEY_ERR;
     } else if (await(c, link, *deadline) != VALKEY_OK) {
         return VALKEY_ERR;
@@ -171,8 +175,9 @@ static bool has_ended(const struct link *link) {
     return vkrdma_status_of(link->endpoint, link->connection, &status, sizeof status, NULL) == VKRDMA_OK && status.ended;
 }
 
-/* Takes all of the output, also when the connection has ended: what reads says so, behind what has arrived before. (And valkey-benchmark tries a
- * write that fails again and again.) Only that of an asynchronous context is told when there is room again: any other waits for it, and so does
+/* Takes all of the output, also when the connection has ended: reads report that, after all
+ * bytes that arrived before. (And valkey-benchmark retries a failed write without end.) Only an
+ * asynchronous context is told when there is room again. Other contexts wait for it, as in
  * libvalkey's own library. */
 static ssize_t write_output(valkeyContext *c) {
     struct link *link = c->privctx;
@@ -196,7 +201,7 @@ static ssize_t write_output(valkeyContext *c) {
         }
         if (link->ended) done = len;
     }
-    /* What was taken meanwhile must be seen by who polls the descriptor. */
+    /* A program that polls the descriptor must see what was taken meanwhile. */
     if (readable || link->ended) vkrdma_wake(link->endpoint, NULL);
     return result == VALKEY_OK ? (ssize_t)done : VALKEY_ERR;
 }
@@ -208,7 +213,7 @@ static bool write_some(valkeyAsyncContext *ac) {
     valkeyContext *c = &ac->c;
     struct link *link = c->privctx;
     int done = 0;
-    /* Before it is tried: room that comes afterwards is told. */
+    /* Set before the write, so that room which comes later is reported. */
     atomic_store(&link->wants_room, true);
     if (valkeyBufferWrite(c, &done) != VALKEY_OK) {
         valkeyAsyncDisconnectInternal(ac);
@@ -221,7 +226,7 @@ static bool write_some(valkeyAsyncContext *ac) {
 static void async_write(valkeyAsyncContext *ac) {
     struct link *link = ac->c.privctx;
     if (!write_some(ac)) return;
-    /* There is always room in the socket: for room at the peer, the keeper signals. */
+    /* The socket always has room. The keeper signals room at the peer. */
     _EL_DEL_WRITE(ac);
     _EL_ADD_READ(ac);
     /* A signal may have been lost to connect(2). */
@@ -233,7 +238,7 @@ static void async_read(valkeyAsyncContext *ac) {
     struct link *link = c->privctx;
     char signals[8];
     (void)!recv(c->fd, signals, sizeof signals, MSG_DONTWAIT);
-    /* It takes what has come, and with it room. */
+    /* This takes what has come, including room. */
     if (valkeyBufferRead(c) != VALKEY_OK) {
         valkeyAsyncDisconnectInternal(ac);
         return;
@@ -244,8 +249,8 @@ static void async_read(valkeyAsyncContext *ac) {
     valkeyProcessCallbacks(ac);
 }
 
-/* Makes the socket that an asynchronous context polls: there is no room in it until the connection is made. connect(2) on it succeeds then, as
- * it does with an address of no family, or is refused. */
+/* Creates the socket that an asynchronous context polls. It has no room until the connection is
+ * established. Then connect(2) on it succeeds, as with an address of no family, or is refused. */
 static int make_socket(valkeyContext *c, struct link *link) {
     static const char filling[2048];
     int ends[2], least = 1;
@@ -268,7 +273,8 @@ static int make_socket(valkeyContext *c, struct link *link) {
 
 /* ---- connecting */
 
-/* Opens the devices, once for the process: by the first connection, so that a process may fork before. */
+/* Opens the devices once per process, for the first connection, so that a process may fork
+ * before. */
 static int make_endpoint(valkeyContext *c, struct link *link) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static vkrdma_device *device;
@@ -328,13 +334,14 @@ static int refused(valkeyContext *c, const vkrdma_error *error) {
     return fail(c, type, error->text);
 }
 
-/* Waits until the connection is made and the server has registered a window, without which there is no saying anything. */
+/* Waits until the connection is established and the server has registered a window. Nothing can
+ * be sent before. */
 static int made(valkeyContext *c, struct link *link, int64_t deadline) {
     vkrdma_error error;
     while (!link_is_ready(link)) {
         int64_t left = deadline - link_now();
         if (left <= 0) return fail(c, VALKEY_ERR_TIMEOUT, "the server has accepted the connection, and registers no window");
-        /* The time-out of what comes before that is the library's. */
+        /* The library itself limits the time until the connection is opened. */
         if (vkrdma_wait(link->endpoint, link->opened ? left * 1000 : -1, &error) != VKRDMA_OK) return refused(c, &error);
         link_events(link);
         if (!link->ended) continue;
@@ -344,7 +351,8 @@ static int made(valkeyContext *c, struct link *link, int64_t deadline) {
     return VALKEY_OK;
 }
 
-/* Tries the addresses of the server one after the other; an asynchronous context the first alone, and does not wait for it. */
+/* Tries the addresses of the server in order. An asynchronous context tries only the first,
+ * without waiting. */
 static int connect_to(valkeyContext *c, struct link *link, const struct addrinfo *servers, const char *source, int64_t deadline) {
     char text[NI_MAXHOST];
     vkrdma_error error;
@@ -378,7 +386,7 @@ static int connect_by_name(valkeyContext *c, struct link *link, int64_t deadline
 }
 
 static int make_descriptor(valkeyContext *c, struct link *link) {
-    /* A number of its own, which the program may close. */
+    /* A duplicate, which the program may close. */
     c->fd = fcntl(vkrdma_descriptor(link->endpoint), F_DUPFD_CLOEXEC, 0);
     return c->fd >= 0 ? VALKEY_OK : fail(c, VALKEY_ERR_IO, strerror(errno));
 }
@@ -391,7 +399,7 @@ static void close_sockets(valkeyContext *c, int signal) {
 }
 
 static int connect_context(valkeyContext *c, const valkeyOptions *options) {
-    /* What valkeyAsyncConnectWithOptions asks for: nothing else does without a handler of pushes. */
+    /* Only valkeyAsyncConnectWithOptions asks for this without a push handler. */
     bool async = !(c->flags & VALKEY_BLOCK) && !c->push_cb;
     long timeout = 0;
     c->flags &= ~VALKEY_CONNECTED;
@@ -407,7 +415,8 @@ static int connect_context(valkeyContext *c, const valkeyOptions *options) {
     link->until = link_now() + (c->connect_timeout ? timeout : CONNECT);
     if (make_endpoint(c, link) == VALKEY_OK && (!async || make_socket(c, link) == VALKEY_OK) &&
         connect_by_name(c, link, link->until) == VALKEY_OK && (async || make_descriptor(c, link) == VALKEY_OK)) {
-        /* Without a keeper a connection lives by the calls that are made for it, which are none while an asynchronous one is made. */
+        /* Without a keeper only calls of the program drive a connection, and there are none
+         * while an asynchronous one is being established. */
         if (keeper_take(link, async ? LINK_MAKING : LINK_OPEN) || !async) {
             c->privctx = link;
             c->flags |= VALKEY_CONNECTED;
@@ -424,17 +433,17 @@ static int connect_context(valkeyContext *c, const valkeyOptions *options) {
 static void close_context(valkeyContext *c) {
     struct link *link = c->privctx;
     if (!link) return;
-    /* The link is the keeper's then, which signals no more. */
+    /* The keeper owns the link from here on, and signals no more. */
     int signal = link->signal;
     c->privctx = NULL;
     keeper_end(link);
     close_sockets(c, signal);
 }
 
-/* It went with the close. */
+/* Closing has freed it. */
 static void free_context(void *none) { (void)none; }
 
-/* Calls look for it when they wait. */
+/* Calls look it up when they wait. */
 static int set_timeout(valkeyContext *c, const struct timeval timeout) {
     (void)c, (void)timeout;
     return VALKEY_OK;

@@ -68,12 +68,13 @@ static void closeConnection(connection *conn) {
     zfree(conn);
 }
 
-/* For a socket that a child process has, too. A child can do nothing with this connection. */
+/* TCP shuts down a socket that a child process shares. A child cannot use this connection. */
 static void shutdownConnection(connection *conn) {
     UNUSED(conn);
 }
 
-/* What a call returns that cannot do anything: -1, in another state than connected unless it can later. */
+/* Returns -1 for a call that failed. Unless a later call may succeed, the connection is no
+ * longer in the state connected. */
 static int nothing(connection *conn, const vkrdma_error *error) {
     if (error->code == VKRDMA_AGAIN || error->code == VKRDMA_FORKED) return -1;
     switch (error->fault) {
@@ -113,7 +114,7 @@ static int writePieces(connection *conn, const struct iovec *pieces, int count) 
     error.code = vkrdma_writev(engine.endpoint, self->id, pieces, count, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
     if (bytes == all) self->writable = 1;
-    /* Fits: it is at most the length of the send buffer. */
+    /* It fits: it is at most the length of the send buffer. */
     return (int)bytes;
 }
 
@@ -150,12 +151,13 @@ static const char *getLastError(connection *conn) {
     return strerror(conn->last_errno);
 }
 
-/* An IO thread is done with it. Events that came meanwhile have waited. */
+/* An IO thread has finished with the connection. Events that came meanwhile have waited. */
 static void updateState(connection *conn) {
     engineQueue((engineConn *)conn);
 }
 
-/* The server makes no connections over RDMA: replication and the cluster's bus go over TCP or TLS. */
+/* The server makes no connections over RDMA: replication and the cluster's bus go over TCP or
+ * TLS. */
 static int connectNow(connection *conn, const char *address, int port, long long timeout) {
     UNUSED(address);
     UNUSED(port);

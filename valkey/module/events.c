@@ -1,23 +1,27 @@
-/* Events of the endpoint, and the queue of connections whose handlers are due. All of it is the main thread's.
+/* Events of the endpoint, and the queue of connections whose handlers are due. Only the main
+ * thread uses them.
  *
- * The endpoint tells of each arrival once; the server's handlers expect a level: they are called again as long as there is more. So a
- * connection stays in the queue for as long as a call may have another answer than "not now". */
+ * The endpoint reports each arrival once, but the server's handlers are level-triggered: they
+ * expect to be called while there is more. So a connection stays in the queue while a call may
+ * return something else than "not now". */
 #include "engine.h"
 
 #include "io_threads.h"
 
-/* Reads of a connection in a row before it is another's turn: 16 KiB each, unless a long argument is on its way. */
+/* Consecutive reads of a connection before the next one is served: 16 KiB each, unless a long
+ * argument is being received. */
 #define READS_IN_A_ROW 4
 
 static engineConn *first, *last;
 static long long queued;
 /* Queued connections are served before the loop sleeps. */
 static int serving;
-/* A time event will serve those that were queued when the loop was about to sleep. */
+/* A time event will serve connections that were queued when the loop was about to sleep. */
 static int kicked;
-/* There is more to do for the endpoint, though its descriptor does not say so. */
+/* The endpoint has more to do, although its descriptor is not readable. */
 static int unfinished;
-/* IO threads were given reads when the server had looked already whether they are busy, and would sleep until something else comes. */
+/* IO threads were given reads after the server had checked whether they are busy. It would sleep
+ * until another event. */
 static int handed_over;
 /* The time event for the endpoint's next time-out. */
 static long long timer = AE_ERR;
@@ -46,7 +50,8 @@ void engineQueue(engineConn *conn) {
     }
     last = conn;
     queued++;
-    /* Write handlers are installed, and what IO threads have done is taken, after the server has asked whether it may sleep. */
+    /* The server installs write handlers, and takes results of IO threads, after it has asked
+     * whether it may sleep. */
     if (!serving && !kicked) kicked = aeCreateTimeEvent(server.el, 0, kick, NULL, NULL) != AE_ERR;
 }
 
@@ -66,7 +71,8 @@ void engineUnqueue(engineConn *conn) {
     queued--;
 }
 
-/* Whether an IO thread has the connection, or what one did was not taken yet: handlers would do nothing. `update_state` follows. */
+/* Whether an IO thread has the connection, or its result was not taken yet. Handlers would have
+ * no effect. `update_state` follows. */
 static int isOffloaded(engineConn *conn) {
     client *c = connGetPrivateData(&conn->c);
     return c && clientConnPostponeMaskFromIOState(c);
@@ -76,7 +82,7 @@ static int isDue(engineConn *conn) {
     return (conn->readable && conn->c.read_handler) || (conn->writable && conn->c.write_handler);
 }
 
-/* Calls the read handler. Returns 0 if the connection is gone. */
+/* Calls the read handler. Returns 0 if the connection was freed. */
 static int serveReads(engineConn *conn) {
     for (int j = 0; j < READS_IN_A_ROW && conn->readable && conn->c.read_handler && !isOffloaded(conn); j++) {
         if (!callHandler(&conn->c, conn->c.read_handler)) return 0;
@@ -94,11 +100,12 @@ static void serve(engineConn *conn) {
         if (!callHandler(&conn->c, conn->c.write_handler)) return;
     }
     if (write_first && !serveReads(conn)) return;
-    /* One that has failed is freed by the server, which the handlers have told. */
+    /* If it has failed, the handlers have told the server, which frees it. */
     if (conn->c.state == CONN_STATE_CONNECTED && !isOffloaded(conn) && isDue(conn)) engineQueue(conn);
 }
 
-/* Serves those that are in the queue now. Handlers may close any connection, and run the event loop. */
+/* Serves the connections that are in the queue now. Handlers may close any connection, and run
+ * the event loop. */
 static int serveQueue(void) {
     int served = 0;
 
@@ -112,7 +119,8 @@ static int serveQueue(void) {
     return served;
 }
 
-/* The endpoint can do no more: its connections end, and the server listens anew when rdma-port is set. */
+/* The endpoint has failed: its connections end, and the server listens again when rdma-port is
+ * set. */
 static void fail(const char *why) {
     listIter clients;
     listNode *node;
@@ -146,7 +154,7 @@ static void logAcceptError(uint64_t listener) {
 
 static long long timeOut(struct aeEventLoop *el, long long id, void *data);
 
-/* Has the endpoint's next time-out come back. */
+/* Sets a time event for the endpoint's next time-out. */
 static void setTimer(void) {
     int64_t left = -1;
 
@@ -162,7 +170,7 @@ static void setTimer(void) {
     timer_due = due;
 }
 
-/* Takes what has come, and has the connections told that it is for. */
+/* Takes completions and events, and marks the connections that they concern. */
 static void turn(void) {
     vkrdma_event event;
     vkrdma_error error;
@@ -229,7 +237,7 @@ int engineHasPending(void) {
     return unfinished || queued > 0 || handed_over;
 }
 
-/* Called each time before the loop sleeps. */
+/* Called before each sleep of the loop. */
 int engineProcessPending(void) {
     if (unfinished) turn();
     int served = serveQueue();

@@ -11,7 +11,7 @@ engineState engine;
 /* The endpoint's listeners, in the order of the addresses. */
 static uint64_t listeners[CONFIG_BINDADDR_MAX];
 
-/* The last bytes of connections leave before the process does. */
+/* Delivers the last bytes of connections before the process ends. */
 static void deliver(void) {
     vkrdma_usage usage;
     monotime until = getMonotonicUs() + 500000;
@@ -34,7 +34,8 @@ static int openEndpoint(void) {
     struct rlimit locked;
 
     if (engine.endpoint) return C_OK;
-    /* As ibv_fork_init(3): what is registered stays the parent's when it forks for BGSAVE. Read when libibverbs is loaded. */
+    /* Like ibv_fork_init(3): registered memory stays with the parent when it forks for BGSAVE.
+     * libibverbs reads it when it is loaded. */
     setenv("RDMAV_FORK_SAFE", "1", 0);
     if (vkrdma_verbs_open(&device, &error) != VKRDMA_OK ||
         vkrdma_endpoint_new(device, &engine.limits, &engine.endpoint, &error) != VKRDMA_OK) {
@@ -90,12 +91,13 @@ int engineListen(connListener *listener) {
 
     if (openEndpoint() != C_OK) return C_ERR;
     options.window = server.rdma_ctx_config.rx_size;
-    /* -1 is upstream's "any": chosen once, as one thread serves all connections, and each vector takes completion queues of its own. */
+    /* -1 is upstream's "any". It is chosen once, because one thread serves all connections and
+     * each vector needs its own completion queues. */
     options.completion_vector = server.rdma_ctx_config.completion_vector >= 0
                                     ? server.rdma_ctx_config.completion_vector
                                     : (int)(getpid() & 1023);
     if (count == 0) {
-        /* INFO prints one for each descriptor. */
+        /* INFO prints an address for each descriptor. */
         listener->bindaddr = everywhere;
         count = 2;
     }
@@ -107,7 +109,8 @@ int engineListen(connListener *listener) {
         if (optional) address++;
         if (numeric(address, text, sizeof(text)) == C_OK) {
             uint64_t id = 0;
-            /* The server wants a descriptor for each address. What comes is told by the endpoint's, so this one never wakes it. */
+            /* The server wants a descriptor for each address. The endpoint's descriptor reports
+             * all events, so this one is never readable. */
             int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
             if (fd == -1) {
                 snprintf(error.text, sizeof(error.text), "eventfd: %s", strerror(errno));
@@ -134,7 +137,7 @@ void engineIgnore(struct aeEventLoop *el, int fd, void *data, int mask) {
     UNUSED(mask);
 }
 
-/* Connections go on, as they do over TCP. */
+/* Connections stay open, as they do over TCP. */
 void engineCloseListener(connListener *listener) {
     for (int j = 0; j < listener->count; j++) {
         vkrdma_listener_close(engine.endpoint, listeners[j], NULL);

@@ -1,4 +1,5 @@
-/* Loading: whether the module fits the server, its arguments, and what INFO shows. */
+/* Loading: checks that the module fits the server, parses its arguments, and registers what INFO
+ * shows. */
 #define VALKEYMODULE_CORE_MODULE
 #include "engine.h"
 
@@ -6,7 +7,8 @@
 #include <dlfcn.h>
 #include <link.h>
 
-/* Arguments, by the names that they have in vkrdma.h. `window` and `completion_vector` are settings of the server. */
+/* Arguments, with their names in vkrdma.h. `window` and `completion_vector` are settings of the
+ * server. */
 static const struct argument {
     const char *name;
     void *field;
@@ -58,7 +60,8 @@ static int setArgument(const char *name, const char *value) {
     return C_ERR;
 }
 
-/* The module reads structures of the server, whose layout belongs to a version. Returns whether it is that of the headers here. */
+/* Returns whether the server's structures, whose layout depends on the version, have the layout
+ * of the headers here. */
 static int fits(void) {
     const ElfW(Sym) *symbol = NULL;
     Dl_info found;
@@ -82,7 +85,7 @@ static int fits(void) {
 }
 
 static int isTaken(void) {
-    /* It would log that there is none, which is as it should be. */
+    /* The call would log that there is none, which is not an error here. */
     int verbosity = server.verbosity;
     server.verbosity = LL_NOTHING;
     int taken = connectionByType(CONN_TYPE_RDMA) != NULL;
@@ -93,7 +96,7 @@ static int isTaken(void) {
 static void info(ValkeyModuleInfoCtx *ctx, int for_crash_report) {
     vkrdma_usage usage;
 
-    /* The thread that crashed may have the endpoint's lock. */
+    /* The crashed thread may hold the endpoint's lock. */
     if (for_crash_report || ValkeyModule_InfoAddSection(ctx, "") != VALKEYMODULE_OK) return;
     ValkeyModule_InfoAddFieldCString(ctx, "version", vkrdma_version());
     if (vkrdma_usage_of(engine.endpoint, &usage, sizeof(usage), NULL) != VKRDMA_OK) return;

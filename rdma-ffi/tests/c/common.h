@@ -1,4 +1,5 @@
-/* Shared by the programs of this folder: each is both sides of its connections, on a device that its arguments name. */
+/* Shared by the programs of this folder: each is both sides of its connections, on a device that
+ * its arguments name. */
 #ifndef COMMON_H
 #define COMMON_H
 
@@ -62,7 +63,8 @@ static inline void free_devices(void) {
     vkrdma_device_free(client_device);
 }
 
-/* One turn of a loop over some endpoints: sleeps as long as none of them has anything to do, and has them do it. */
+/* One turn of a loop over some endpoints: sleeps as long as none of them has anything to do, and
+ * has them do it. */
 static inline void turn(vkrdma_endpoint *const *endpoints, size_t count) {
     struct pollfd polled[4];
     int64_t sleep = -1;

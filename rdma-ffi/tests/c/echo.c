@@ -1,5 +1,6 @@
-/* Several connections of one endpoint have their bytes sent back by a server: by writes of many lengths and pieces, and from memory that is
-   lent; read into a buffer, used where they lie, and received into registered memory. */
+/* Several connections of one endpoint have their bytes sent back by a server: by writes of many
+ * lengths and pieces, and from lent memory. They are read into a buffer, used in place, and
+ * received into registered memory. */
 #include "common.h"
 
 enum { CONNECTIONS = 6, PORTION = 70000 };

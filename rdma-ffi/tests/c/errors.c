@@ -124,7 +124,7 @@ static void await_end(vkrdma_endpoint *endpoint, uint64_t id) {
 
 static void never_made(uint16_t free_port) {
     uint64_t id;
-    /* Nobody listens there. */
+    /* Nothing listens there. */
     MUST(vkrdma_connect(clients, server_address, free_port, NULL, 60000000, NULL, &id, &failed));
     await_end(clients, id);
     FAILS(VKRDMA_REFUSED, VKRDMA_FAULT_PEER, "nothing listens", vkrdma_check(clients, id, &failed));
@@ -148,7 +148,8 @@ static int is_readable(vkrdma_endpoint *endpoint) {
     return poll(&polled, 1, 0) == 1;
 }
 
-/* A loop that sleeps hears of what a call in another thread leaves to do: here, of a time-out that is nearer than the one that it was told. */
+/* A sleeping loop is woken if a call in another thread gives it something to do: here, a time-out
+ * that is nearer than the one it was given. */
 static void roused(uint16_t port) {
     uint64_t id;
     int64_t left;

@@ -1,5 +1,6 @@
-/* Any thread makes any call: workers read and write, while one thread has the event loop, which sleeps. Nothing that a worker does is
-   missed: times-out are so long that the program would not end if the descriptor were not readable. */
+/* Any thread makes any call: workers read and write, while one thread runs the event loop, which
+ * sleeps. It must not miss what a worker does: time-outs are so long that the program would not
+ * end if the descriptor were not readable. */
 #include <pthread.h>
 
 #include "common.h"

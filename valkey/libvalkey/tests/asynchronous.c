@@ -1,4 +1,5 @@
-/* libvalkey's asynchronous API: asynchronous HOST PORT NOBODY [killed]. By its adapter of poll(2), or by libevent with -DLIBEVENT. */
+/* libvalkey's asynchronous API: asynchronous HOST PORT UNUSED [killed]. By its adapter of
+ * poll(2), or by libevent with -DLIBEVENT. */
 #include "common.h"
 
 #ifdef LIBEVENT
@@ -100,7 +101,8 @@ static void values(void) {
         turns++;
     }
     CHECK(length == len, "%zu", length);
-    /* For each of the windows there and back a few, and not one for each time that there was room. */
+    /* A few for each window in both directions, and not one for each time that there was
+     * room. */
     CHECK(turns < 2000, "%d turns", turns);
     end(ac);
     free(value);

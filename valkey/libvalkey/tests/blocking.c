@@ -1,6 +1,7 @@
-/* Contexts that wait, and those that others wait for: blocking HOST PORT NOBODY [PART…]
+/* Contexts that wait, and those that others wait for: blocking HOST PORT UNUSED [PART…]
  *
- * HOST and PORT are those of a Valkey server; on port NOBODY nothing listens. Without PART all that need no more than that. */
+ * HOST and PORT are those of a Valkey server; on port UNUSED nothing listens. Without PART all
+ * that need no more than that. */
 #include "common.h"
 
 #include <errno.h>
@@ -103,8 +104,8 @@ static int readable(valkeyContext *c, int milliseconds) {
     return poll(&polled, 1, milliseconds);
 }
 
-/* Who polls the descriptor of a context, of whatever kind it is, hears of each message, also of those that came while it wrote a value that
- * is longer than there is room for. */
+/* A program that polls the descriptor of a context, of any kind, sees each message, also those
+ * that came while it wrote a value for which there was too little room. */
 static void polled(int kind) {
     valkeyOptions options = options_to(port);
     options.options = kind;
@@ -134,8 +135,9 @@ static void polled(int kind) {
     valkeyFree(c);
 }
 
-/* The last command is delivered, though nobody waits for its reply. To a server that reads it: Valkey's own may drop what it has not read when
- * it hears of the end. The child comes before a device is opened. */
+/* The last command is delivered, although the program does not wait for its reply. The server
+ * must read it: Valkey's own may drop unread commands when the connection ends. The child is
+ * forked before a device is opened. */
 static void last_words(void) {
     pid_t child = fork();
     CHECK(child >= 0, "fork");
@@ -199,7 +201,8 @@ static void killed(void) {
     valkeyFree(c);
 }
 
-/* Idle for that many seconds, while the server's keepalives take receives; then it answers. Where none were posted again, it would not. */
+/* The connection is idle for that many seconds, while the server's keepalives use up receives.
+ * Then the server must still answer: it would not if no receive were posted again. */
 static void idle(void) {
     const char *seconds = getenv("IDLE");
     CHECK(seconds, "IDLE says no time");
