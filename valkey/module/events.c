@@ -127,7 +127,7 @@ static void fail(const char *why) {
 
     serverLog(LL_WARNING, "RDMA: all connections end: %s. CONFIG SET rdma-port begins anew.", why);
     aeDeleteFileEvent(server.el, vkrdma_descriptor(engine.endpoint), AE_READABLE);
-    /* IO threads may be in a call on the endpoint. Jobs that they are given afterwards find none. */
+    /* IO threads may be in a call on the endpoint. Later jobs of theirs find no endpoint. */
     drainIOThreadsQueue();
     vkrdma_endpoint_free(engine.endpoint);
     engine.endpoint = NULL;

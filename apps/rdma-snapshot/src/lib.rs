@@ -19,7 +19,7 @@ pub use auth::Secret;
 pub use error::Error;
 pub use publisher::Publisher;
 pub use reader::{Have, Landed, Offer, Reader};
-pub use source::{FileSink, FileSource, Piece, Sink, Source};
+pub use source::{Again, FileSink, FileSource, Piece, Sink, Source};
 pub use wait::Stop;
 
 /// Returns unpredictable bytes.

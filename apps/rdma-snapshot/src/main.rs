@@ -14,6 +14,7 @@ use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Server, Target};
 use rdma_snapshot::wire::{Content, Layout};
 use rdma_snapshot::{Error, FileSink, FileSource, Secret, publisher, reader};
 use rdma_verbs::Verbs;
+use rustix::process::{getpriority_process, setpriority_process};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing_subscriber::EnvFilter;
@@ -56,6 +57,9 @@ struct Common {
     /// How far it is, and what came of it, as lines of JSON on standard output.
     #[arg(long)]
     json: bool,
+    /// How much the processor prefers other programs, as `nice` does it.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(i32).range(0..=19))]
+    nice: i32,
 }
 
 #[derive(Args)]
@@ -77,6 +81,13 @@ struct PublishArguments {
     /// is at that moment.
     #[arg(long, requires = "from")]
     follow: bool,
+    /// Bytes of later writes, at least, after which another snapshot is made for readers that come
+    /// then. It is made once they are also as many as the snapshot has.
+    #[arg(long, requires = "follow", default_value_t = 64 << 20)]
+    backlog: u64,
+    /// Bytes of a snapshot that are taken from the Valkey in a second, at most.
+    #[arg(long, requires = "from", value_parser = clap::value_parser!(u64).range(1..))]
+    rate: Option<u64>,
     /// Leaves the Valkey's rdbcompression as it is. Without this it is off while the Valkey forks,
     /// and then as it was.
     #[arg(long, requires = "from")]
@@ -87,7 +98,8 @@ struct PublishArguments {
     /// Bytes in a chunk.
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=64 << 20))]
     chunk_size: u32,
-    /// Bytes of memory for the snapshot and the writes after it, at most.
+    /// Bytes of memory for the snapshot and the writes after it, at most. While another snapshot is
+    /// made, it holds both.
     #[arg(long, default_value_t = 1 << 40)]
     memory: u64,
     /// Ends when so many readers have had everything. Without this and --keep: at SIGINT.
@@ -269,7 +281,16 @@ enum From {
     Live(Box<LiveSource>),
 }
 
+/// Lowers the priority of this thread, and of those that it starts.
+fn be_nice(common: &Common) -> io::Result<()> {
+    if common.nice > 0 {
+        setpriority_process(None, getpriority_process(None)?.saturating_add(common.nice))?;
+    }
+    Ok(())
+}
+
 fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {
+    be_nice(&arguments.common)?;
     let layout = match arguments.layout {
         LayoutName::Chunks => Layout::Chunks,
         LayoutName::Rcp => Layout::Rcp,
@@ -285,6 +306,8 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
         },
         layout,
         chunk_size: arguments.chunk_size,
+        backlog: arguments.backlog,
+        rate: arguments.rate,
         readers: arguments.readers,
         keep: arguments.keep.map(Duration::from_secs),
         stop: stop.clone(),
@@ -320,6 +343,7 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
 }
 
 fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> {
+    be_nice(&arguments.common)?;
     let secret = secret(&arguments.common)?;
     let depth = arguments.common.depth;
     let stop = Stop::default();
@@ -383,7 +407,8 @@ mod tests {
     /// The error names a missing file.
     #[test]
     fn a_missing_secret_file_is_named() {
-        let common = Common { secret_file: Some("/nonexistent/secret".into()), depth: 1, json: false };
+        let common =
+            Common { secret_file: Some("/nonexistent/secret".into()), depth: 1, json: false, nice: 0 };
         let told = secret(&common).map(drop).expect_err("no file").to_string();
         assert!(told.starts_with("the secret file /nonexistent/secret: "), "{told}");
         let source = FileSource::open("/nonexistent/rdb".as_ref(), Content::Rdb).expect_err("no file");

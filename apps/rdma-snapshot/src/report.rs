@@ -99,6 +99,7 @@ impl Report {
             "seconds_left": progress.left().map(|left| left.as_secs_f64()),
             "readers": progress.readers,
             "readers_done": progress.done,
+            "snapshots": progress.snapshots,
         });
         line.to_string()
     }

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -44,7 +45,21 @@ pub trait Source: Send {
     /// # Errors
     /// The current end cannot be determined.
     fn stop(&mut self) -> io::Result<()>;
+    /// Returns a function that opens another snapshot of the same history, if there is one.
+    fn again(&self) -> Option<Again> {
+        None
+    }
+    /// Returns the offset in the history of the next byte of the log.
+    fn offset(&self) -> Option<u64> {
+        None
+    }
+    /// Ends a read of the log at this offset, which is not behind the next byte, and returns
+    /// [`Piece::Idle`] there once.
+    fn cut_at(&mut self, _offset: u64) {}
 }
+
+/// Opens another snapshot of the history of a [`Source`]. The argument ends the wait for it.
+pub type Again = Arc<dyn Fn(&Stop) -> io::Result<Box<dyn Source>> + Send + Sync>;
 
 /// A target of a snapshot. It runs on a thread of its own.
 pub trait Sink: Send {

@@ -4,6 +4,8 @@
 //! Only [`Publisher::wait`] blocks, so this runs in real and in virtual time.
 
 pub(crate) mod filler;
+mod older;
+mod serving;
 pub(crate) mod session;
 mod store;
 
@@ -25,6 +27,8 @@ use crate::reader::{Landed, Offer, Shared};
 use crate::wait::{Stop, TICK, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
 pub use filler::{Filled, Filler};
+use older::Older;
+use serving::{End, Tables, serve_one};
 use session::{Session, Terms, refused};
 pub(crate) use store::Store;
 
@@ -94,6 +98,10 @@ pub struct Counts {
 pub struct Publisher<B: Descriptors> {
     members: Vec<Member<B>>,
     pub(crate) store: Store<B>,
+    /// Snapshots that were replaced, and the bytes of the newest one from which its chunks are also
+    /// theirs.
+    older: Vec<Older<B>>,
+    shared_from: u64,
     /// Never has a completion: nothing is posted to a queue pair that only serves READs.
     queue: B::CompletionQueue,
     pub(crate) data_listener: B::Identifier,
@@ -133,6 +141,8 @@ impl<B: Descriptors> Publisher<B> {
         Ok(Self {
             members: Vec::new(),
             store: Store::new(Arc::new(domain), config.memory),
+            older: Vec::new(),
+            shared_from: 0,
             queue,
             data_listener,
             events,
@@ -166,21 +176,25 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// There is no entropy, or no port for READs.
     pub fn offer(&mut self, snapshot: Option<SnapshotId>, offer: Offer) -> Result<(), Error> {
+        self.terms = Some(self.terms(snapshot, offer)?);
+        Ok(())
+    }
+
+    fn terms(&self, snapshot: Option<SnapshotId>, offer: Offer) -> Result<Terms, Error> {
         let snapshot = match snapshot {
             Some(snapshot) => snapshot,
             None => crate::random()?,
         };
         let data_port =
             self.data_listener.local_addr().ok_or(Error::DataEnded("its listener has no port"))?.port();
-        self.terms = Some(Terms {
+        Ok(Terms {
             secret: self.config.secret.clone(),
             snapshot,
             offer,
             data_port,
             lease: self.config.lease,
             handshake: self.config.handshake,
-        });
-        Ok(())
+        })
     }
 
     /// Begins a table of the seed's layout, for `total` bytes in all. Readers can read it once it
@@ -197,7 +211,7 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// There is no memory for it, or the limit is lower.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.store.append(bytes)
+        self.add(|store| store.append(bytes))
     }
 
     /// Returns a filler for chunks of at most `chunk_size` bytes, on any thread, in memory that
@@ -211,7 +225,17 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// The memory limit is lower.
     pub fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
-        self.store.publish(filled)
+        self.add(|store| store.publish(filled))
+    }
+
+    /// Adds a chunk to the newest table, and to the older ones where they share its history.
+    fn add(&mut self, chunk: impl FnOnce(&mut Store<B>) -> Result<(), Error>) -> Result<(), Error> {
+        let before = self.store.bytes();
+        chunk(&mut self.store)?;
+        if before >= self.shared_from {
+            self.older.iter_mut().for_each(|older| older.follow(&self.store));
+        }
+        Ok(())
     }
 
     /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].
@@ -238,6 +262,7 @@ impl<B: Descriptors> Publisher<B> {
     /// Ends the table.
     pub fn end(&mut self) {
         self.store.log.ended = true;
+        self.older.iter_mut().for_each(|older| older.log.ended = true);
     }
 
     /// Withdraws the snapshot. Readers are told why, their queue pairs are destroyed, and the
@@ -249,6 +274,7 @@ impl<B: Descriptors> Publisher<B> {
             self.part(member);
         }
         self.terms = None;
+        self.older.clear();
     }
 
     /// Ends a session: closes the memory to the reader, then lets the last message reach it.
@@ -396,7 +422,8 @@ impl<B: Descriptors> Publisher<B> {
         let mut at = 0;
         while let Some(member) = self.members.get_mut(at) {
             let Some(terms) = &self.terms else { return Ok(any) };
-            let outcome = serve_one(member, &mut self.endpoint, terms, &self.store.log, &self.backend);
+            let tables = Tables { newest: (terms, &self.store.log), older: &self.older };
+            let outcome = serve_one(member, &mut self.endpoint, &tables, &self.backend);
             match outcome {
                 Ok(moved) if !member.session.is_done() => {
                     any |= moved;
@@ -420,6 +447,7 @@ impl<B: Descriptors> Publisher<B> {
                 }
             }
         }
+        self.sweep();
         Ok(any)
     }
 
@@ -465,55 +493,6 @@ impl<B: Descriptors> Publisher<B> {
         let [endpoint, events] = self.sources();
         sleep(&[endpoint, events, waker.as_fd()], limit)
     }
-}
-
-/// An unorderly end of a session.
-enum End {
-    /// The reader is told.
-    Told(Reason),
-    /// The reader cannot be told.
-    Gone(Error),
-}
-
-fn serve_one<B: Descriptors>(
-    member: &mut Member<B>,
-    endpoint: &mut Endpoint<B>,
-    terms: &Terms,
-    log: &session::Log,
-    backend: &B,
-) -> Result<bool, End> {
-    let Member { data, session, channel } = member;
-    let now = backend.now();
-    let mut any = false;
-    // Stops reading from a reader that does not read itself.
-    while channel.has_room() && !session.is_done() {
-        let frame = match channel.receive(endpoint) {
-            Ok(Some(frame)) => frame,
-            Ok(None) => break,
-            Err(Error::Foreign(_)) => return Err(End::Told(Reason::Misbehaved)),
-            Err(error) => return Err(End::Gone(error)),
-        };
-        any = true;
-        let nonce = crate::random().map_err(End::Gone)?;
-        if let Some(answer) = session.handle_frame(&frame, terms, log, nonce, now).map_err(End::Told)? {
-            channel.send(&answer);
-        }
-    }
-    if session.is_done() {
-        return Ok(true);
-    }
-    session.handle_timeout(now).map_err(End::Told)?;
-    while channel.has_room()
-        && let Some(frame) = session.announce(log, terms.lease, now)
-    {
-        any = true;
-        channel.send(&frame);
-    }
-    if session.is_serving() && data.is_none() {
-        return Err(End::Gone(Error::DataEnded("the reader ended it")));
-    }
-    any |= channel.flush(endpoint).map_err(End::Gone)?;
-    Ok(any)
 }
 
 /// Returns the address without a mapping of IPv4 into IPv6.

@@ -23,6 +23,8 @@ pub(crate) struct Log {
     pub(crate) mapping: Option<Mapping>,
     pub(crate) mark: Option<Mark>,
     pub(crate) ended: bool,
+    /// The first chunks, which are no longer in memory.
+    pub(crate) released: u64,
 }
 
 impl Log {
@@ -56,6 +58,8 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Session {
     state: State,
+    /// The snapshot that it reads, once it is chosen.
+    pub(crate) snapshot: Option<SnapshotId>,
     /// Chunks announced to the reader.
     sent: u64,
     mapping_sent: bool,
@@ -71,6 +75,7 @@ impl Session {
     pub(crate) fn new(handshake: Duration, now: Instant) -> Self {
         Self {
             state: State::Greeting,
+            snapshot: None,
             sent: 0,
             mapping_sent: false,
             mark_sent: false,
@@ -109,12 +114,16 @@ impl Session {
                     snapshot: terms.snapshot,
                     nonce,
                 };
+                self.snapshot = Some(terms.snapshot);
                 self.enter(State::Proving(*hello, challenge), terms.handshake, now);
                 Ok(Some(Frame::Challenge(challenge)))
             }
             (State::Proving(hello, challenge), Frame::Proof(proof)) => {
                 if !terms.secret.is_readers(&hello, &challenge, proof) {
                     return Err(Reason::Secret);
+                }
+                if hello.first.get() < log.released {
+                    return Err(Reason::Snapshot);
                 }
                 // A replica that publishes may be behind the publisher that this reader had before.
                 if hello.first.get() > log.chunks() && log.ended {

@@ -28,8 +28,10 @@ pub(crate) struct Store<B: Descriptors> {
     domain: Arc<B::Domain>,
     whole: Whole,
     bytes: u64,
-    /// The most bytes to keep.
+    /// The most bytes to keep, with those of other tables.
     limit: u64,
+    /// Bytes that other tables keep.
+    others: u64,
 }
 
 struct Mapped<B: Descriptors> {
@@ -49,7 +51,23 @@ impl<B: Descriptors> Store<B> {
             whole: Whole::default(),
             bytes: 0,
             limit,
+            others: 0,
         }
+    }
+
+    /// Sets the bytes that other tables keep.
+    pub(crate) const fn beside(&mut self, others: u64) {
+        self.others = others;
+    }
+
+    /// Returns the table and its memory.
+    pub(super) fn into_table(self) -> (Log, Vec<Arc<B::Region>>) {
+        (self.log, self.regions)
+    }
+
+    /// Returns the memory of the table's chunks, in their order.
+    pub(crate) fn regions(&self) -> &[Arc<B::Region>] {
+        &self.regions
     }
 
     pub(super) const fn domain(&self) -> &Arc<B::Domain> {
@@ -57,7 +75,7 @@ impl<B: Descriptors> Store<B> {
     }
 
     /// Bytes in the table.
-    pub(super) const fn bytes(&self) -> u64 {
+    pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
@@ -78,8 +96,8 @@ impl<B: Descriptors> Store<B> {
     }
 
     fn room(&self, more: u64) -> Result<(), Error> {
-        let within = self.bytes.checked_add(more).is_some_and(|sum| sum <= self.limit);
-        if within {
+        let sum = self.bytes.saturating_add(self.others).checked_add(more);
+        if sum.is_some_and(|sum| sum <= self.limit) {
             Ok(())
         } else {
             Err(Error::TooMuch { what: "the memory for the snapshot", limit: self.limit })
@@ -87,8 +105,8 @@ impl<B: Descriptors> Store<B> {
     }
 
     /// Returns a filler for this table, for chunks of at most `chunk` bytes.
-    pub(super) fn filler(&mut self, chunk: usize) -> Filler<B> {
-        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit);
+    pub(crate) fn filler(&mut self, chunk: usize) -> Filler<B> {
+        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit.saturating_sub(self.others));
         self.filler.take().unwrap_or_else(new)
     }
 
@@ -128,7 +146,7 @@ impl<B: Descriptors> Store<B> {
     }
 
     /// Appends a filled chunk.
-    pub(super) fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
+    pub(crate) fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
         self.room(filled.length as u64)?;
         if self.log.mark.is_none() {
             self.whole.add(&filled.digest);
@@ -157,7 +175,7 @@ impl<B: Descriptors> Store<B> {
     }
 
     /// Marks the snapshot as complete.
-    pub(super) fn mark(&mut self) -> Result<(), Error> {
+    pub(crate) fn mark(&mut self) -> Result<(), Error> {
         // The last area may be partly filled.
         let last = self.filler.as_mut().and_then(Filler::take);
         last.map_or(Ok(()), |filled| self.publish(filled))?;
@@ -234,10 +252,5 @@ impl<B: Descriptors> Store<B> {
     pub(crate) fn registered(&self) -> u64 {
         let mapped = self.mapped.as_ref().map_or(0, |mapped| mapped.region.len());
         (self.regions.iter().map(|region| region.len()).sum::<usize>() + mapped) as u64
-    }
-
-    /// Returns the number of regions.
-    pub(crate) fn regions(&self) -> usize {
-        self.regions.len()
     }
 }

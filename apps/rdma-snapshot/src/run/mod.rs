@@ -1,8 +1,10 @@
 //! Whole runs in real time. A source or a sink has a thread of its own beside the thread that
 //! drives RDMA, so that preparing, moving and applying a snapshot overlap.
 
+mod making;
 mod publish;
 mod pull;
+mod renewal;
 
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ pub struct Progress {
     pub readers: usize,
     /// Readers that have received everything.
     pub done: usize,
+    /// Snapshots that were published, the last of which new readers get.
+    pub snapshots: usize,
     /// Time since the first byte.
     pub elapsed: Duration,
 }

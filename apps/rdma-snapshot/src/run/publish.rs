@@ -3,24 +3,18 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use rdma_conn::{Descriptors, Waker};
 
+use super::making::{AHEAD, Made, Making};
+use super::renewal::Renewal;
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
-use crate::publisher::{self, Filled, Filler, Publisher};
+use crate::publisher::{self, Publisher};
 use crate::reader::{AREA, Offer};
-use crate::source::{Piece, Source};
+use crate::source::{Again, Source};
 use crate::wire::{Layout, Reason};
-
-/// Chunks that a source may be ahead of the table.
-const AHEAD: usize = 4;
-
-/// Bytes that are taken from a source before they are hashed and written to registered memory. They
-/// stay in the processor's cache meanwhile.
-const PIECE: usize = 64 << 10;
 
 /// Settings of a publication.
 #[derive(Clone, Debug)]
@@ -31,6 +25,11 @@ pub struct Publish {
     pub layout: Layout,
     /// Bytes in a chunk.
     pub chunk_size: u32,
+    /// The least bytes of later writes after which a new snapshot is made, if the source can. It is
+    /// made once there are as many as this, and as many as the snapshot has.
+    pub backlog: u64,
+    /// The most bytes of a snapshot that are taken from the source in a second.
+    pub rate: Option<u64>,
     /// Ends when this many readers have received everything; never if `None`.
     pub readers: Option<usize>,
     /// Ends when the table has been complete for this long, even if readers are still reading.
@@ -47,20 +46,14 @@ impl Default for Publish {
             config: publisher::Config::default(),
             layout: Layout::Chunks,
             chunk_size: 1 << 20,
+            backlog: 64 << 20,
+            rate: None,
             readers: None,
             keep: None,
             stop: Stop::default(),
             withdraw: Stop::default(),
         }
     }
-}
-
-/// A message of the source's thread.
-enum Made<B: Descriptors> {
-    Chunk(Filled<B>),
-    Mark,
-    End,
-    Failed(Error),
 }
 
 /// Publishes `source` on `address`, and reports progress to `told` now and then. `bound` gets the
@@ -95,20 +88,14 @@ pub fn publish<B: Descriptors>(
     publisher.offer(None, offer)?;
     bound(publisher.address());
     let waker = Waker::new()?;
-    let (sender, made) = sync_channel(AHEAD);
-    let (stop, theirs, filler) = (how.stop.clone(), waker.clone(), publisher.filler(chunk_size));
-    let thread = std::thread::Builder::new().name("source".into()).spawn(move || {
-        let hand_over = |made| {
-            let sent = sender.send(made).is_ok();
-            theirs.wake();
-            sent
-        };
-        if let Err(error) = make(source, filler, &stop, &hand_over) {
-            hand_over(Made::Failed(error));
-        }
-    });
-    thread.map_err(|error| Error::Source(Arc::new(error)))?;
-    let outcome = serve(backend, &mut publisher, &made, how, total, &waker, told);
+    let again = source.again();
+    let filler = publisher.filler(chunk_size);
+    let first = Making::begin(Box::new(source), filler, (how.stop.clone(), how.rate), true, &waker)?;
+    let mut run =
+        Run { backend, how, offer, waker: &waker, making: first, again, renewal: None, not_before: 0 };
+    let outcome = run.serve(&mut publisher, told);
+    // Before the process may end, changes at the source are undone.
+    drop(run);
     if let Err(error) = &outcome {
         let reason = if matches!(error, Error::Source(_)) { Reason::Failed } else { Reason::Resources };
         publisher.withdraw(reason);
@@ -119,117 +106,119 @@ pub fn publish<B: Descriptors>(
     outcome.and_then(|progress| drained.map(|()| progress))
 }
 
-/// Reads the source into chunks until its end, or until no more are wanted.
-fn make<B: Descriptors>(
-    mut source: impl Source,
-    mut filler: Filler<B>,
-    stop: &Stop,
-    hand_over: &dyn Fn(Made<B>) -> bool,
-) -> Result<(), Error> {
-    let failed = |error| Error::Source(Arc::new(error));
-    let mut piece = vec![0; PIECE];
-    let mut held = 0;
-    let (mut marked, mut stopped) = (false, false);
-    loop {
-        if stop.is_stopped() && !stopped {
-            stopped = true;
-            source.stop().map_err(failed)?;
-        }
-        // A full filler may still be at the end of the snapshot.
-        let upto = PIECE.min(filler.room()).max(1);
-        let read = source.read(piece.get_mut(held..upto).unwrap_or_default()).map_err(failed)?;
-        if let Piece::Bytes(count) = read {
-            held = upto.min(held.saturating_add(count));
-        }
-        // Before the mark, chunks are full. After it, each chunk is published at once.
-        let is_due = match read {
-            Piece::Bytes(_) => false,
-            Piece::Idle => marked,
-            Piece::Mark | Piece::End => true,
-        };
-        if is_due || held == upto {
-            filler.write(piece.get(..held).unwrap_or_default())?;
-            held = 0;
-        }
-        if (is_due || filler.is_full())
-            && let Some(filled) = filler.take()
-            && !hand_over(Made::Chunk(filled))
-        {
-            return Ok(());
-        }
-        let also = match read {
-            Piece::Mark => {
-                marked = true;
-                Made::Mark
+/// A running publication.
+struct Run<'a, B: Descriptors> {
+    backend: &'a B,
+    how: &'a Publish,
+    offer: Offer,
+    waker: &'a Waker,
+    /// The source of the snapshot that new readers get.
+    making: Making<B>,
+    /// Opens another snapshot, until the log ends, if the source can.
+    again: Option<Again>,
+    /// Another snapshot, while it is being made.
+    renewal: Option<Renewal<B>>,
+    /// Bytes of later writes before which no other snapshot is begun.
+    not_before: u64,
+}
+
+impl<B: Descriptors> Run<'_, B> {
+    fn serve(
+        &mut self,
+        publisher: &mut Publisher<B>,
+        told: &mut dyn FnMut(&Progress),
+    ) -> Result<Progress, Error> {
+        let mut progress = Progress { total: self.offer.total, snapshots: 1, ..Progress::default() };
+        let begun = self.backend.now();
+        let mut ended = None;
+        let mut tell_at = begun;
+        loop {
+            self.waker.clear();
+            publisher.progress()?;
+            // Takes only a few at a time. Between them it checks readers, the operator and the time.
+            let mut is_empty = ended.is_some();
+            for _ in 0..AHEAD {
+                if is_empty {
+                    break;
+                }
+                match self.making.next() {
+                    Some(Made::Chunk(filled)) => publisher.publish(filled)?,
+                    Some(Made::Mark) => {
+                        publisher.mark()?;
+                        progress.marked = true;
+                    }
+                    Some(Made::End) => {
+                        publisher.end();
+                        ended = Some(self.backend.now());
+                        self.again = None;
+                        self.renewal.iter().for_each(Renewal::stop);
+                        is_empty = true;
+                    }
+                    Some(Made::Replaced(offset)) => {
+                        let Some(renewal) = self.renewal.take() else { return Err(ended_early()) };
+                        self.making = renewal.publish(publisher, offset)?;
+                        self.not_before = 0;
+                        progress.snapshots += 1;
+                    }
+                    Some(Made::Failed(error)) => return Err(error),
+                    None => is_empty = true,
+                }
+                publisher.progress()?;
             }
-            Piece::End => Made::End,
-            _ => continue,
-        };
-        let over = matches!(also, Made::End);
-        if !hand_over(also) || over {
-            return Ok(());
+            self.renew(publisher)?;
+            let now = self.backend.now();
+            let counts = publisher.counts();
+            progress.bytes = counts.bytes;
+            (progress.readers, progress.done) = (counts.reading, counts.done);
+            if ended.is_none() {
+                progress.elapsed = now.since(begun);
+            }
+            let served = self.how.readers.is_some_and(|readers| counts.done >= readers);
+            let kept = self.how.keep.zip(ended).is_some_and(|(keep, ended)| now.since(ended) >= keep);
+            let over = ended.is_some() && (served || kept) || self.how.withdraw.is_stopped();
+            if now >= tell_at || over {
+                tell_at = now.after(TICK);
+                told(&progress);
+            }
+            if over {
+                return Ok(progress);
+            }
+            publisher.wait(self.waker, Some(if is_empty { tell_at } else { now }))?;
         }
+    }
+
+    /// Makes a new snapshot once the backlog is full. Once it is complete, the log so far ends, and
+    /// that of the new one continues it.
+    fn renew(&mut self, publisher: &mut Publisher<B>) -> Result<(), Error> {
+        let Some(again) = &self.again else { return Ok(()) };
+        let log = publisher.log_bytes();
+        let full = publisher.snapshot_bytes().map(|bytes| bytes.max(self.how.backlog));
+        let is_full = full.is_some_and(|full| log >= full.max(self.not_before));
+        if is_full && self.renewal.is_none() && !self.how.stop.is_stopped() {
+            self.renewal = Some(Renewal::begin(Arc::clone(again), self.offer, self.waker)?);
+        }
+        let Some(renewal) = &mut self.renewal else { return Ok(()) };
+        let limit = self.how.config.memory;
+        let progress = match renewal.progress(publisher, self.how, self.waker) {
+            Ok(_) if renewal.is_too_much(publisher.kept(), limit) => {
+                Err(Error::TooMuch { what: "the memory for two snapshots", limit })
+            }
+            outcome => outcome,
+        };
+        match progress {
+            Ok(true) => self.making.replace(),
+            Ok(false) => {}
+            // The one so far continues, for all readers.
+            Err(error) => {
+                tracing::warn!(%error, "no new snapshot was made, so readers get this one and its backlog");
+                self.renewal = None;
+                self.not_before = log.saturating_add(full.unwrap_or(0));
+            }
+        }
+        Ok(())
     }
 }
 
-fn serve<B: Descriptors>(
-    backend: &B,
-    publisher: &mut Publisher<B>,
-    made: &Receiver<Made<B>>,
-    how: &Publish,
-    total: Option<u64>,
-    waker: &Waker,
-    told: &mut dyn FnMut(&Progress),
-) -> Result<Progress, Error> {
-    let mut progress = Progress { total, ..Progress::default() };
-    let begun = backend.now();
-    let mut ended = None;
-    let mut tell_at = begun;
-    loop {
-        waker.clear();
-        publisher.progress()?;
-        // Takes only a few at a time. Between them it checks readers, the operator and the time.
-        let mut is_empty = ended.is_some();
-        for _ in 0..AHEAD {
-            if is_empty {
-                break;
-            }
-            match made.try_recv() {
-                Ok(Made::Chunk(filled)) => publisher.publish(filled)?,
-                Ok(Made::Mark) => {
-                    publisher.mark()?;
-                    progress.marked = true;
-                }
-                Ok(Made::End) => {
-                    publisher.end();
-                    ended = Some(backend.now());
-                    is_empty = true;
-                }
-                Ok(Made::Failed(error)) => return Err(error),
-                Err(TryRecvError::Empty) => is_empty = true,
-                Err(TryRecvError::Disconnected) => {
-                    return Err(Error::Source(Arc::new(io::Error::other("its thread ended early"))));
-                }
-            }
-            publisher.progress()?;
-        }
-        let now = backend.now();
-        let counts = publisher.counts();
-        progress.bytes = counts.bytes;
-        (progress.readers, progress.done) = (counts.reading, counts.done);
-        if ended.is_none() {
-            progress.elapsed = now.since(begun);
-        }
-        let served = how.readers.is_some_and(|readers| counts.done >= readers);
-        let kept = how.keep.zip(ended).is_some_and(|(keep, ended)| now.since(ended) >= keep);
-        let over = ended.is_some() && (served || kept) || how.withdraw.is_stopped();
-        if now >= tell_at || over {
-            tell_at = now.after(TICK);
-            told(&progress);
-        }
-        if over {
-            return Ok(progress);
-        }
-        publisher.wait(waker, Some(if is_empty { tell_at } else { now }))?;
-    }
+fn ended_early() -> Error {
+    Error::Source(Arc::new(io::Error::other("its log ended early")))
 }

@@ -2,6 +2,7 @@
 
 mod links;
 mod misbehaviour;
+mod older;
 mod sim;
 mod whole;
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::admin::Admin;
@@ -10,7 +11,7 @@ use super::compression::{self, Off};
 use super::link::{Link, command};
 use super::{PATIENCE, Server, field};
 use crate::reader::Position;
-use crate::source::{Piece, Source};
+use crate::source::{Again, Piece, Source};
 use crate::wait::{Limit, Stop};
 use crate::wire::Content;
 
@@ -65,8 +66,9 @@ pub struct LiveSource {
     heard: Instant,
     /// How long it may be silent once it sends later writes.
     pub(super) silence: Duration,
-    /// Whether the log of later writes is wanted.
-    follow: bool,
+    /// Where the log is cut next.
+    cut: Option<u64>,
+    how: Opening,
 }
 
 enum State {
@@ -132,7 +134,8 @@ impl LiveSource {
             acknowledged: now,
             heard: now,
             silence: SILENCE,
-            follow: how.follow,
+            cut: None,
+            how: how.clone(),
         })
     }
 
@@ -175,14 +178,22 @@ impl LiveSource {
     }
 
     fn log(&mut self, into: &mut [u8]) -> io::Result<Piece> {
-        if !self.follow || self.until.is_some_and(|until| self.offset >= until) {
+        if !self.how.follow || self.until.is_some_and(|until| self.offset >= until) {
             return Ok(Piece::End);
         }
         if self.acknowledged.elapsed() >= ACKNOWLEDGE {
             self.acknowledge()?;
         }
+        let room = match self.cut.map(|cut| cut.saturating_sub(self.offset)) {
+            Some(0) => {
+                self.cut = None;
+                return Ok(Piece::Idle);
+            }
+            Some(left) => usize::try_from(left).unwrap_or(usize::MAX).min(into.len()),
+            None => into.len(),
+        };
         let limit = Limit::new(&Stop::default(), QUIET);
-        let Some(count) = self.link.read(into, &limit)? else {
+        let Some(count) = self.link.read(into.get_mut(..room).unwrap_or_default(), &limit)? else {
             // The log may end without further bytes.
             if self.heard.elapsed() >= self.silence {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "the primary has gone silent"));
@@ -268,6 +279,26 @@ impl Source for LiveSource {
         self.silence = self.silence.min(SNAPSHOT);
         self.heard = Instant::now();
         Ok(())
+    }
+
+    fn again(&self) -> Option<Again> {
+        let (server, how, history) = (self.server.clone(), self.how.clone(), self.position.history);
+        let again: Again = Arc::new(move |stop: &Stop| {
+            let source = Self::open(server.clone(), &Opening { stop: stop.clone(), ..how.clone() })?;
+            if source.position.history != history {
+                return Err(io::Error::other("the source has begun another history"));
+            }
+            Ok(Box::new(source))
+        });
+        self.how.follow.then_some(again)
+    }
+
+    fn offset(&self) -> Option<u64> {
+        Some(self.offset)
+    }
+
+    fn cut_at(&mut self, offset: u64) {
+        self.cut = Some(offset);
     }
 }
 

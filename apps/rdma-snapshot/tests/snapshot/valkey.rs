@@ -99,6 +99,115 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
     assert_equal(&mut source.connect(), &mut target.connect());
 }
 
+/// A replica can be the source: the target gets the primary's data and later writes, and the primary
+/// creates nothing for that.
+#[test]
+fn a_snapshot_of_a_replica_costs_its_primary_nothing() {
+    let valkeys = [(); 3].map(|()| Valkey::start());
+    let [Some(primary), Some(replica), Some(target)] = valkeys else { return };
+    fill(&mut primary.connect(), 1 << 20);
+    cmd("REPLICAOF").arg("127.0.0.1").arg(primary.port()).exec(&mut replica.connect()).expect("a replica");
+    let is_up = || {
+        let info: String = cmd("INFO").arg("replication").query(&mut replica.connect()).expect("text");
+        info.contains("master_link_status:up")
+    };
+    while !is_up() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let fabric = Fabric::new();
+    let stop = Stop::default();
+    let notes = Some(replica.folder.join("notes"));
+    let how = Opening { follow: true, uncompressed: true, notes, ..Opening::default() };
+    let live = LiveSource::open(replica.server(), &how).expect("a snapshot");
+    let how = Publish { readers: Some(1), stop: stop.clone(), ..Publish::default() };
+    let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
+    let (backend, sink) = (fabric.host(&[address(2)]), into(&target));
+    let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}));
+    let mut connection = primary.connect();
+    cmd("SET").arg("written").arg("later").exec(&mut connection).expect("written");
+    // The replica has it.
+    cmd("WAIT").arg(1).arg(0).exec(&mut connection).expect("an acknowledgement");
+    stop.stop();
+    pulling.join().expect("no panic").expect("pulled");
+    publisher.join().expect("no panic").expect("published");
+    assert_equal(&mut connection, &mut target.connect());
+    assert_eq!(snapshots_made(&primary), 1);
+}
+
+/// Returns how many snapshots a source has made for replicas.
+fn snapshots_made(source: &Valkey) -> usize {
+    let info: String = cmd("INFO").arg("stats").query(&mut source.connect()).expect("text");
+    let made = info.lines().find_map(|line| line.strip_prefix("sync_full:"));
+    made.and_then(|made| made.trim().parse().ok()).expect("a number")
+}
+
+/// A new snapshot is made whenever the backlog is full, and new readers get the newest. A reader of
+/// the first one follows the history through all of them, and the others cost the source nothing.
+#[test]
+fn a_full_backlog_makes_a_new_snapshot() {
+    let valkeys = [(); 4].map(|()| Valkey::start());
+    let [Some(source), Some(early), Some(late), Some(last)] = valkeys else { return };
+    fill(&mut source.connect(), 1 << 10);
+    let fabric = Fabric::new();
+    let stop = Stop::default();
+    let live = LiveSource::open(source.server(), &Opening { follow: true, ..Opening::default() })
+        .expect("a snapshot");
+    let how = Publish { readers: Some(3), stop: stop.clone(), backlog: 1 << 10, ..Publish::default() };
+    let (sender, bound) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let backend = fabric.host(&[address(1)]);
+    let publisher = std::thread::spawn(move || {
+        let told = &mut |progress: &Progress| tell.send(*progress).unwrap_or(());
+        publish(&backend, (address(1), 0).into(), live, &how, |at| sender.send(at).expect("a test"), told)
+    });
+    let at = bound.recv().expect("a publisher");
+    let pulling = |target: &Valkey, number| {
+        let (backend, sink) = (fabric.host(&[address(number)]), into(target));
+        std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}))
+    };
+    let until = |is_so: &dyn Fn(&Progress) -> bool| {
+        // It reports five times a second.
+        told.iter().take(3000).find(is_so).expect("the publisher runs, and comes there");
+    };
+
+    let first = pulling(&early, 2);
+    until(&|progress| progress.marked && progress.readers == 1);
+    assert_eq!(snapshots_made(&source), 1);
+    // Two readers that come while there is room cost nothing more.
+    let second = pulling(&late, 3);
+    until(&|progress| progress.readers == 2);
+    assert_eq!(snapshots_made(&source), 1);
+    let (finish, finished) = mpsc::channel();
+    let mut third = None;
+    history::unfold(
+        source.connect(),
+        [early.connect(), late.connect()],
+        || {
+            if finished.try_recv().is_ok() {
+                until(&|progress| progress.snapshots >= 2);
+                third = Some(pulling(&last, 4));
+                until(&|progress| progress.readers == 3);
+                stop.stop();
+            }
+            !first.is_finished() || !second.is_finished()
+        },
+        move || finish.send(()).expect("the replicas are watched"),
+    );
+    let all = [Some(first), Some(second), third].map(|pulled| {
+        let pulled = pulled.expect("three readers").join().expect("no panic");
+        pulled.expect("pulled")
+    });
+    let published = publisher.join().expect("no panic").expect("published");
+    // The end may have come before the last one was complete.
+    let made = snapshots_made(&source) - published.snapshots;
+    assert!(made <= 1, "{made} snapshots were made for nothing");
+    // The last one reads a snapshot with most writes in it, not the first one with all of its log.
+    assert!(all[2].bytes < all[0].bytes, "{} of {}", all[2].bytes, all[0].bytes);
+    for replica in [&early, &late, &last] {
+        assert_equal(&mut source.connect(), &mut replica.connect());
+    }
+}
+
 /// An RDB through a file: out of a live Valkey, and into another.
 #[test]
 fn an_rdb_file_is_as_good_as_its_source() {

@@ -315,7 +315,7 @@ impl Replica {
     }
 
     fn backend_resources(&self, reader: &Reader<SoftSim>) -> usize {
-        reader.regions() + self.serving.as_ref().map_or(0, |serving| serving.publisher.store.regions())
+        reader.regions() + self.serving.as_ref().map_or(0, |serving| serving.publisher.store.regions().len())
     }
 
     fn complete(&mut self, scenario: &Scenario, originals: &Originals) -> Result<(), Violation> {
