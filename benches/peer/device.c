@@ -1,13 +1,15 @@
-/* A stand-in for librdmacm and libibverbs, so that what a client costs can be counted beside nothing else: one device with one
- * connection, whose other end is a server inside this file. It takes no kernel entry on the data path, as a network card's provider, but for
- * the completion channel, which is a descriptor here as there. Everything happens on the client's thread, so every run counts alike.
+/* A stand-in for librdmacm and libibverbs, so that a client's own cost can be counted: one device
+ * with one connection, whose other end is a server inside this file. As with a network card's
+ * provider, the data path makes no system call, except for the completion channel, which is a
+ * descriptor as well. Everything happens on the client's thread, so every run gives the same count.
  *
- * The server answers each notification with 64 bytes. The first byte of a request says when the answer comes:
- *   'a'  at once, with all that were held back;
- *   'l'  later, with the next one that does not come later;
- *   'w'  when the client waits: it has asked to be woken, has looked, and found no more than it took;
- *   's'  when the client has looked three times and found nothing, whether it has asked to be woken or not.
- * A command of RESP, which begins with '*', is answered at once with a value of 32 MiB, one notification for each window that it fills. */
+ * The server answers each notification with 64 bytes. The first byte of a request says when:
+ *   'a'  at once, with all answers that were held back;
+ *   'l'  later, with the next answer that is not held back;
+ *   'w'  when the client waits: it has armed the queue, has polled, and found nothing new;
+ *   's'  when the client has polled three times and found nothing, armed or not.
+ * A command of RESP, which begins with '*', is answered at once with a value of 32 MiB, with one
+ * notification for each window that it fills. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -45,7 +47,7 @@ static unsigned first_receive, last_receive;
 static int armed, looks;
 /* Answers that are due at once, later, when the client waits, and when it has looked. */
 static unsigned due, later, on_wait, on_look;
-/* Of a value under way, how many bytes of the reply are to come. */
+/* Bytes of a long reply that were not sent yet. */
 static const char value_head[] = "$33554432\r\n", value_end[] = "\r\n";
 enum { HEAD = sizeof value_head - 1, END = sizeof value_end - 1, REPLY = HEAD + VALUE + END };
 static uint32_t value_left;

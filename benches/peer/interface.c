@@ -1,6 +1,6 @@
 /* The work of `peer endpoint` of benches/examples/peer.rs by the C interface of an endpoint.
  *
- *   interface endpoint ROUNDS    a request of 64 bytes and its answer, by an event loop on an endpoint */
+ *   interface endpoint ROUNDS    a request of 64 bytes and its answer, by an event loop */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

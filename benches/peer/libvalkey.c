@@ -1,4 +1,5 @@
-/* libvalkey's own transport, its source as it is, on the device of device.c: the same work as benches/examples/peer.rs does with ours.
+/* libvalkey's own transport, unmodified, on the device of device.c. It does the same work as
+ * benches/examples/peer.rs does with ours.
  *
  *   libvalkey stream ROUNDS    a request of 64 bytes and its answer, which is there when it is read
  *   libvalkey pieces ROUNDS    16 requests written, then their 16 answers read together

@@ -1,10 +1,11 @@
 /*
- * get and set over RDMA: the machine on librdmacm and libibverbs, call by call as ../../verbs.md has it.
+ * get and set over RDMA: the machine on librdmacm and libibverbs, with the calls of ../../verbs.md.
  *
  *     client HOST PORT get KEY
  *     client HOST PORT set KEY VALUE
  *
- * Exit code 0: done, the value on standard output. 1: no such key, or the server says no. 2: no connection, or lost. 64: arguments.
+ * Exit status 0: done, the value on standard output. 1: no such key, or the server refuses.
+ * 2: no connection, or it was lost. 64: wrong arguments.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -69,7 +70,7 @@ static uint64_t now(void) {
     return (uint64_t)time.tv_sec * 1000 + (uint64_t)time.tv_nsec / 1000000;
 }
 
-/* ---------------------------------------------------------------------------------------------------- connecting */
+/* ----------------------------------------------------------------------------------- connecting */
 
 static void unblock(int fd) { done(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0 ? -1 : 0, "fcntl"); }
 
@@ -166,7 +167,7 @@ static void connect_to(const char *host, const char *port) {
     vkr_established(&c.machine, now(), param.rnr_retry_count); /* what the server gave us (VR-FLOW-008) */
 }
 
-/* ------------------------------------------------------------------------------------------------------- running */
+/* -------------------------------------------------------------------------------------- running */
 
 /* Posts what the machine says, each request signalled, so that completions come one for one. */
 static void post(const struct vkr_action *action) {
@@ -269,7 +270,7 @@ static void turn(uint64_t deadline) {
 
 static bool is_open(void) { return c.machine.state == VKR_OPEN || c.machine.state == VKR_CLOSING; }
 
-/* --------------------------------------------------------------------------------------------------- get and set */
+/* ---------------------------------------------------------------------------------- get and set */
 
 static void send_bytes(const char *bytes, size_t length) {
     uint64_t deadline = now() + PATIENCE;
@@ -293,7 +294,7 @@ static void send_part(const char *part) {
     send_bytes("\r\n", 2);
 }
 
-/* The next byte of the stream, copied out of the window before anybody looks at it (VR-SEC-005). */
+/* The next byte of the stream, copied out of the window before it is examined (VR-SEC-005). */
 static char next_byte(uint64_t deadline) {
     unsigned number;
     uint32_t offset;
@@ -334,7 +335,8 @@ static int print_reply(void) {
     return 0;
 }
 
-/* The order of the end: queue pair, completion queue, channel, regions, domain, identifier (VR-RES-001). */
+/* Destroys queue pair, completion queue, channel, regions, domain, identifier, in this order
+ * (VR-RES-001). */
 static void finish(void) {
     uint64_t deadline = now() + LINGER;
     vkr_close(&c.machine, now(), LINGER);

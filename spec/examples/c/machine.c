@@ -2,14 +2,14 @@
 
 #include <string.h>
 
-/* How long a Keepalive may be under way while nothing comes from the peer (VR-KEEP-006). */
+/* How long a Keepalive may be in flight while nothing arrives from the peer (VR-KEEP-006). */
 static const uint64_t UNACKNOWLEDGED = 120000;
 static const uint64_t NEVER = UINT64_MAX;
 
 static uint64_t least(uint64_t one, uint64_t other) { return one < other ? one : other; }
 static uint64_t most(uint64_t one, uint64_t other) { return one > other ? one : other; }
 
-/* ---------------------------------------------------------------------------- control messages (section 4) */
+/* ----------------------------------------------------------------- control messages (section 4) */
 
 static uint64_t get(const uint8_t *from, int bytes) {
     uint64_t value = 0;
@@ -53,7 +53,7 @@ void vkr_encode(const struct vkr_message *message, uint8_t bytes[VKR_MESSAGE]) {
     }
 }
 
-/* ----------------------------------------------------------------------------- beginning and end (3, 11, 12) */
+/* ---------------------------------------------------------------- beginning and end (3, 11, 12) */
 
 void vkr_start(struct vkr_machine *m, const struct vkr_settings *settings) {
     memset(m, 0, sizeof *m);
@@ -111,11 +111,12 @@ void vkr_close(struct vkr_machine *m, uint64_t now, uint64_t within) {
     }
 }
 
-/* ------------------------------------------------------------------------------------- notifications (8) */
+/* ---------------------------------------------------------------------------- notifications (8) */
 
 enum kept { FOR_QUESTION = 0, FOR_REGISTRATION = 1, FOR_ANYTHING_ELSE = 2 };
 
-/* Whether a notification finds a receive, and enough stay for what must not wait behind it (VR-FLOW-005, VR-FLOW-009). */
+/* Whether a notification finds a receive, and enough receives stay for messages that must not wait
+ * behind it (VR-FLOW-005, VR-FLOW-009). */
 static bool may_notify(const struct vkr_machine *m, enum kept kept) {
     uint64_t keep = kept == FOR_REGISTRATION && m->asked > 0 ? 0 : (uint64_t)kept;
     if (kept == FOR_ANYTHING_ELSE && m->set.peer_receives <= 3) keep = 1; /* section 8: three receives are enough */
@@ -137,7 +138,7 @@ static void shown(struct vkr_machine *m, uint64_t mark) {
     handled(m, mark);
 }
 
-/* A peer that sends something has taken what its device acknowledged before, as far as keepalives go (section 10). */
+/* For keepalives: a peer that sends has handled what its device had acknowledged (section 10). */
 static void hear(struct vkr_machine *m, uint64_t now) {
     m->heard = now;
     m->shown = m->handled;
@@ -148,7 +149,7 @@ static bool should_ask(const struct vkr_machine *m) {
            2 * (m->sent - m->handled) >= m->set.peer_receives;
 }
 
-/* ----------------------------------------------------------------------------------------- what arrives (5, 7, 9) */
+/* ----------------------------------------------------------------------- what arrives (5, 7, 9) */
 
 static void take_window(struct vkr_machine *m, const struct vkr_message *window) {
     if (m->has_window && m->used < m->window.length) {
@@ -197,7 +198,7 @@ void vkr_received(struct vkr_machine *m, uint64_t now, const uint8_t *bytes, siz
     }
 }
 
-/* Goes on to the next window once this one is full and its memory is free (VR-MEM-010, VR-MEM-003). */
+/* Goes on to the next window once this one is full and its memory free (VR-MEM-010, VR-MEM-003). */
 static void rotate(struct vkr_machine *m) {
     bool is_read = m->read == m->set.window;
     if (m->received < m->set.window || m->draining || (m->set.windows == 1 && !is_read)) return;
@@ -244,7 +245,7 @@ void vkr_consumed(struct vkr_machine *m, uint32_t length) {
     rotate(m);
 }
 
-/* ------------------------------------------------------------------------------------------------ sending (6) */
+/* ---------------------------------------------------------------------------------- sending (6) */
 
 uint32_t vkr_space(const struct vkr_machine *m, uint32_t *offset) {
     uint64_t free = m->set.send_buffer - (m->written - m->done); /* VR-XFER-011 */
@@ -305,7 +306,8 @@ static bool send_keepalive(struct vkr_machine *m, uint64_t now, struct vkr_actio
     m->keepalive_due = false;
     m->keepalive_under_way = true;
     m->keepalive_since = now;
-    /* Where the peer may have no receive left, an empty WRITE asks its device (VR-KEEP-004, VR-KEEP-006). */
+    /* If the peer may have no receive left, an empty WRITE asks its device (VR-KEEP-004,
+     * VR-KEEP-006). */
     if (may_notify(m, FOR_ANYTHING_ELSE) && m->sent - m->shown + 1 < m->set.peer_receives) {
         message.kind = VKR_KEEPALIVE;
         return send_message(m, &message, action);
@@ -357,7 +359,7 @@ static bool next_write(struct vkr_machine *m, struct vkr_action *action) {
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------------- time */
+/* ----------------------------------------------------------------------------------------- time */
 
 static enum vkr_wait waits_for(const struct vkr_machine *m) {
     bool bytes = m->written > m->posted;

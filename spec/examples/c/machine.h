@@ -1,6 +1,7 @@
 /*
- * The protocol's machine, one connection, either role: no memory of its own, no clock, no device. Whoever drives it tells it what
- * happened, then does what vkr_next() says until there is nothing left. Times are milliseconds of any clock that only goes forward.
+ * The protocol's machine for one connection, in either role. It has no memory of its own, no clock
+ * and no device. The driver reports each event, then performs what vkr_next() returns until nothing
+ * is left. Times are milliseconds of a clock that never goes back.
  *
  * Ids in comments are requirements of ../../requirements.md, sections those of ../../protocol.md.
  */
@@ -13,7 +14,7 @@
 
 enum { VKR_MESSAGE = 32, VKR_MOST_REQUESTS = 1024, VKR_MOST_ANSWERS = 1024 };
 
-/* ---------------------------------------------------------------------------------------------- control messages */
+/* ----------------------------------------------------------------------------- control messages */
 
 enum vkr_kind { VKR_GET_SERVER_FEATURE, VKR_SET_CLIENT_FEATURE, VKR_KEEPALIVE, VKR_REGISTER_XFER_MEMORY, VKR_KINDS };
 
@@ -28,7 +29,7 @@ struct vkr_message {
 const char *vkr_decode(const uint8_t *bytes, size_t length, struct vkr_message *message);
 void vkr_encode(const struct vkr_message *message, uint8_t bytes[VKR_MESSAGE]);
 
-/* --------------------------------------------------------------------------------------------------- connection */
+/* ----------------------------------------------------------------------------------- connection */
 
 enum vkr_state { VKR_CONNECTING, VKR_OPEN, VKR_CLOSING, VKR_CLOSED, VKR_FAILED };
 enum vkr_blame { VKR_NOBODY, VKR_INVALID_MESSAGE, VKR_PEER_MISBEHAVED, VKR_PEER_INCOMPATIBLE, VKR_TRANSPORT };
@@ -68,17 +69,18 @@ struct vkr_machine {
     struct vkr_message window;
     uint32_t used;
 
-    /* Bytes of the stream, since the beginning: taken from the application, posted, acknowledged. */
+    /* Bytes of the stream since its beginning: taken from the application, posted, acknowledged. */
     uint64_t written, posted, done;
 
-    /* Work requests under way, oldest first. All ask for a completion. */
+    /* Work requests in flight, oldest first. All ask for a completion. */
     struct request {
         uint64_t bytes, sent;                 /* the counts after it */
         bool keepalive;
     } request[VKR_MOST_REQUESTS];
     uint64_t requested, completed;
 
-    /* Notifications (section 8): posted; of these, known to be handled; of these, known without completions. */
+    /* Notifications (section 8): posted; of these, known to be handled; of these, known without
+     * completions. */
     uint64_t sent, handled, shown;
     uint64_t filled, registered, asked;       /* marks, 0 if there is none; `asked` is one more than what it proves */
     bool patient;
@@ -116,7 +118,8 @@ void vkr_disconnected(struct vkr_machine *m); /* after all completions that are 
 void vkr_tick(struct vkr_machine *m, uint64_t now);
 uint64_t vkr_due(const struct vkr_machine *m); /* when to call vkr_tick at the latest; UINT64_MAX: never */
 
-/* What the application does. Bytes are put at the offset that vkr_space() tells before vkr_wrote(). */
+/* The application's calls. It puts bytes at the offset that vkr_space() returns, then calls
+ * vkr_wrote(). */
 uint32_t vkr_space(const struct vkr_machine *m, uint32_t *offset);
 void vkr_wrote(struct vkr_machine *m, uint32_t length);
 uint32_t vkr_readable(const struct vkr_machine *m, unsigned *region, uint32_t *offset);

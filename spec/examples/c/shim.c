@@ -16,7 +16,7 @@ static const char *const KIND[VKR_KINDS] = {"GetServerFeature", "SetClientFeatur
 static const char *const STATE[] = {"connecting", "open", "closing", "closed", "failed"};
 static const char *const BLAME[] = {NULL, "invalid-message", "peer-misbehaved", "peer-incompatible", "transport"};
 
-/* ------------------------------------------------------------------------ lines: flat JSON objects, nothing nested */
+/* ----------------------------------------------------- lines: flat JSON objects, nothing nested */
 
 static void stop(const char *what, const char *where) {
     fprintf(stderr, "%s: %s\n", what, where);
@@ -80,7 +80,7 @@ static void reply_hex(const char *is, const uint8_t *bytes) {
     reply("\"}");
 }
 
-/* ----------------------------------------------------------------------------------------------- control messages */
+/* ----------------------------------------------------------------------------- control messages */
 
 static void decode(const char *line) {
     struct vkr_message message;
@@ -119,7 +119,7 @@ static void encode(const char *line) {
     reply_hex("bytes", bytes);
 }
 
-/* -------------------------------------------------------------------------------------------------------- traces */
+/* --------------------------------------------------------------------------------------- traces */
 
 static struct vkr_machine m;
 static uint64_t now;
