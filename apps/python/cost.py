@@ -32,7 +32,7 @@ class Ours:
     def __init__(self, url, registered=False, new=False):
         import valkey_rdma
 
-        self._client = valkey_rdma.Client(url)
+        self._client = valkey_rdma.Client(url, timeout=600, connect_timeout=600)
         self._registered, self._new = registered, new
 
     def begin(self, arena):
