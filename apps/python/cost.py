@@ -1,7 +1,8 @@
 """Counts what SET and GET of large values cost in Python, beside redis-py, GLIDE and LMCache's own connector.
 
-Of each client, in one process: user instructions by callgrind, without those of softrdma's device, and bytes that were copied or cleared
-in user space in blocks of a KiB and more, both for a byte of the value. `lab/run soft apps/python/cost` prints the table, of the server that VALKEY_TEST_URL names.
+Each client has a process of its own. Counted are, for each byte of the value: user instructions by callgrind, without those of
+softrdma's device; and bytes that were copied or cleared in user space, in blocks of a KiB and more. The kernel's copies over TCP are not
+counted. `lab/run soft apps/python/cost` prints the table, of the server that VALKEY_TEST_URL names.
 
     cost.py              the table
     cost.py CLIENT       does the work of one client, as the table has it done
@@ -13,7 +14,6 @@ import importlib.machinery
 import importlib.util
 import os
 import pathlib
-import re
 import select
 import subprocess
 import sys
@@ -23,6 +23,7 @@ import time
 MIB = 1 << 20
 SIZES = (1, 16, 64)
 TURNS = 2
+TORCH = "void _ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEE15_M_replace_coldEPcmPKcmm(void) { __builtin_trap(); }"
 
 
 class Ours:
@@ -31,7 +32,7 @@ class Ours:
     def __init__(self, url, registered=False, new=False):
         import valkey_rdma
 
-        self._client = valkey_rdma.Client(url)
+        self._client = valkey_rdma.Client(url, timeout=600, connect_timeout=600)
         self._registered, self._new = registered, new
 
     def begin(self, arena):
@@ -44,6 +45,10 @@ class Ours:
 
     def get(self, view):
         return self._client.get("key") if self._new else self._client.get_into("key", view)
+
+    def windows(self):
+        """Return the bytes that were copied out of windows, or into send buffers: by assembly, which no preloaded function sees."""
+        return self._client.counts.bytes_copied if self._client.transport == "rdma" else 0
 
     def end(self):
         if self._registered:
@@ -67,6 +72,9 @@ class RedisPy:
     def get(self, _view):
         return self._client.get("key")
 
+    def windows(self):
+        return 0
+
     def end(self):
         pass
 
@@ -87,7 +95,8 @@ class Glide(RedisPy):
 class LMCache(RedisPy):
     """The native connector of LMCache's RESP adapter, without the package around it.
 
-    It is linked with torch's libraries, so the table tells the loader where they are.
+    It is linked with libraries of torch, of which it uses no function. They have a part of a newer libstdc++, for strings that overlap,
+    which it never calls. So :data:`TORCH` takes their place, and a call would end the process.
     """
 
     def __init__(self, host, port):
@@ -131,13 +140,11 @@ def clients(url):
 
 
 def work(url, name):
-    """Do each operation once, and then as often as is counted; what is counted stands between two marks."""
-    program = ctypes.CDLL(None)
-    counted = [getattr(program, name, None) for name in ("cost_copied", "cost_cleared")]
-    for count in filter(None, counted):
+    """Do each operation once, and then as often as is counted."""
+    library = ctypes.CDLL(os.environ["COST_LIBRARY"])
+    for count in (library.cost_copied, library.cost_cleared):
         count.restype = ctypes.c_ulonglong
-    # callgrind writes what it has counted when the C function behind this is called, as none of the clients does.
-    mark = os.getloadavg
+    begin, end = library.cost_begin, library.cost_end
     client = clients(url)[name]()
     for mib in SIZES:
         arena = bytearray(os.urandom(MIB) * mib)
@@ -145,14 +152,14 @@ def work(url, name):
         client.begin(arena)
         for act in (client.set, client.get):
             act(view)
-            before = [count() for count in counted] if counted[0] else [0, 0]
+            before = library.cost_copied() + client.windows(), library.cost_cleared()
             began = time.perf_counter()
-            mark()
+            begin()
             for _turn in range(TURNS):
                 act(view)
-            mark()
+            end()
             ended = time.perf_counter()
-            after = [count() for count in counted] if counted[0] else [0, 0]
+            after = library.cost_copied() + client.windows(), library.cost_cleared()
             copied, cleared = (new - old for new, old in zip(after, before, strict=True))
             size = TURNS * mib * MIB
             print(act.__name__, mib, copied / size, cleared / size, (ended - began) / TURNS * 1e3, flush=True)
@@ -161,10 +168,10 @@ def work(url, name):
 
 
 def instructions(folder):
-    """Return the instructions between each two marks, in order, without those of softrdma."""
+    """Return the counted instructions of each operation, in order, without those of softrdma."""
     counts = []
-    for number in range(2, 4 * len(SIZES) + 1, 2):
-        (path,) = (one for one in folder.iterdir() if re.fullmatch(rf"out\.{number}", one.name))
+    for number in range(1, 2 * len(SIZES) + 1):
+        path = folder / f"out.{number}"
         names, device, total, call = {}, False, 0, False
         for line in path.read_text().splitlines():
             if line.startswith("ob="):
@@ -192,8 +199,10 @@ def table(url):
         library = folder / "cost.so"
         flags = ["-O2", "-fPIC", "-shared", "-fno-builtin", "-fno-tree-loop-distribute-patterns"]
         subprocess.run(["cc", *flags, "-o", library, here.with_name("cost.c")], check=True)
-        (torch,) = importlib.util.find_spec("torch").submodule_search_locations
-        environment["LD_LIBRARY_PATH"] = str(pathlib.Path(torch, "lib"))
+        for torch in ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"):
+            command = ["cc", "-shared", "-fPIC", "-o", folder / torch, "-x", "c", "-"]
+            subprocess.run(command, input=TORCH, text=True, check=True)
+        environment |= {"LD_LIBRARY_PATH": str(folder), "COST_LIBRARY": str(library)}
         preloaded = " ".join(filter(None, [str(library), os.environ.get("LD_PRELOAD")]))
         for client in clients(url):
             alone = [sys.executable, "-P", here, client]
@@ -202,7 +211,7 @@ def table(url):
             )
             out = folder / client.replace(" ", "-").replace("/", "-")
             out.mkdir()
-            command = ["valgrind", "--quiet", "--tool=callgrind", "--dump-before=getloadavg"]
+            command = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]
             command += [f"--callgrind-out-file={out}/out", "--combine-dumps=no"]
             under = subprocess.run(command + alone, env=environment, capture_output=True, text=True)
             lines = counted.stdout.splitlines()

@@ -1,4 +1,6 @@
-//! Addresses of servers: `SCHEME[+cluster]://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…][/DATABASE]`.
+//! Addresses of servers.
+//!
+//! The form is `SCHEME[+cluster]://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…][/DATABASE]`.
 
 use percent_encoding::percent_decode_str;
 use rdma_kv::Login;
@@ -10,20 +12,20 @@ pub(crate) const FORMS: &str = "valkey://HOST[:PORT], rdma://HOST[:PORT], tcp://
                                 valkey+cluster://HOST[:PORT],…, or rdma+cluster or tcp+cluster; before the host may stand \
                                 [USER]:PASSWORD@, in which %XX is a byte, and behind all of it /DATABASE";
 
-/// An address, taken apart.
+/// A parsed address.
 pub(crate) struct Address {
     pub(crate) scheme: String,
-    /// The hosts, each perhaps with a port: one, or those of a cluster that are known at first.
+    /// One host, or some nodes of a cluster. Each may have a port.
     pub(crate) hosts: Vec<String>,
     pub(crate) cluster: bool,
     pub(crate) login: Login,
-    /// The address without the user and the password, to be shown.
+    /// The address without the user and the password, for messages.
     pub(crate) shown: String,
 }
 
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Self, Refusal> {
-        // A password may stand before the last @, so no more than what is behind it is shown.
+        // A password may precede the last @, so messages show only what follows it.
         let (before, behind) = match url.rsplit_once('@') {
             Some((before, behind)) => (before, Some(behind)),
             None => (url, None),

@@ -16,35 +16,44 @@ use crate::memory::{Memory, Pieces, new_bytes};
 use crate::server::{Settings, Way};
 use crate::wire::lock;
 
-/// Bytes of a value that `get` makes an object of at most: Valkey's `proto-max-bulk-len`, unless it is set otherwise.
+/// The longest value that `get` returns: the default of Valkey's `proto-max-bulk-len`.
 const LONGEST: usize = 512 << 20;
 
-/// A client for large values on one connection, or of a cluster with one to each primary; one command at a time.
+/// A client for large values: one connection, or in a cluster one to each primary.
 ///
-/// Methods can be called from several threads; each waits for the one before. While a method waits, other threads run.
+/// A client runs one command at a time. Several threads may call its methods; each call waits
+/// for the one before. While a method waits, other threads run.
 ///
 /// Args:
-///     url: `rdma://HOST[:PORT]` for a server through an RDMA device, `tcp://HOST[:PORT]` for one over TCP, `valkey://HOST[:PORT]` for RDMA
-///         where that connects and TCP otherwise, or `embedded://NAME` for a small store inside this process, for trying out. The port
-///         is 6379 if none is given. Of a cluster, some nodes: `rdma+cluster://HOST[:PORT],HOST[:PORT]`, and `tcp+cluster` and
-///         `valkey+cluster` likewise; each node listens for RDMA on the number of its TCP port. With a password, `rdma://:PASSWORD@HOST`,
-///         or `rdma://USER:PASSWORD@HOST` for a user of the server's access control list; `%40` is an `@` in them, as in other URLs.
-///         With another database than 0, `rdma://HOST/DATABASE`. Neither RDMA nor TCP encrypts them; no message shows a password.
-///     timeout: Seconds that a command may take, 60 unless given, however slowly the server answers; the connection is lost then. None waits for ever.
-///     connect_timeout: Seconds that connecting may take, for each of the host's addresses.
-///     window: Bytes of a receive window, over RDMA. Values of several windows land in a registered buffer.
+///     url: The address of the server.
+///         `rdma://HOST[:PORT]` connects through an RDMA device, `tcp://HOST[:PORT]` over TCP, and
+///         `valkey://HOST[:PORT]` over RDMA if that connects, and over TCP otherwise.
+///         `embedded://NAME` is a small store inside this process, for trying out.
+///         The default port is 6379.
+///         `rdma+cluster://HOST[:PORT],HOST[:PORT]` names some nodes of a cluster;
+///         `tcp+cluster` and `valkey+cluster` exist, too. Each node listens for RDMA on the number
+///         of its TCP port.
+///         `rdma://:PASSWORD@HOST` logs in with a password, `rdma://USER:PASSWORD@HOST` as a user
+///         of the server's access control list; `%40` is an `@` in both, as in other URLs.
+///         `rdma://HOST/DATABASE` selects a database; the default is 0.
+///         Neither RDMA nor TCP encrypts a password. No message shows one.
+///     timeout: Seconds that a command may take, however slowly the server answers. The default is
+///         60; None has no limit. A command that takes longer loses the connection.
+///     connect_timeout: Seconds that connecting to each address of a host may take.
+///     window: Bytes of a receive window over RDMA. Values of several windows land in a registered
+///         buffer.
 ///
 /// Raises:
-///     ConnectError: The address is none, there is no RDMA device, the server cannot be reached, or it refuses the password or the
-///         database; the message says which.
+///     ConnectError: The address is invalid, there is no RDMA device, the server cannot be reached,
+///         or it refuses the password or the database. The message says which.
 #[pyclass(frozen, module = "valkey_rdma", weakref)]
 pub(crate) struct Client {
     address: Arc<Address>,
     settings: Settings,
-    /// None once it was closed.
+    /// None after `close`.
     target: Mutex<Option<Target>>,
     line: Mutex<State>,
-    /// As of the last command, so that they can be read while one is under way.
+    /// As of the last command, so that they can be read while another one runs.
     counts: Mutex<(rdma_kv::Counts, Option<rdma_kv::Routing>)>,
 }
 
@@ -62,8 +71,10 @@ impl Client {
         Ok(Self { address, settings, target: Mutex::new(Some(target)), line, counts })
     }
 
-    /// Does a command while other Python threads run. What loses the connection ends it: when the error is raised, nothing uses a
-    /// buffer for this connection any more.
+    /// Runs a command while other Python threads run.
+    ///
+    /// An error that loses the connection ends it first. So when the error is raised, this
+    /// connection uses no buffer any more.
     fn command<R: Send>(
         &self,
         py: Python<'_>,
@@ -115,18 +126,19 @@ impl Client {
             let target = Target::named(&address, settings).map_err(Failure::Connect)?;
             Self::connect(address, settings, target)
         });
-        // Not with the address, which may hold a password.
+        // Without the address, which may contain a password.
         connected.map_err(|failure| failure.raised(py, ""))
     }
 
     /// Connect again to the same server, with the same settings.
     ///
-    /// What is registered with this client is with the new one, too, and what will be: their connections are in one protection domain, so
-    /// memory is registered once. This also works after this client has lost its connection, but not after `close()`.
+    /// Both clients share their registered buffers, also those that are registered later: their
+    /// connections are in one protection domain. This works after this client has lost its
+    /// connection, and fails after `close()`.
     ///
     /// Raises:
     ///     ConnectError: The server cannot be reached, or refuses the password or the database.
-    ///     ConnectionLost: This client was closed.
+    ///     ConnectionLost: This client is closed.
     fn another(&self, py: Python<'_>) -> PyResult<Self> {
         let connected = py.detach(|| {
             let target = lock(&self.target).clone().ok_or(Failure::Closed)?;
@@ -135,25 +147,30 @@ impl Client {
         connected.map_err(|failure| failure.raised(py, self.url()))
     }
 
-    /// Register a writable buffer, so that values land in it and are sent from it without a copy.
+    /// Register a writable buffer. Values land in it and are sent from it without a copy.
     ///
-    /// Registering pins the memory, which takes about as long as copying it: do it once for memory that is used often. Parts of
-    /// the buffer (a slice of a memoryview, a view of an array) are recognised by their address and need no registration of their own.
-    /// No other call registers anything. Over TCP everything is copied, registered or not.
+    /// Registering pins the memory, which takes about as long as copying it. Register memory once
+    /// if it is used often. Parts of the buffer (a slice of a memoryview, a view of an array) are
+    /// found by their address and need no registration of their own. No other call registers
+    /// memory. Over TCP the kernel copies all bytes, registered or not.
     ///
-    /// Until `unregister()`, or until this client and all that `another()` made are closed, the object is kept alive and refuses to be
-    /// resized (`BufferError`), and the server can write to the memory at any time: one that obeys the protocol writes only values
-    /// that were asked for. Register a buffer with one server only, and change it while no command uses it.
+    /// A buffer stays registered until `unregister()`, or until this client and all clients of
+    /// `another()` are closed. Until then the object is kept alive and cannot be resized
+    /// (`BufferError`), and the server can write to the memory at any time. A server that obeys
+    /// the protocol writes only requested values. Register a buffer with one server only, and
+    /// change it only while no command uses it.
     ///
     /// Args:
     ///     buffer: The buffer.
-    ///     slice_length: Bytes of a registration; None for one registration of the whole buffer. Some cards are slow with one
-    ///         registration of many GiB. Up to two windows of a value are copied for each slice that the value touches.
+    ///     slice_length: Bytes of a registration. None registers the whole buffer at once. Some
+    ///         cards are slow with one registration of many GiB. For each slice that a value
+    ///         touches, up to two of its windows are copied.
     ///
     /// Raises:
-    ///     BufferError: The buffer is read-only, not contiguous or empty, or some of it is registered already.
-    ///     RegistrationError: The memory cannot be registered; the message says which limit is in the way.
-    ///     ConnectionLost: The connection is lost, or was closed.
+    ///     BufferError: The buffer is read-only, not contiguous or empty, or a part of it is
+    ///         registered already.
+    ///     RegistrationError: The memory cannot be registered. The message names the limit.
+    ///     ConnectionLost: The connection is lost, or the client is closed.
     ///     ValueError: `slice_length` is zero.
     #[pyo3(signature = (buffer, *, slice_length = None))]
     fn register(
@@ -185,8 +202,10 @@ impl Client {
         }
     }
 
-    /// Undo `register()`: the buffer is the caller's alone when this returns, unless a command of another thread uses it; then it is
-    /// when that command ends.
+    /// Undo `register()`.
+    ///
+    /// The buffer is the caller's alone when this returns. If a command of another thread uses the
+    /// buffer, it is when that command ends.
     ///
     /// Raises:
     ///     BufferError: No registered buffer begins where this one does.
@@ -201,14 +220,15 @@ impl Client {
 
     /// Get a value into a writable, contiguous buffer, from its first byte on.
     ///
-    /// A shorter value leaves the end of the buffer as it was. When this returns or raises, whatever it raises, the command does not use
-    /// the buffer any more; after an error, its contents are undefined.
+    /// A shorter value leaves the rest of the buffer unchanged. When this returns or raises, the
+    /// command does not use the buffer any more. After an exception the contents are undefined.
     ///
     /// Returns:
     ///     The length of the value in bytes; None if there is no such key.
     ///
     /// Raises:
-    ///     ValueTooLong: The value is longer than the buffer. It was read and dropped; the client can be used further.
+    ///     ValueTooLong: The value is longer than the buffer. It was read and dropped; the client
+    ///         can be used further.
     ///     Refused: The server refused the command; the client can be used further.
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
     fn get_into(&self, py: Python<'_>, key: Key, buffer: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
@@ -216,14 +236,16 @@ impl Client {
         self.command(py, |link| link.get_into(&key.0, &mut pieces))
     }
 
-    /// Get a value as new bytes, which are not registered memory. It asks for the length first.
+    /// Get a value as new bytes, which are not registered memory.
+    ///
+    /// This requests the length first.
     ///
     /// Returns:
     ///     The value; None if there is no such key.
     ///
     /// Raises:
     ///     Refused: The server refused the command; the client can be used further.
-    ///     ValueTooLong: The value has more than 512 MiB, or grew each of the three times that it was asked for.
+    ///     ValueTooLong: The value has more than 512 MiB, or grew during each of three attempts.
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
     fn get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let mut room = usize::try_from(self.command(py, |link| link.strlen(&key.0))?)?.min(LONGEST);
@@ -237,7 +259,7 @@ impl Client {
                     let value = len.and_then(|len| bytes.as_bytes().get(..len));
                     return Ok(value.map(|value| PyBytes::new(py, value)));
                 }
-                // It has grown since it was asked how long it is.
+                // The value has grown since its length was requested.
                 Err(error) if more > 0 && error.is_instance_of::<raised::ValueTooLong>(py) => {
                     more -= 1;
                     room = error.value(py).getattr("length")?.extract::<usize>()?.min(LONGEST);
@@ -247,14 +269,16 @@ impl Client {
         }
     }
 
-    /// Get many values, each into a buffer of its own; commands are sent as far ahead of the replies as the server takes them.
+    /// Get many values, each into a buffer of its own.
+    ///
+    /// Commands are sent ahead of the replies, as far as the server accepts them.
     ///
     /// Args:
     ///     parts: Pairs of a key and a writable, contiguous buffer.
     ///
     /// Returns:
-    ///     For each pair the length of the value in bytes, None if there is no such key, or the error of this one: `ValueTooLong` or
-    ///     `Refused`.
+    ///     For each pair the length of the value in bytes, None if there is no such key, or an
+    ///     error of this pair: `ValueTooLong` or `Refused`.
     ///
     /// Raises:
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
@@ -264,12 +288,14 @@ impl Client {
         told(py, self.command(py, |link| link.mget_into(&parts, &mut pieces))?.into_iter())
     }
 
-    /// Set a key to the bytes of a contiguous buffer. When this returns or raises, the command does not use the buffer any more.
+    /// Set a key to the bytes of a contiguous buffer.
+    ///
+    /// When this returns or raises, the command does not use the buffer any more.
     ///
     /// Args:
     ///     key: The key.
     ///     buffer: Its value.
-    ///     ttl: Seconds that the key lives, in steps of a millisecond; None for ever.
+    ///     ttl: The key's lifetime in seconds, in steps of a millisecond. None has no limit.
     ///
     /// Raises:
     ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
@@ -287,7 +313,12 @@ impl Client {
         self.command(py, |link| link.set_from(&key.0, &pieces, lives))
     }
 
-    /// Set a key to a `str`, which is encoded in UTF-8, or to bytes; otherwise as `set_from`.
+    /// Set a key to a `str`, which is encoded in UTF-8, or to bytes.
+    ///
+    /// Args:
+    ///     key: The key.
+    ///     value: Its value.
+    ///     ttl: The key's lifetime in seconds, in steps of a millisecond. None has no limit.
     ///
     /// Raises:
     ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
@@ -300,11 +331,13 @@ impl Client {
         }
     }
 
-    /// Set many keys, each to the bytes of a buffer of its own; commands are sent as far ahead of the replies as the server takes them.
+    /// Set many keys, each to the bytes of a buffer of its own.
+    ///
+    /// Commands are sent ahead of the replies, as far as the server accepts them.
     ///
     /// Args:
     ///     parts: Pairs of a key and a contiguous buffer.
-    ///     ttl: Seconds that the keys live, in steps of a millisecond; None for ever.
+    ///     ttl: The keys' lifetime in seconds, in steps of a millisecond. None has no limit.
     ///
     /// Returns:
     ///     For each pair None, or `Refused` if the server refused this one.
@@ -325,7 +358,7 @@ impl Client {
         told(py, results.into_iter().map(|result| result.map(|()| None)))
     }
 
-    /// Count how many of these keys there are; one that is named twice counts twice.
+    /// Return how many of these keys exist. A key that is named twice counts twice.
     #[pyo3(signature = (*keys))]
     fn exists(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<u64> {
         let keys = several(keys)?;
@@ -333,7 +366,7 @@ impl Client {
         self.command(py, |link| link.exists(&keys))
     }
 
-    /// Tell of each key whether it is there; the questions are sent ahead of the answers.
+    /// Return for each key whether it exists. Commands are sent ahead of the replies.
     #[pyo3(signature = (*keys))]
     fn present(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<Vec<bool>> {
         let keys = several(keys)?;
@@ -341,7 +374,7 @@ impl Client {
         self.command(py, |link| link.present(&keys))
     }
 
-    /// Delete keys. Returns how many there were.
+    /// Delete keys. Returns how many existed.
     #[pyo3(signature = (*keys))]
     fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<u64> {
         let keys = several(keys)?;
@@ -354,10 +387,11 @@ impl Client {
         self.command(py, |link| link.strlen(&key.0))
     }
 
-    /// Ask every node how much memory it uses (`INFO memory`).
+    /// Return how much memory each node uses (`INFO memory`).
     ///
     /// Returns:
-    ///     For each node, by its address, a dict of `used_memory` and `maxmemory` in bytes; the latter is 0 where nothing limits it.
+    ///     For each node, by its address, a dict of `used_memory` and `maxmemory` in bytes. A
+    ///     `maxmemory` of 0 is no limit.
     ///
     /// Raises:
     ///     Refused: A server refused the command; the client can be used further.
@@ -374,15 +408,18 @@ impl Client {
         Ok(told)
     }
 
-    /// Counts of how the bytes of values went, as of the last command that has ended.
+    /// Counts of bytes landed, lent and copied, as of the last command that has ended.
     #[getter]
     fn counts(&self) -> Counts {
         Counts::from(lock(&self.counts).0)
     }
 
-    /// What the nodes of a cluster have told this client, as of the last command: keys that had `moved`, that it was `asked` to look for
-    /// elsewhere, that were `repeated` since their node was lost or did not serve them then; how often it `refreshed` its map of the
-    /// slots; and how often it `connected` to a node. None if this is no client of a cluster.
+    /// Counts of a cluster's redirections, as of the last command that has ended.
+    ///
+    /// `moved` and `asked` are keys that a node redirected with MOVED and ASK. `repeated` are keys
+    /// that were tried again because their node was lost or could not serve them. `refreshed` is
+    /// how often the map of slots was requested, `connected` how often a node was connected to.
+    /// None if the server is not a cluster.
     #[getter]
     fn routing<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(routing) = lock(&self.counts).1 else { return Ok(None) };
@@ -399,7 +436,7 @@ impl Client {
         Ok(Some(told))
     }
 
-    /// What the connections are made of: `rdma`, `tcp` or `embedded`. None once the client was closed.
+    /// The transport: `rdma`, `tcp` or `embedded`. None after `close()`.
     #[getter]
     fn transport(&self, py: Python<'_>) -> Option<&'static str> {
         match py.detach(|| lock(&self.target).as_ref().and_then(Target::way))? {
@@ -409,7 +446,7 @@ impl Client {
         }
     }
 
-    /// Why a client of `valkey://` does not use RDMA; None if it does, or was not asked to.
+    /// Why a client of `valkey://` does not use RDMA. None if it does, and for other addresses.
     #[getter]
     fn no_rdma(&self, py: Python<'_>) -> Option<String> {
         match py.detach(|| lock(&self.target).as_ref().and_then(Target::way))? {
@@ -418,18 +455,20 @@ impl Client {
         }
     }
 
-    /// How many buffers are registered with this client and all that `another()` made.
+    /// How many buffers are registered, with this client and all clients of `another()`.
     #[getter]
     fn registrations(&self, py: Python<'_>) -> usize {
         py.detach(|| lock(&self.target).as_ref().map_or(0, Target::registrations))
     }
 
-    /// Close the connection, after the command that is under way. Buffers stay registered for as long as a client is open that
-    /// `another()` made, or that made this one.
+    /// Close the connection, after the running command.
+    ///
+    /// Buffers stay registered while a client is open that shares them by `another()`.
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
-            // In this order: a connection ends before what is registered for it goes. What goes attaches to the interpreter to give buffers
-            // back, so no lock is held by then that anybody waits for who is attached.
+            // In this order: a connection ends before its memory is deregistered. Releasing a
+            // buffer attaches to the interpreter. So no lock is held that an attached thread may
+            // wait for.
             let line = std::mem::replace(&mut *lock(&self.line), State::Closed);
             drop(line);
             let target = lock(&self.target).take();
@@ -465,14 +504,14 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// One that nobody has closed is closed while other Python threads run, too: the connection's end is waited for, and what was
-    /// registered is deregistered.
+    /// Closes the client while other Python threads run: waits for the connection's end, and
+    /// deregisters the memory.
     fn drop(&mut self) {
         Python::attach(|py| self.close(py));
     }
 }
 
-/// A key: `bytes`, or a `str` that is encoded in UTF-8.
+/// A key: `bytes`, or a `str`, which is encoded in UTF-8.
 struct Key(Vec<u8>);
 
 impl<'py> FromPyObject<'_, 'py> for Key {
@@ -489,7 +528,7 @@ impl<'py> FromPyObject<'_, 'py> for Key {
     }
 }
 
-/// Returns the keys, and the memory that `of` makes of the buffers, of an iterable of pairs.
+/// Returns the keys of an iterable of pairs, and the memory of the buffers by `of`.
 fn pairs(
     parts: &Bound<'_, PyAny>,
     of: impl Fn(&Bound<'_, PyAny>) -> PyResult<Memory>,
@@ -508,7 +547,7 @@ fn named_parts<'a>(keys: &'a [Key], pieces: &Pieces) -> Vec<Part<'a>> {
     keys.iter().zip(pieces.ranges()).map(|(key, range)| Part { key: &key.0, range }).collect()
 }
 
-/// Returns results as Python has them: a length, None, or an exception that was not raised.
+/// Converts results to Python: a length, None, or an exception that is not raised.
 fn told(
     py: Python<'_>,
     results: impl Iterator<Item = Result<Option<usize>, rdma_kv::Error>>,
@@ -520,7 +559,7 @@ fn told(
     told.collect()
 }
 
-/// Returns the keys of a command that takes at least one.
+/// Returns the keys of a command that needs at least one.
 fn several(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
     if keys.is_empty() {
         return Err(PyTypeError::new_err("at least one key is needed"));

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-/// Counts of how the bytes of values went.
+/// Counts of bytes landed, lent and copied.
 ///
 /// Attributes:
 ///     bytes_landed: Bytes that the server wrote into registered buffers itself.

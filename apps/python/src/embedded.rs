@@ -1,4 +1,4 @@
-//! Stores inside this process, each on a fabric of its own, for trying out: no device, no server.
+//! Stores inside this process, each on a fabric of its own, for trying out without a server.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use crate::wire::lock;
 /// Where a store listens on its fabric.
 pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 6379);
 
-/// How long a store that cannot accept connections waits until it accepts again.
+/// How long a store waits after it could not accept a connection.
 const REST: Duration = Duration::from_millis(10);
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
@@ -28,10 +28,10 @@ struct Embedded {
     clients: SoftSim,
 }
 
-/// By name. They last as long as the process.
+/// The stores by name. They last as long as the process.
 static STORES: Mutex<Option<HashMap<String, Embedded>>> = Mutex::new(None);
 
-/// Returns the store of this name, which is made if there is none.
+/// Returns the store of this name, and creates it if there is none.
 fn store(name: &str) -> Result<Embedded, Refusal> {
     let mut stores = lock(&STORES);
     let stores = stores.get_or_insert_default();
@@ -45,12 +45,13 @@ fn store(name: &str) -> Result<Embedded, Refusal> {
     thread::Builder::new().name(format!("embedded {name}")).spawn(move || {
         loop {
             let Ok((stream, _)) = listener.accept() else {
-                // The process has no descriptor or memory left for this one (`Listener::try_accept`), who was told so.
+                // The process has no descriptor or memory left for this client, which gets an
+                // error (`Listener::try_accept`).
                 thread::sleep(REST);
                 continue;
             };
             let store = Arc::clone(&store);
-            // Ends with the client; one that finds no thread is not served.
+            // The thread ends with the client. A client without a thread is not served.
             let _served = thread::Builder::new().spawn(move || store.serve(stream));
         }
     })?;
@@ -58,12 +59,12 @@ fn store(name: &str) -> Result<Embedded, Refusal> {
     Ok(embedded)
 }
 
-/// Returns the machine on the fabric of the store of this name from which clients connect.
+/// Returns the clients' machine on the fabric of this store.
 pub(crate) fn host(name: &str) -> Result<SoftSim, Refusal> {
     Ok(store(name)?.clients)
 }
 
-/// Serves the store of this name over TCP, too, at a free port of the loopback. Returns its address.
+/// Serves this store over TCP, too, at a free port of the loopback. Returns the address.
 pub(crate) fn serve_tcp(name: &str) -> Result<SocketAddr, Refusal> {
     let store = store(name)?.store;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -23,7 +23,7 @@ pub(crate) enum Failure {
     Register(io::Error),
     /// A command failed.
     Command(rdma_kv::Error),
-    /// An earlier command has lost the connection, by this reason.
+    /// An earlier command lost the connection, for this reason.
     Lost(String),
     /// The client was closed.
     Closed,
@@ -36,7 +36,7 @@ impl From<rdma_kv::Error> for Failure {
 }
 
 impl Failure {
-    /// Returns the reason, if it is one after which the connection cannot be used.
+    /// Returns the reason if the connection is lost.
     pub(crate) fn loses(&self) -> Option<String> {
         match self {
             Self::Command(
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Returns it as an exception, which names the server if the connection is lost.
+    /// Converts to an exception, which names the server if the connection is lost.
     pub(crate) fn raised(self, py: Python<'_>, url: &str) -> PyErr {
         match self {
             Self::Connect(error) => raised::ConnectError::new_err(error.to_string()),

@@ -1,4 +1,4 @@
-//! The native module of the Python package `valkey_rdma`: a client of `rdma-kv` on the memory of Python objects.
+//! The native module of the Python package `valkey_rdma`: `rdma-kv` on memory of Python objects.
 #![deny(unsafe_code)]
 
 mod address;
@@ -22,10 +22,12 @@ mod _native {
     #[pymodule_export]
     use crate::counts::Counts;
 
-    /// Serve the store `embedded://NAME` over TCP as well, at a free port of the loopback interface, for as long as the process lasts.
+    /// Serve the store `embedded://NAME` over TCP as well, at a free port of the loopback.
+    ///
+    /// It is served until the process ends.
     ///
     /// Returns:
-    ///     The address, for `Client`: `tcp://127.0.0.1:PORT`.
+    ///     The address for `Client`: `tcp://127.0.0.1:PORT`.
     #[pyfunction]
     fn serve_embedded(py: Python<'_>, name: &str) -> PyResult<String> {
         let address = py.detach(|| crate::embedded::serve_tcp(name)).map_err(crate::errors::Failure::Connect);

@@ -1,4 +1,4 @@
-//! What a client's commands go over: one connection, or one to each node of a cluster.
+//! The connection of a client, or its connections to the nodes of a cluster.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,10 +14,10 @@ use crate::wire::{Connection, lock};
 
 type Client = rdma_kv::Client<Connection>;
 
-/// Makes a client of the node at an address.
+/// Connects to the node at an address.
 type Dial = Box<dyn FnMut(&str) -> Result<Client, Error> + Send>;
 
-/// Where the connections of a client, and of all that it made, go to, and the memory that is registered for them.
+/// The server or the cluster that a client and its siblings share, with their registered memory.
 pub(crate) enum Target {
     One(Arc<dyn Server>),
     Many(Arc<Nodes>),
@@ -94,7 +94,9 @@ fn log_in(server: &dyn Server, address: &Address, settings: Settings) -> Result<
     Ok(client)
 }
 
-/// The nodes of a cluster. Each has a protection domain of its own, so memory is registered once for each.
+/// The nodes of a cluster.
+///
+/// Each has a protection domain of its own, so memory is registered once with each.
 pub(crate) struct Nodes {
     address: Arc<Address>,
     settings: Settings,
@@ -107,7 +109,7 @@ impl Nodes {
         let told = |refusal: Refusal| Error::Io(std::io::Error::other(refusal));
         let server = self.server(node).map_err(told)?;
         let client = log_in(&*server, &self.address, self.settings).map_err(|refusal| {
-            // A wrong password is wrong the next time, too.
+            // `rdma-kv` does not try again after its own errors, such as a wrong password.
             refusal.downcast::<Error>().map_or_else(told, |error| *error)
         })?;
         let memories: Vec<_> = lock(&self.memories).buffers().cloned().collect();
@@ -117,7 +119,7 @@ impl Nodes {
         Ok(client)
     }
 
-    /// Returns the server at a node, which takes the way of the nodes before it: RDMA for all, or TCP for all.
+    /// Returns the server at a node. All nodes use the transport of the first one.
     fn server(&self, node: &str) -> Result<Arc<dyn Server>, Refusal> {
         let way = {
             let servers = lock(&self.servers);
@@ -146,7 +148,7 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    /// Returns whether a connection that is lost is made again by the next command.
+    /// Returns whether the next command replaces a lost connection.
     pub(crate) const fn heals(&self) -> bool {
         matches!(self, Self::Many(..))
     }
@@ -165,7 +167,7 @@ impl Link {
         }
     }
 
-    /// Registers memory with the server, or with every node. False if some of it is registered.
+    /// Registers memory with the server, or with every node. False if a part is registered.
     pub(crate) fn register(&mut self, memory: rdma_kv::Memory) -> Result<bool, Failure> {
         match self {
             Self::One(client) => client.stream().0.register(memory).map_err(Failure::Register),
@@ -253,7 +255,7 @@ impl Link {
         }
     }
 
-    /// Returns how much memory each node uses; that of one connection is named `alone`.
+    /// Returns how much memory each node uses. `alone` is the name of a single server.
     pub(crate) fn memory(&mut self, alone: &str) -> Result<Vec<(String, MemoryUse)>, Error> {
         match self {
             Self::One(client) => Ok(vec![(alone.into(), client.memory()?)]),

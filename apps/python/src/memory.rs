@@ -9,15 +9,17 @@ use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 
-/// The bytes of a Python object with the buffer protocol. While any clone exists, the object is alive and refuses to move its bytes:
-/// a `bytearray` raises `BufferError` when it is resized, an `mmap` when it is closed.
+/// The bytes of a Python object with the buffer protocol.
+///
+/// While a clone exists, the object is alive and cannot move its bytes: resizing a `bytearray`
+/// and closing an `mmap` raise `BufferError`.
 #[derive(Clone)]
 pub(crate) struct Memory(Arc<PyUntypedBuffer>);
 
 impl Memory {
-    /// Returns the bytes of `object`, to read them.
+    /// Returns the bytes of `object` for reading.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        // A memoryview knows the strides of exporters that give none, as those of ctypes.
+        // A memoryview computes the strides for exporters without them, such as ctypes.
         let view = PyUntypedBuffer::get(PyMemoryView::from(object)?.as_any())?;
         if !view.is_c_contiguous() {
             return Err(PyBufferError::new_err("the bytes of the buffer are not contiguous"));
@@ -25,7 +27,7 @@ impl Memory {
         Ok(Self(Arc::new(view)))
     }
 
-    /// Returns the bytes of `object`, to change them.
+    /// Returns the bytes of `object` for reading and writing.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::of(object)?;
         if memory.0.readonly() {
@@ -44,53 +46,56 @@ impl Memory {
         self.0.len_bytes()
     }
 
-    /// Returns it to be registered: the object is kept until it is deregistered.
+    /// Returns the memory for registration, with a clone that holds the object until then.
     pub(crate) fn to_register(&self) -> rdma_kv::Memory {
-        // SAFETY: the bytes are the exporter's, which keeps them where they are, readable and (by `writable`) writable, until
-        // PyBuffer_Release (Python/C API, "Buffer Protocol"), which is when the clone given along is dropped. No Rust code has references
-        // to them: `read` and `write` copy from and to their address. Of memory that `writable` did not let through only `send` is done,
-        // over TCP, which reads. Who else reads and writes them is Python, which keeps to what
-        // `Client.register` asks of it: nothing is changed while a command uses it, and one buffer is registered with one server.
+        // SAFETY: the exporter keeps the bytes in place, readable and (by `writable`) writable,
+        // until PyBuffer_Release (Python/C API, "Buffer Protocol"). That is when the clone beside
+        // them is dropped. No Rust code has references to the bytes: `read` and `write` copy from
+        // and to their address. Memory that `writable` did not check is only read, by `send` over
+        // TCP. Python code may access the bytes, too, by the rules of `Client.register`: it changes
+        // none while a command uses them, and registers a buffer with one server only.
         unsafe { rdma_kv::Memory::from_raw_parts(self.start(), self.len(), self.clone()) }
     }
 
-    /// Returns the address of the first byte of `range`; `None` if not all of it is inside.
+    /// Returns the address of the first byte of `range`. `None` if `range` exceeds the memory.
     pub(crate) fn at(&self, range: &Range<usize>) -> Option<*mut u8> {
         let inside = range.start <= range.end && range.end <= self.len();
         inside.then(|| self.start().wrapping_add(range.start))
     }
 
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    /// Copies `into.len()` bytes from `offset` on. False, without a copy, if there are fewer.
     #[must_use]
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         let Some(from) = offset.checked_add(into.len()).and_then(|end| self.at(&(offset..end))) else {
             return false;
         };
-        // SAFETY: `at` has checked that as many bytes are inside, and the exporter keeps them where they are until PyBuffer_Release
-        // (Python/C API, "Buffer Protocol"). `into` is Rust's own memory, so they do not overlap. That nobody else changes them
-        // meanwhile is what the caller of the Python method promises, as for `socket.send`.
+        // SAFETY: `at` has checked the range, and the exporter keeps the bytes in place until
+        // PyBuffer_Release (Python/C API, "Buffer Protocol"). `into` is Rust's own memory, so they
+        // do not overlap. The caller of the Python method promises that no other thread changes the
+        // bytes meanwhile, as for `socket.send`.
         unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
         true
     }
 
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
+    /// Copies `from` to `offset` on. False, without a copy, if it does not fit.
     #[must_use]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let Some(into) = offset.checked_add(from.len()).and_then(|end| self.at(&(offset..end))) else {
             return false;
         };
-        // SAFETY: as in `read`; `receive` is reached only with memory that `writable` has let through.
+        // SAFETY: as in `read`. `receive` gets only memory that `writable` has checked.
         unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         true
     }
 }
 
-/// Returns new `bytes` of this length for a value to be received into, and their memory. What they hold before is not defined.
+/// Returns new `bytes` of this length, with undefined contents, and their memory.
 pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, Memory)> {
     let too_long = |_| PyMemoryError::new_err("no bytes are that long");
     let len = pyo3::ffi::Py_ssize_t::try_from(len).map_err(too_long)?;
-    // SAFETY: without a string to copy, the function returns an object of that length to be filled, or null with an exception set
-    // (Python/C API, "Bytes Objects"). It is new, so no other code has it until it is returned to Python.
+    // SAFETY: without a string to copy, the function returns an object of that length to be filled,
+    // or null with an exception set (Python/C API, "Bytes Objects"). The object is new, so no other
+    // code has it before it is returned to Python.
     let bytes =
         unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(ptr::null(), len))? };
     let bytes = bytes.cast_into::<PyBytes>()?;
@@ -98,11 +103,12 @@ pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByt
     Ok((bytes, memory))
 }
 
-/// Pieces of memory one behind the other: the buffer that a client of `rdma-kv` sees, so that one pipeline of commands can have the
-/// memory of many objects.
+/// Several pieces of memory as one buffer of `rdma-kv`.
+///
+/// So one pipeline of commands can use the memory of many objects.
 #[derive(Clone)]
 pub(crate) struct Pieces {
-    /// Each with the offset of its first byte, in order.
+    /// In order, each with the offset of its first byte.
     pieces: Vec<(usize, Memory)>,
     len: usize,
 }
@@ -112,7 +118,7 @@ impl Pieces {
         let mut len = 0_usize;
         let pieces = memories.into_iter().map(|memory| {
             let start = len;
-            // Memory that exists cannot sum up to more than there are addresses; the same memory named often could.
+            // The sum overflows only if a caller names the same memory many times.
             len = start.saturating_add(memory.len());
             (start, memory)
         });
@@ -130,7 +136,7 @@ impl Pieces {
         self.pieces.iter().map(|(_, memory)| memory)
     }
 
-    /// Returns the piece that `range` lies in, and where in it.
+    /// Returns the piece that contains `range`, and the range within it.
     pub(crate) fn locate(&self, range: &Range<usize>) -> Option<(&Memory, Range<usize>)> {
         let behind = self.pieces.partition_point(|(start, _)| *start <= range.start);
         let (start, memory) = self.pieces.get(behind.checked_sub(1)?)?;

@@ -31,7 +31,7 @@ pub(crate) type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// A server, and the memory that is registered for connections to it.
 pub(crate) trait Server: Send + Sync {
-    /// Makes a connection, which uses what is registered.
+    /// Connects. The connection uses the registered memory.
     fn connect(&self) -> Result<Box<dyn Wire>, Refusal>;
 
     /// Deregisters the memory that begins at this address. False if there is none.
@@ -40,20 +40,23 @@ pub(crate) trait Server: Send + Sync {
     /// Returns how many pieces of memory are registered.
     fn registrations(&self) -> usize;
 
-    /// Returns what its connections are made of.
+    /// Returns the transport of its connections.
     fn way(&self) -> Way;
 }
 
-/// What connections are made of.
+/// The transport of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Rdma,
-    /// With the reason why it is not RDMA, where that was asked for first.
+    /// With the reason why it is not RDMA, for addresses of `valkey://`.
     Tcp(Option<String>),
     Embedded,
 }
 
-/// Returns the server at a host of an address. `valkey://` is RDMA where that connects, otherwise TCP; or whatever `way` says.
+/// Returns the server at a host of an address.
+///
+/// With `valkey://`, `way` decides the transport. If it is `None`: RDMA if that connects, and TCP
+/// otherwise.
 pub(crate) fn named(
     address: &Address,
     host: &str,
@@ -62,7 +65,7 @@ pub(crate) fn named(
 ) -> Result<Arc<dyn Server>, Refusal> {
     let mut options = rdma_kv::options();
     options.protocol.window = settings.window;
-    // Every reply was read before a client ends, so nothing of use is waited for.
+    // A client has read every reply before it ends, so a long wait has no use.
     options.linger = Duration::from_millis(100);
     let how = Connect::default().timeout(settings.connect_timeout).options(options);
     let tcp = |reason| {
@@ -88,13 +91,15 @@ pub(crate) fn named(
     }
 }
 
-/// Returns `host:port`, whether a port was named or not; a colon within `[…]` belongs to the host.
+/// Returns `host:port`, with the default port if the host has none.
+///
+/// A colon within `[…]` belongs to the host.
 pub(crate) fn with_port(host: &str) -> String {
     let behind = host.rsplit(']').next().unwrap_or(host);
     if behind.contains(':') { host.into() } else { format!("{host}:{PORT}") }
 }
 
-/// A way to make connections of one kind.
+/// Connects over one transport.
 trait Dial: Send + Sync + 'static {
     type Stream: Transport + Send + 'static;
 
@@ -117,7 +122,7 @@ impl<D: Dial> Server for Served<D> {
     }
 
     fn unregister(&self, address: usize) -> bool {
-        // Deregistering takes a while, and nobody should wait for it who looks for another buffer.
+        // Deregistering takes a while. The lock is free meanwhile, for those that look up a buffer.
         let buffer = lock(&self.arenas).remove(address);
         buffer.is_some()
     }
@@ -159,8 +164,9 @@ struct Rdma<B: Descriptors> {
     backend: B,
     host: String,
     how: Connect,
-    /// That of the first connection, which all others are in: they are to one server and belong to one program, so memory is registered
-    /// once for all of them (VR-SEC-002).
+    /// The protection domain of the first connection, which the others use, too.
+    ///
+    /// All go from one program to one server, so memory is registered once for all (VR-SEC-002).
     domain: OnceLock<ProtectionDomain<B>>,
 }
 
@@ -178,7 +184,7 @@ impl<B: Descriptors + Send + Sync + 'static> Dial for Rdma<B> {
             return Ok(Stream::connect_in(&self.backend, domain, &self.host, &self.how)?);
         }
         let stream = Stream::connect_with(&self.backend, &self.host, &self.how)?;
-        // Where two were made at once, the second's own domain has nothing registered in it, and never will.
+        // If two connect at once, the second keeps a domain of its own without registered memory.
         let _first = self.domain.set(stream.domain());
         Ok(stream)
     }

@@ -1,5 +1,6 @@
-//! What a client speaks over: TCP, an RDMA device, or the fabric inside this process. A Python class has one type for all three, so the
-//! transport is behind a trait object here.
+//! The transports of a client: TCP, an RDMA device, or the fabric inside this process.
+//!
+//! A Python class has one type for all three, so the transport is behind a trait object.
 
 use std::io;
 use std::ops::Range;
@@ -10,21 +11,23 @@ use rdma_kv::{Deadline, Registrations, Sent, Transport, Wait};
 
 use crate::memory::{Memory, Pieces};
 
-/// Bytes that are copied at once between a stream and memory that is not registered.
+/// Bytes of one copy between a stream and memory that is not registered.
 const SCRATCH: usize = 64 << 10;
 
-/// Registered memory that all connections of a client and its siblings use, found by its address.
+/// The registered memory of a client and its siblings, found by its address.
 pub(crate) type Arenas<T> = Arc<Mutex<Registrations<<T as Transport>::Buffer>>>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it has one of these locks in the middle of a change.
+    // No thread panics in the middle of a change under one of these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection that receives into memory of Python objects and sends from it: without copies where it is registered and the transport
-/// can, by copying elsewhere. Its methods are those of [`Transport`].
+/// A connection that receives into memory of Python objects and sends from it.
+///
+/// It copies memory that is not registered, if the transport needs registration. The methods are
+/// those of [`Transport`].
 pub(crate) trait Wire: Send {
-    /// Registers memory for this connection and its siblings. False if some of it is registered.
+    /// Registers memory for this connection and its siblings. False if a part is registered.
     fn register(&self, memory: rdma_kv::Memory) -> io::Result<bool>;
 
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
@@ -46,11 +49,11 @@ pub(crate) trait Wire: Send {
     fn end_now(&mut self);
 }
 
-/// A transport and the memory that is registered for it.
+/// A transport with its registered memory.
 pub(crate) struct Line<T: Transport> {
     stream: T,
     arenas: Arenas<T>,
-    /// For memory that is not registered; empty until it is needed.
+    /// For copies; empty until one is needed.
     scratch: Vec<u8>,
 }
 
@@ -59,7 +62,9 @@ impl<T: Transport> Line<T> {
         Self { stream, arenas, scratch: Vec::new() }
     }
 
-    /// Returns the buffer that has these bytes, and where in it: of memory that is registered, or needs not to be.
+    /// Returns the buffer that has these bytes, and their range in it.
+    ///
+    /// `None` if the transport needs registered memory and this is not.
     fn arena(&self, memory: &Memory, range: &Range<usize>) -> Option<(T::Buffer, Range<usize>)> {
         if let Some(buffer) = self.stream.unregistered(|| memory.to_register()) {
             return Some((buffer, range.clone()));
@@ -143,23 +148,23 @@ impl<T: Transport + Send> Wire for Line<T> {
     }
 }
 
-/// The transport that `rdma-kv` sees. Its buffers are pieces of memory, each of which may be registered or not.
+/// The transport that `rdma-kv` sees. Each piece of its buffers may be registered or not.
 pub(crate) struct Connection(pub(crate) Box<dyn Wire>);
 
 impl Transport for Connection {
     type Buffer = Pieces;
 
-    /// Memory comes from Python alone.
+    /// Unsupported: all memory is that of Python objects.
     fn buffer(&self, _len: usize) -> io::Result<Pieces> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// By [`Wire::register`] alone, which keeps what it makes.
+    /// Unsupported: [`Wire::register`] registers memory, and keeps it.
     fn register(&self, _memory: rdma_kv::Memory) -> io::Result<Pieces> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Whatever is not registered is copied.
+    /// Always true: memory that is not registered is copied.
     fn takes(&self, _buffer: &Pieces) -> bool {
         true
     }

@@ -36,14 +36,14 @@ def url(request, name):
 
 @pytest.fixture
 def client(url):
-    with valkey_rdma.Client(url, timeout=30, window=WINDOW) as client:
+    with valkey_rdma.Client(url, timeout=30, connect_timeout=30, window=WINDOW) as client:
         yield client
 
 
 @pytest.fixture
 def rdma(name):
     """A client over the embedded fabric alone."""
-    with valkey_rdma.Client(f"embedded://{name}", timeout=30, window=WINDOW) as client:
+    with valkey_rdma.Client(f"embedded://{name}", timeout=30, connect_timeout=30, window=WINDOW) as client:
         yield client
 
 

@@ -18,14 +18,14 @@ LONG = 120
 
 
 def missing():
-    """Why there are none here; None if there can be."""
+    """Returns why no Valkey can run here; None if one can."""
     if not os.environ.get("VALKEY_BIN") or not os.environ.get("LAB_IP4"):
         return "VALKEY_BIN and LAB_IP4 name no Valkey and no device; lab/run soft sets both"
     return None
 
 
 def until(what):
-    """Waits for something that is looked for again and again."""
+    """Waits until a function returns what is true."""
     deadline = time.monotonic() + LONG
     while not what():
         assert time.monotonic() < deadline, f"not so within {LONG} s: {what}"
@@ -93,6 +93,9 @@ class Servers:
 
     def _join(self):
         nodes = [self.node(number) for number in range(len(self.ports))]
+        for number, node in enumerate(nodes):
+            # Epochs that differ, so that the nodes never choose new ones.
+            node.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         cuts = [16384 * number // len(nodes) for number in range(len(nodes) + 1)]
         for number, node in enumerate(nodes):
             node.execute_command("CLUSTER ADDSLOTSRANGE", cuts[number], cuts[number + 1] - 1)
@@ -101,6 +104,20 @@ class Servers:
         for node in nodes:
             until(lambda node=node: self._serves(node))
             node.close()
+
+    def settled(self, slot, owner):
+        """Waits until every node knows that a slot is one node's, and the epoch that outdates older messages."""
+        epoch = self.node(owner).execute_command("CLUSTER INFO")["cluster_my_epoch"]
+
+        def known():
+            for number in range(len(self.ports)):
+                told = self.node(number).execute_command("CLUSTER NODES")[f"{self.host}:{self.ports[owner]}"]
+                slots = [[int(end) for end in part] for part in told["slots"]]
+                if told["epoch"] != epoch or not any(part[0] <= slot <= part[-1] for part in slots):
+                    return False
+            return True
+
+        until(known)
 
     @staticmethod
     def _serves(node):

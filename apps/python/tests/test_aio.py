@@ -10,7 +10,7 @@ from valkey_rdma import AsyncClient
 
 def test_values_come_back(url):
     async def work():
-        async with await AsyncClient.connect(url, timeout=30, window=WINDOW) as client:
+        async with await AsyncClient.connect(url, timeout=30, connect_timeout=30, window=WINDOW) as client:
             arena = bytearray(20 * WINDOW)
             await client.register(arena)
             sent, received = memoryview(arena)[: 10 * WINDOW], memoryview(arena)[10 * WINDOW :]
@@ -139,7 +139,9 @@ def test_a_cancelled_close_closes(peer):
 
 def test_cancelled_tasks_leave_nothing_behind(rdma, name):
     async def work():
-        client = await AsyncClient.connect(f"embedded://{name}", timeout=30, window=WINDOW)
+        client = await AsyncClient.connect(
+            f"embedded://{name}", timeout=30, connect_timeout=30, window=WINDOW
+        )
         buffers = [bytearray(pattern(4 * WINDOW, seed)) for seed in range(20)]
         arena = bytearray(4 * WINDOW)
         await client.register(arena)

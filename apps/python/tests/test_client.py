@@ -363,10 +363,10 @@ def test_a_connection_whose_server_takes_nothing_leaves_the_arena(name):
         client = Client(f"embedded://{name}", timeout=0.2, window=WINDOW)
         arena = bytearray(pattern(64 << 20))
         client.register(arena)
-        # The store serves nobody meanwhile.
+        # The store serves no client meanwhile. 4 GiB take longer than the time-out without this, too.
         holder.sendall(b"DEBUG SLEEP 3\r\n")
         with pytest.raises(valkey_rdma.CommandTimeout):
-            client.mset_from([("key", arena)] * 4)
+            client.mset_from([("key", arena)] * 64)
         client.unregister(arena)
         arena.append(1)
         assert holder.recv(10) == b"+OK\r\n"
@@ -527,5 +527,5 @@ def test_a_store_survives_a_lack_of_descriptors(rdma, name):
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert outcomes == {"connected", "refused"}
-    with valkey_rdma.Client(f"embedded://{name}", timeout=30, window=WINDOW) as client:
+    with valkey_rdma.Client(f"embedded://{name}", timeout=30, connect_timeout=30, window=WINDOW) as client:
         assert client.strlen("key") == 5

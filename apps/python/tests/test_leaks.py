@@ -116,7 +116,9 @@ def settle(before=None):
 
 def test_cancelled_tasks_leave_nothing(client, url):
     async def work(tasks):
-        async with await AsyncClient.connect(url, timeout=30, window=WINDOW) as asynchronous:
+        async with await AsyncClient.connect(
+            url, timeout=30, connect_timeout=30, window=WINDOW
+        ) as asynchronous:
             arena = bytearray(4 * WINDOW)
             await asynchronous.register(arena)
             for turn in range(tasks // 10):

@@ -1,5 +1,6 @@
 import functools
 import threading
+import time
 
 import pytest
 from conftest import WINDOW, pattern
@@ -82,16 +83,24 @@ def test_a_lost_connection_is_made_again(peer):
 
 
 def test_what_was_not_begun_is_given_up(peer):
-    pool = Pool(peer.url, 1, timeout=0.2, window=WINDOW)
+    pool = Pool(peer.url, 1, timeout=30, window=WINDOW)
+    peer.accept()
     told, ended = [], threading.Event()
     jobs = [lambda client: client.exists("key")] * 3
     pool.submit(jobs, lambda got: (told.extend(got), ended.set()))
-    pool.close()
-    assert ended.wait(30)
-    assert len(told) == 3
-    assert isinstance(told[0], valkey_rdma.ConnectionLost)
-    # Not even begun: else they would have timed out.
+    peer.until(b"key\r\n")
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    while not pool._closing:
+        time.sleep(0.01)
+    peer.stream.sendall(b":1\r\n")
+    closing.join()
+    assert ended.is_set()
+    assert told[0] == 1, "it was begun"
     assert [type(result) for result in told[1:]] == [valkey_rdma.ConnectionLost] * 2
+    peer.stream.setblocking(False)
+    assert peer.received == b""
+    assert peer.stream.recv(1) == b"", "the others were not sent"
 
 
 def test_a_server_that_is_not_there():

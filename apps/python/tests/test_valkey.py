@@ -18,7 +18,7 @@ MIB = 1 << 20
 def client(request):
     scheme, _, host = URL.partition("://")
     assert scheme == "rdma"
-    with Client(f"{request.param}://{host}", timeout=60) as client:
+    with Client(f"{request.param}://{host}", timeout=120, connect_timeout=120) as client:
         yield client
         client.delete("key")
 
@@ -52,7 +52,7 @@ def test_each_connection_logs_in(client):
     server.acl_setuser("loader", enabled=True, passwords=["+s@cond"], keys=["*"], commands=["+@all"])
     value, arena = pattern(4 * MIB), bytearray(4 * MIB)
     with (
-        Client(f"{scheme}://loader:s%40cond@{host}/3", timeout=60) as three,
+        Client(f"{scheme}://loader:s%40cond@{host}/3", timeout=120, connect_timeout=120) as three,
         three.another() as other,
     ):
         three.register(arena)

@@ -1,7 +1,7 @@
 """Large values in Valkey over RDMA, received into and sent from your own buffers.
 
-The server is an unmodified Valkey. :class:`Client` blocks, :class:`AsyncClient` is for asyncio; both speak RDMA, TCP, and to a small
-store inside the process, for trying out.
+The server is an unmodified Valkey. :class:`Client` blocks, :class:`AsyncClient` is for asyncio. Both connect over RDMA and TCP,
+and to a small store inside the process, for trying out.
 """
 
 from ._native import Client, Counts, __version__, serve_embedded

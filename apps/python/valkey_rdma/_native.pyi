@@ -11,7 +11,7 @@ __version__: str
 
 @final
 class Counts:
-    """Counts of how the bytes of values went."""
+    """Counts of bytes landed, lent and copied."""
 
     @property
     def bytes_landed(self) -> int:
@@ -30,7 +30,7 @@ class Counts:
 
 @final
 class Client:
-    """A client for large values on one connection, or of a cluster with one to each primary; one command at a time."""
+    """A client for large values: one connection, or in a cluster one to each primary."""
 
     def __new__(
         cls,
@@ -59,7 +59,7 @@ class Client:
         """Get many values, each into a buffer of its own; commands are sent ahead of the replies."""
 
     def set_from(self, key: bytes | str, buffer: Buffer, *, ttl: float | None = None) -> None:
-        """Set a key to the bytes of a buffer; it lives `ttl` seconds."""
+        """Set a key to the bytes of a buffer, with a lifetime of `ttl` seconds."""
 
     def set(self, key: bytes | str, value: Buffer | str, *, ttl: float | None = None) -> None:
         """Set a key to a str, which is encoded in UTF-8, or to the bytes of a buffer."""
@@ -70,35 +70,35 @@ class Client:
         """Set many keys, each to the bytes of a buffer of its own; commands are sent ahead of the replies."""
 
     def exists(self, *keys: bytes | str) -> int:
-        """Count how many of these keys there are."""
+        """Return how many of these keys exist."""
 
     def present(self, *keys: bytes | str) -> list[bool]:
-        """Tell of each key whether it is there."""
+        """Return for each key whether it exists."""
 
     def delete(self, *keys: bytes | str) -> int:
-        """Delete keys. Returns how many there were."""
+        """Delete keys. Returns how many existed."""
 
     def strlen(self, key: bytes | str) -> int:
         """Return the length of a value in bytes, 0 if there is no such key."""
 
     def node_memory(self) -> dict[str, dict[str, int]]:
-        """Ask every node how much memory it uses: `used_memory` and `maxmemory` by the node's address."""
+        """Return how much memory each node uses: `used_memory` and `maxmemory` by the node's address."""
 
     @property
     def counts(self) -> Counts:
-        """Counts of how the bytes of values went, as of the last command that has ended."""
+        """Counts of bytes landed, lent and copied, as of the last command that has ended."""
 
     @property
     def routing(self) -> dict[str, int] | None:
-        """What the nodes of a cluster have told this client; None if it is no client of a cluster."""
+        """Counts of a cluster's redirections; None if the server is not a cluster."""
 
     @property
     def transport(self) -> str | None:
-        """What the connections are made of: `rdma`, `tcp` or `embedded`. None once the client was closed."""
+        """The transport: `rdma`, `tcp` or `embedded`. None after `close()`."""
 
     @property
     def no_rdma(self) -> str | None:
-        """Why a client of `valkey://` does not use RDMA; None if it does, or was not asked to."""
+        """Why a client of `valkey://` does not use RDMA. None if it does, and for other addresses."""
 
     @property
     def url(self) -> str:
@@ -109,7 +109,7 @@ class Client:
         """How many buffers are registered."""
 
     def close(self) -> None:
-        """Close the connection, after the command that is under way."""
+        """Close the connection, after the running command."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -20,20 +20,20 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """A :class:`Client` for asyncio, whose methods it has as coroutines. ``await AsyncClient.connect(url)`` makes one.
+    """A :class:`Client` for asyncio, with its methods as coroutines. ``await AsyncClient.connect(url)`` creates one.
 
-    Commands of several tasks are done one after the other, in a thread of the client's own; while one waits, the event loop runs.
+    Commands of several tasks run one after the other, in a thread of the client. While one waits, the event loop runs.
 
-    Whatever happens to an ``await`` of a command, the buffer is the caller's again when it is over, by a result, an error or a
-    cancellation. A task that is cancelled before its command was begun sends nothing. One that is cancelled later ends when the
-    command does, at most ``timeout`` after it was begun; the reply is read, so the client can be used further.
+    When the ``await`` of a command has ended, by a result, an error or a cancellation, the buffer is the caller's again. A task that
+    is cancelled before its command began sends nothing. One that is cancelled later ends when the command does, at most ``timeout``
+    after its beginning. The reply is read, so the client can be used further.
     """
 
     def __init__(self, client: Client) -> None:
-        """Wrap a client, which nobody else should use further; ``close()`` closes it."""
+        """Wrap a client, which the caller must not use further; ``close()`` closes it."""
         self._client = client
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="valkey-rdma")
-        # None as long as close() was not called.
+        # None until close() is called.
         self._closing: Future[None] | None = None
 
     @classmethod
@@ -66,7 +66,7 @@ class AsyncClient:
 
     async def get_into(self, key: bytes | str, buffer: Buffer) -> int | None:
         """Get a value into a buffer; see :meth:`Client.get_into`."""
-        # The view keeps the buffer from being resized from now on, not only from when the thread comes to it.
+        # The view holds the buffer from now on; the thread may begin the command later.
         with memoryview(buffer) as view:
             return await self._do(self._client.get_into, key, view)
 
@@ -98,11 +98,11 @@ class AsyncClient:
             return await self._do(functools.partial(self._client.mset_from, ttl=ttl), held)
 
     async def exists(self, *keys: bytes | str) -> int:
-        """Count how many of these keys there are; see :meth:`Client.exists`."""
+        """Return how many of these keys exist; see :meth:`Client.exists`."""
         return await self._do(self._client.exists, *keys)
 
     async def present(self, *keys: bytes | str) -> list[bool]:
-        """Tell of each key whether it is there; see :meth:`Client.present`."""
+        """Return for each key whether it exists; see :meth:`Client.present`."""
         return await self._do(self._client.present, *keys)
 
     async def delete(self, *keys: bytes | str) -> int:
@@ -114,22 +114,22 @@ class AsyncClient:
         return await self._do(self._client.strlen, key)
 
     async def node_memory(self) -> dict[str, dict[str, int]]:
-        """Ask every node how much memory it uses; see :meth:`Client.node_memory`."""
+        """Return how much memory each node uses; see :meth:`Client.node_memory`."""
         return await self._do(self._client.node_memory)
 
     @property
     def counts(self) -> Counts:
-        """Counts of how the bytes of values went, as of the last command that has ended."""
+        """Counts of bytes landed, lent and copied, as of the last command that has ended."""
         return self._client.counts
 
     @property
     def routing(self) -> dict[str, int] | None:
-        """What the nodes of a cluster have told; see :attr:`Client.routing`."""
+        """Counts of a cluster's redirections; see :attr:`Client.routing`."""
         return self._client.routing
 
     @property
     def transport(self) -> str | None:
-        """What the connections are made of; see :attr:`Client.transport`."""
+        """The transport; see :attr:`Client.transport`."""
         return self._client.transport
 
     @property
@@ -143,9 +143,9 @@ class AsyncClient:
         return self._client.registrations
 
     async def close(self) -> None:
-        """Close the connection, after the commands that were given before; those given later raise :class:`ConnectionLost`.
+        """Close the connection, after the commands that were submitted before. Later commands raise :class:`ConnectionLost`.
 
-        It may be called again, and then waits for the first call's end. Cancelling it ends the waiting alone: the connection is closed.
+        A second call waits for the end of the first. If a call is cancelled, the connection is closed all the same.
         """
         if self._closing is None:
             self._closing = self._thread.submit(self._client.close)
@@ -174,7 +174,7 @@ class AsyncClient:
         try:
             await asyncio.wait([ended])
         except asyncio.CancelledError:
-            # Where the thread has begun, it uses the buffer until it ends; however often the task is cancelled meanwhile.
+            # A command that has begun uses the buffer until it ends, however often the task is cancelled.
             if not command.cancel():
                 while not ended.done():
                     with contextlib.suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Errors of a client. All are :class:`Error`; each says whether the client can be used further."""
+"""The exceptions of a client. All are :class:`Error`; each says whether the client can be used further."""
 
 
 class Error(Exception):
@@ -6,11 +6,11 @@ class Error(Exception):
 
 
 class ConnectError(Error, ConnectionError):
-    """There is no connection: no RDMA device, no such host, nothing listens there, or it took too long."""
+    """Connecting failed: no RDMA device, no such host, nothing listens there, or it took too long."""
 
 
 class RegistrationError(Error, OSError):
-    """A buffer cannot be registered; the message says which limit is in the way. The client can be used further."""
+    """A buffer cannot be registered; the message names the limit. The client can be used further."""
 
 
 class Refused(Error):
@@ -35,7 +35,7 @@ class ValueTooLong(Error):
 
 
 class ConnectionLost(Error, ConnectionError):
-    """The connection ended, or the client was closed. :meth:`Client.another` makes another connection."""
+    """The connection ended, or the client is closed. :meth:`Client.another` connects again."""
 
 
 class CommandTimeout(ConnectionLost, TimeoutError):

@@ -1,13 +1,13 @@
 """An L2 adapter of LMCache: KV caches in a Valkey or a cluster, moved between it and LMCache's L1 memory without copies.
 
-LMCache loads it by its plugin entry, and this module loads LMCache (0.5.6 or newer): nothing else of the package does. ::
+LMCache loads it by its plugin entry. This module is the only one of the package that imports LMCache (0.5.6). ::
 
     --l2-adapter '{"type": "plugin", "module_path": "valkey_rdma.lmcache_landing", "class_name": "LandingL2Adapter",
                    "adapter_params": {"url": "valkey+cluster://192.0.2.1:6379,192.0.2.2:6379", "ttl_seconds": 3600}}'
 
-The server needs no module: values land in windows of Valkey's own RDMA protocol. The adapter that LMCache calls ``valkey_rdma`` is
-another one: it speaks to the large-object module. Keys are those of LMCache's own ``resp`` and ``valkey`` adapters, with the prefix
-of the latter, so that all can serve one cache.
+The server needs no module: values land in windows of Valkey's own RDMA protocol. LMCache's own ``valkey_rdma`` adapter is a different
+one, for the large-object module. Keys have the format of LMCache's ``resp`` and ``valkey`` adapters, with the prefix of the latter. So
+all three can use one cache.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LandingL2AdapterConfig(L2AdapterConfigBase):
 
     @classmethod
     def from_dict(cls, d: dict[str, Any]) -> LandingL2AdapterConfig:
-        """Check settings as they stand in JSON."""
+        """Check settings from JSON, and return them."""
         known = {"url", "connections", "timeout", "window", "key_prefix", "ttl_seconds", "max_capacity_gb"}
         if unknown := set(d) - known:
             raise ValueError(
@@ -94,12 +94,12 @@ class LandingL2AdapterConfig(L2AdapterConfigBase):
         """Describe the settings, for LMCache's command line."""
         return (
             "Valkey with landing windows, L2 adapter config fields:\n"
-            "- url (str): valkey://HOST[:PORT], rdma:// or tcp://, with +cluster of a cluster (required)\n"
+            "- url (str): valkey://HOST[:PORT], rdma:// or tcp://; valkey+cluster:// and so on for a cluster (required)\n"
             "- connections (int): connections, or sets of them to each node, each with a thread (default 4, >0)\n"
             "- timeout (float): seconds that a command, of many objects at once, may take (default 60, >0)\n"
             "- window (int): bytes of a receive window (default 1048576, >0)\n"
-            "- key_prefix (str): stands before each key, with @ (default empty)\n"
-            "- ttl_seconds (float): how long a key lives since it was stored (default for ever, >0)\n"
+            "- key_prefix (str): prefix of each key, followed by @ (default empty)\n"
+            "- ttl_seconds (float): lifetime of an object after it was stored (default no limit, >0)\n"
             "- max_capacity_gb (float): capacity in GB for usage tracking and eviction (default 0 = disabled)"
         )
 
@@ -107,8 +107,8 @@ class LandingL2AdapterConfig(L2AdapterConfigBase):
 class LandingL2Adapter(L2AdapterInterface):
     """LMCache's L2 interface on a :class:`~valkey_rdma.pool.Pool`. The L1 arena is registered once, for all connections.
 
-    Locks are this process's: they keep :meth:`delete` away from keys that are about to be loaded. What the server evicts, or another
-    client deletes, a load reports as not loaded.
+    Locks are local to the process. :meth:`delete` skips locked keys. If the server evicted a key, or another client deleted it, a load
+    reports it as not loaded.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LandingL2Adapter(L2AdapterInterface):
 
         Raises:
             ConnectError: The server cannot be reached.
-            RegistrationError: The arena cannot be registered; the message says which limit is in the way.
+            RegistrationError: The arena cannot be registered; the message names the limit.
         """
         super().__init__(max_capacity_bytes=int(config.max_capacity_gb * (1 << 30)))
         self._config = config
@@ -129,7 +129,7 @@ class LandingL2Adapter(L2AdapterInterface):
         if (reason := self._pool.no_rdma) is not None:
             logger.warning("%s is reached over TCP: %s", self._pool.url, reason)
         if l1_memory_desc is None:
-            logger.warning("no L1 arena was described: what is stored and loaded is copied once")
+            logger.warning("no L1 arena was given: stored and loaded objects are copied once")
         else:
             try:
                 arena = (ctypes.c_ubyte * l1_memory_desc.size).from_address(l1_memory_desc.ptr)
@@ -140,14 +140,14 @@ class LandingL2Adapter(L2AdapterInterface):
         self._store_event = create_event_notifier()
         self._lookup_event = create_event_notifier()
         self._load_event = create_event_notifier()
-        # All below is under the lock.
+        # The lock protects everything below.
         self._lock = threading.Lock()
         self._last_task: L2TaskId = 0
         self._stored: dict[L2TaskId, L2StoreResult] = {}
         self._found: dict[L2TaskId, Bitmap] = {}
         self._loaded: dict[L2TaskId, Bitmap] = {}
         self._locks: dict[ObjectKey, int] = {}
-        # Bytes of what this adapter has stored, to count them once.
+        # Bytes of each key that this adapter has stored, so that a key is counted once.
         self._sizes: dict[ObjectKey, int] = {}
         self._totals = dict.fromkeys(
             [
@@ -178,7 +178,7 @@ class LandingL2Adapter(L2AdapterInterface):
         return int(self._load_event.fileno())
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
-        """Store objects, each from where it lies."""
+        """Store objects from their place in L1 memory."""
         task = self._next_task()
         keys = list(keys)
         parts = [
@@ -196,14 +196,14 @@ class LandingL2Adapter(L2AdapterInterface):
                 else:
                     logger.warning("not stored: %s", error)
             with self._lock:
-                # A key that is stored again takes no more room.
+                # A key that is stored again takes no further room.
                 sizes = [0 if key in self._sizes else size for key, size in stored]
                 self._sizes.update(stored)
                 self._totals["stored_objects"] += len(stored)
                 self._totals["stored_bytes"] += sum(size for _, size in stored)
                 self._totals["failed_stores"] += len(keys) - len(stored)
                 self._stored[task] = L2StoreResult(len(stored) == len(keys), sum(sizes))
-            # This counts usage, for which whoever waits for the event may ask; who is told, whatever a listener raises.
+            # Before the event, because this updates the usage. The event follows even if a listener raises.
             try:
                 if stored:
                     self._notify_keys_stored([key for key, _ in stored], sizes)
@@ -223,7 +223,7 @@ class LandingL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> L2TaskId:
-        """Look up keys, and lock those that are there."""
+        """Look up keys, and lock those that exist."""
         task = self._next_task()
         keys = list(keys)
 
@@ -247,7 +247,7 @@ class LandingL2Adapter(L2AdapterInterface):
         return task
 
     def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
-        """Return which keys are there and locked now, once; None as long as it is not known."""
+        """Return once which keys exist and are locked now; None before the lookup has ended."""
         with self._lock:
             return self._found.pop(task_id, None)
 
@@ -260,7 +260,7 @@ class LandingL2Adapter(L2AdapterInterface):
                     self._locks[key] = left
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
-        """Load objects, each to where it belongs."""
+        """Load objects into their place in L1 memory."""
         task = self._next_task()
         keys = list(keys)
         parts = [
@@ -293,12 +293,12 @@ class LandingL2Adapter(L2AdapterInterface):
         return task
 
     def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
-        """Return which objects are loaded whole, once; None as long as it is not known."""
+        """Return once which objects are loaded; None before the load has ended."""
         with self._lock:
             return self._loaded.pop(task_id, None)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Delete keys, but those that are locked, and wait for it."""
+        """Delete keys that are not locked, and wait for the reply."""
         with self._lock:
             free = [key for key in keys if key not in self._locks]
         if not free:
@@ -315,7 +315,7 @@ class LandingL2Adapter(L2AdapterInterface):
             self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
 
     def report_status(self) -> dict[str, Any]:
-        """Return the server, the transport, how the bytes of values went, and counts since the adapter was made."""
+        """Return the server, the transport, and counts since the adapter was created."""
         counts = self._pool.counts
         usage = self.get_usage()
         with self._lock:
@@ -340,7 +340,7 @@ class LandingL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Wait for what is under way, give up the rest, and deregister the arena."""
+        """Wait for running jobs, give up the others, and deregister the arena."""
         self._pool.close()
         with self._lock:
             if self._closed:
@@ -351,12 +351,12 @@ class LandingL2Adapter(L2AdapterInterface):
 
     def _signal(self, event: Any) -> None:
         with self._lock:
-            # A task that is submitted now ends at once, and its event has no descriptor any more.
+            # A task that is submitted after close() ends at once; its event has no descriptor.
             if not self._closed:
                 event.notify()
 
     def _node_memory(self) -> dict[str, dict[str, int]]:
-        """Return how much memory each node uses; nothing if they cannot be asked."""
+        """Return how much memory each node uses; empty if a node cannot be reached."""
         try:
             return self._pool.call(Client.node_memory)
         except Exception as error:
@@ -378,14 +378,14 @@ class LandingL2Adapter(L2AdapterInterface):
 
 
 def name(key: ObjectKey, prefix: str = "") -> str:
-    """Return the key of an object in Valkey, as LMCache's own adapters have it."""
+    """Return the key of an object in Valkey, in the format of LMCache's own adapters."""
     text = f"{prefix}@" if prefix else ""
     text += f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:x}@{key.chunk_hash.hex()}"
     return f"{text}@{key.cache_salt}" if key.cache_salt else text
 
 
 def flat(results: Sequence[Sequence[R] | BaseException], slices: list[list[Part]]) -> list[R | BaseException]:
-    """Return the result of each part; that of a job that failed stands for all parts of its slice."""
+    """Return the result of each part. The exception of a failed job is that of all its parts."""
     each: list[R | BaseException] = []
     for result, parts in zip(results, slices, strict=True):
         each += [result] * len(parts) if isinstance(result, BaseException) else result

@@ -1,4 +1,4 @@
-"""Several connections to one server or cluster, and jobs that are done on whichever is free."""
+"""A pool of connections to one server or cluster, which runs jobs on free connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class _Batch(Generic[R]):
-    """Results of jobs that were given together, and what is called with them when all are there."""
+    """The results of jobs that were submitted together, and the callback for all of them."""
 
     def __init__(self, length: int, done: Callable[[list[R | BaseException]], None]) -> None:
         self._results: list[R | BaseException] = [ConnectionLost("the pool was closed")] * length
@@ -39,13 +39,19 @@ class _Batch(Generic[R]):
 
 
 class Pool:
-    """Connections to one server or cluster, each with a thread of its own, which share what is registered.
+    """Connections to one server or cluster, each with a thread of its own. They share registered buffers.
 
-    A job whose connection is lost is done once more on a new one, so it should be one that can be repeated: getting, setting, deleting.
+    If a connection is lost, its job runs once more on a new one. So a job should be repeatable, like GET, SET and DEL.
     """
 
     def __init__(
-        self, url: str, connections: int = 4, *, timeout: float | None = 60.0, window: int = 1048576
+        self,
+        url: str,
+        connections: int = 4,
+        *,
+        timeout: float | None = 60.0,
+        connect_timeout: float = 5.0,
+        window: int = 1048576,
     ) -> None:
         """Connect.
 
@@ -53,22 +59,23 @@ class Pool:
             url: As of :class:`Client`.
             connections: How many, at least one.
             timeout: As of :class:`Client`.
+            connect_timeout: As of :class:`Client`.
             window: As of :class:`Client`.
 
         Raises:
-            ConnectError: One of the connections cannot be made.
+            ConnectError: A connection failed.
         """
-        first = Client(url, timeout=timeout, window=window)
+        first = Client(url, timeout=timeout, connect_timeout=connect_timeout, window=window)
         self._clients = [first, *(first.another() for _ in range(connections - 1))]
         self._jobs: SimpleQueue[tuple[Callable[[Client], object], _Batch[object], int] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        # Nothing is put behind the Nones that close() puts into the queue of jobs: both are done under the lock.
+        # Set under the lock, with the Nones in the queue that end the workers. So no job is queued after them.
         self._closing = False
         self._workers = [
             threading.Thread(target=self._work, args=[number], name=f"valkey-rdma {number}", daemon=True)
             for number in range(connections)
         ]
-        # What `submit` is given to call has a thread of its own, so that it may wait for jobs.
+        # Callbacks have a thread of their own, so they may wait for jobs.
         self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._notifier = threading.Thread(target=self._notify, name="valkey-rdma done", daemon=True)
         for thread in [*self._workers, self._notifier]:
@@ -86,13 +93,13 @@ class Pool:
     def submit(
         self, jobs: Sequence[Callable[[Client], R]], done: Callable[[list[R | BaseException]], None]
     ) -> None:
-        """Have jobs done, on several connections at once.
+        """Run jobs, on several connections at once.
 
         Args:
-            jobs: Called with a client each, in a thread of the pool.
-            done: Called with what the jobs returned or raised, in their order, once all have ended: in a thread of the pool that does
-                no jobs, one such call after the other. What it raises is logged. At once and in the thread of the caller if there are
-                no jobs, or with a :class:`ConnectionLost` for each if the pool was closed.
+            jobs: Each is called with a client, in a thread of the pool.
+            done: Called once, with what each job returned or raised, in the jobs' order, when all have ended. Calls are made one after
+                the other, in a thread of the pool without jobs; their exceptions are logged. If there are no jobs, or the pool is
+                closed, it is called at once in the caller's thread. After a close, each result is a :class:`ConnectionLost`.
         """
 
         def ended(results: list[R | BaseException]) -> None:
@@ -102,12 +109,12 @@ class Pool:
             done([ConnectionLost("the pool was closed") for _ in jobs])
 
     def call(self, job: Callable[[Client], R]) -> R:
-        """Have one job done, and return what it returns or raise what it raises.
+        """Run one job, and return what it returns or raise what it raises.
 
-        It may be called in what ``submit`` is given as ``done``, but not in a job.
+        A callback of ``submit`` may call this; a job must not.
 
         Raises:
-            ConnectionLost: The pool was closed.
+            ConnectionLost: The pool is closed.
         """
         ended: SimpleQueue[list[R | BaseException]] = SimpleQueue()
         if not self._queue([job], ended.put):
@@ -119,12 +126,12 @@ class Pool:
 
     @property
     def counts(self) -> list[Counts]:
-        """Counts of each connection since it was made."""
+        """The counts of each connection."""
         return [client.counts for client in self._clients]
 
     @property
     def routing(self) -> dict[str, int] | None:
-        """The sums of what :attr:`Client.routing` tells of each client."""
+        """The sum of :attr:`Client.routing` over all clients."""
         each = [routing for client in self._clients if (routing := client.routing) is not None]
         return {name: sum(routing[name] for routing in each) for name in each[0]} if each else None
 
@@ -139,9 +146,9 @@ class Pool:
         return self._clients[0].no_rdma
 
     def close(self) -> None:
-        """End what is under way, give up what is not begun (:class:`ConnectionLost`), and close the connections.
+        """Wait for running jobs, give up the others (:class:`ConnectionLost`), and close the connections.
 
-        Every ``done`` has been called when it returns. It must not be called in a ``done`` or in a job, which it waits for.
+        When it returns, every ``done`` has been called. A ``done`` or a job must not call this, because it waits for them.
         """
         with self._lock:
             if not self._closing:
@@ -158,7 +165,7 @@ class Pool:
     def _queue(
         self, jobs: Sequence[Callable[[Client], R]], ended: Callable[[list[R | BaseException]], None]
     ) -> bool:
-        """Put jobs into the queue, unless the pool was closed; ``ended`` is called in the thread of the one that ends last."""
+        """Queue jobs, unless the pool is closed. The thread of the last job to end calls ``ended``."""
         batch = _Batch(len(jobs), ended)
         with self._lock:
             if self._closing:
@@ -173,9 +180,9 @@ class Pool:
             try:
                 result = self._do(number, job)
             except BaseException as error:
-                # A panic of the native module is none of Exception, and whoever waits for the job is told of it, too.
+                # A panic of the native module is no Exception; the waiting caller gets it, too.
                 result = error
-            # Buffers of a job are the caller's when its batch is done.
+            # No reference to the job's buffers is left when its batch is done.
             del job, next_job
             batch.put(place, result)
             del batch, result
@@ -185,8 +192,8 @@ class Pool:
             try:
                 done()
             except Exception:
-                logger.exception("what was to be called with the results of jobs has failed")
-            # It holds the results.
+                logger.exception("the callback for the results of jobs has failed")
+            # The callback holds the results.
             del done
 
     def _do(self, number: int, job: Callable[[Client], object]) -> object:

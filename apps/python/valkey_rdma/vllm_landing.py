@@ -1,11 +1,11 @@
 """A secondary tier of vLLM's KV offloading: chunks in a Valkey or a cluster, moved between it and vLLM's CPU tier without copies.
 
-vLLM loads it as a tier of another package (0.33.0, whose interface is experimental), and this module loads vLLM: nothing else does. ::
+vLLM 0.33.0 loads it as an external tier; this interface is experimental. This module is the only one of the package that imports vLLM. ::
 
     "secondary_tiers": [{"type": "LandingTierManager", "module_path": "valkey_rdma.vllm_landing",
                          "url": "valkey+cluster://192.0.2.1:6379,192.0.2.2:6379", "ttl_seconds": 3600}]
 
-The name of a chunk holds a hash of what its bytes depend on: model, types, groups, parallelism and format of the cache.
+The key of a chunk contains a hash of everything that determines its format: model, types, groups, parallelism, layout of the cache.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Part = tuple[str, memoryview]
 
 
 class LandingLookup(AsyncLookupManager):
-    """Asks which chunks there are, in a thread of vLLM's."""
+    """Looks up chunks, in a thread of vLLM."""
 
     def __init__(self, tier: LandingTierManager, tier_type: str) -> None:
         self._tier = tier
         super().__init__(tier_type)
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
-        """Tell of each key whether it is there."""
+        """Return for each key whether it exists."""
         return self._tier.present(keys)
 
 
@@ -72,17 +72,17 @@ class LandingTierManager(SecondaryTierManager):
             primary_kv_view: The primary tier's memory, a chunk in each row.
             tier_type: The name of the tier.
             url: As of :class:`Client`.
-            connections: How many, in a cluster to each node, each with a thread.
+            connections: Connections, in a cluster to each node, each with a thread.
             timeout: Seconds that a command, of many chunks at once, may take.
             window: Bytes of a receive window.
-            key_prefix: Stands before each key, with a slash.
-            ttl_seconds: How long a chunk lives since it was stored; None for ever.
-            locality: Where the server is, for vLLM's events: LOCAL or REMOTE.
+            key_prefix: Prefix of each key, followed by a slash.
+            ttl_seconds: A chunk's lifetime after it was stored; None has no limit.
+            locality: The server's place in vLLM's events: LOCAL or REMOTE.
             backpressure_detector: vLLM's.
 
         Raises:
             ConnectError: The server cannot be reached.
-            RegistrationError: The memory cannot be registered; the message says which limit is in the way.
+            RegistrationError: The memory cannot be registered; the message names the limit.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality is not None else None
@@ -99,9 +99,9 @@ class LandingTierManager(SecondaryTierManager):
         except BaseException:
             self._pool.close()
             raise
-        # Jobs that have ended, each with the keys that it did not load.
+        # The results of ended jobs, each with the keys that were not loaded.
         self._ended: SimpleQueue[tuple[JobResult, list[OffloadKey]]] = SimpleQueue()
-        self._under_way = 0
+        self._running = 0
         self._idle = threading.Condition()
 
     def name(self, key: OffloadKey) -> str:
@@ -109,23 +109,23 @@ class LandingTierManager(SecondaryTierManager):
         return f"{self._prefix}/{key.hex()}"
 
     def present(self, keys: Sequence[OffloadKey]) -> list[bool]:
-        """Tell of each key whether it is there."""
+        """Return for each key whether it exists."""
         names = [self.name(key) for key in keys]
         return self._pool.call(lambda client: client.present(*names)) if names else []
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Tell whether a chunk is there, if that is known already."""
+        """Return whether a chunk exists, or RETRY before that is known."""
         there = self._lookups.lookup(key, req_context)
         if there is None:
             return LookupResult.RETRY
         return LookupResult.HIT if there else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Store chunks, each from where it lies."""
+        """Store chunks from their place in the primary tier."""
         self._submit(job_metadata, functools.partial(_set, ttl=self._ttl), lambda done, _part: done is None)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Load chunks, each to where it belongs."""
+        """Load chunks into their place in the primary tier."""
         self._submit(job_metadata, _get, lambda done, part: done == part[1].nbytes)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -136,29 +136,29 @@ class LandingTierManager(SecondaryTierManager):
                 result, missed = self._ended.get_nowait()
             except Empty:
                 return ended
-            # What was looked up before is not there any more.
+            # An earlier lookup has found these keys; they are gone.
             self._lookups.mark_miss(missed)
             ended.append(result)
 
     def drain_jobs(self) -> None:
         """Wait until no job uses the primary tier's memory."""
         with self._idle:
-            self._idle.wait_for(lambda: self._under_way == 0)
+            self._idle.wait_for(lambda: self._running == 0)
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Take a request as any other."""
+        """Treat all requests alike."""
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forget what was looked up for a request."""
+        """Drop the results of a request's lookups."""
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Look up what this step has asked for."""
+        """Start the lookups of this step."""
         self._lookups.flush()
 
     def shutdown(self) -> None:
-        """Wait for what is under way, give up the rest, and deregister the primary tier's memory."""
+        """Wait for running jobs, give up the others, and deregister the primary tier's memory."""
         self._lookups.shutdown()
         self._pool.close()
         self._bytes.release()
@@ -170,7 +170,7 @@ class LandingTierManager(SecondaryTierManager):
         share = max(1, -(-len(parts) // self._connections))
         slices = [parts[start : start + share] for start in range(0, len(parts), share)]
         with self._idle:
-            self._under_way += 1
+            self._running += 1
 
         def done(results: list[Any]) -> None:
             each: list[Any] = []
@@ -195,16 +195,16 @@ class LandingTierManager(SecondaryTierManager):
             )
             self._ended.put((result, missed if job.is_promotion else []))
             with self._idle:
-                self._under_way -= 1
+                self._running -= 1
                 self._idle.notify_all()
 
         self._pool.submit([functools.partial(do, part) for part in slices], done)
 
 
 def layout(spec: OffloadingSpec) -> str:
-    """Return a hash of what the bytes of a chunk depend on, beside its tokens."""
+    """Return a hash of everything that determines the format of a chunk."""
     config = spec.config
-    # All workers of a layout that does not depend on them write the same bytes.
+    # In a layout that is independent of the workers, all of them write the same bytes.
     anywhere = config.parallel.is_parallelism_agnostic or config.replicated_layout
     parallel = None if anywhere else dataclasses.replace(config.parallel, data_parallel_index=0)
     facts = (
