@@ -78,9 +78,10 @@ impl Keys {
             }
             // Nothing is ever saved. Tools that request it check that the connection survives it.
             (b"BGSAVE", _) => simple("Background saving started"),
+            // It begins as Valkey's own does: clients look for that, as for a server without HELLO.
             _ => {
                 let name = String::from_utf8_lossy(name);
-                error(format!("ERR unknown command or wrong number of arguments for '{name}'"))
+                error(format!("ERR unknown command '{name}', or a wrong number of arguments for it"))
             }
         }
     }
