@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::device::{Any, Device, release};
-use crate::error::{Code, Failed, Failure, Told, call};
+use crate::error::{Code, Failed, Failure, Told, call, coded, guarded, tell};
 use crate::fork;
 use crate::options::{self, Limits};
 
@@ -208,13 +208,12 @@ pub(crate) fn on(
     told: Told<'_>,
     does: impl FnOnce(&mut State) -> Result<(), Failure>,
 ) -> Code {
-    call(told, || {
-        let endpoint = endpoint.ok_or_else(null_endpoint)?;
-        endpoint.alone(|state| {
-            let done = does(state);
-            endpoint.rouse(state);
-            done
-        })
+    guarded(told, |told| {
+        let Some(endpoint) = endpoint else { return tell(told, null_endpoint()) };
+        let Ok(mut state) = endpoint.state.lock() else { return tell(told, closed()) };
+        let code = coded(told, does(&mut state));
+        endpoint.rouse(&mut state);
+        code
     })
 }
 
@@ -346,14 +345,17 @@ pub extern "C" fn vkrdma_progress(
     endpoint: Option<&Endpoint>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    call(error, || progress(endpoint.ok_or_else(null_endpoint)?))
+    guarded(error, |told| {
+        let Some(endpoint) = endpoint else { return tell(told, null_endpoint()) };
+        let Ok(mut state) = endpoint.state.lock() else { return tell(told, closed()) };
+        coded(told, progress(&mut state))
+    })
 }
 
-fn progress(endpoint: &Endpoint) -> Result<(), Failure> {
-    endpoint.alone(|state| {
-        state.sleep = Sleep::Awake;
-        Ok(either!(&mut state.kind, side => side.endpoint.progress())?)
-    })
+#[inline(always)]
+fn progress(state: &mut State) -> Result<(), Failure> {
+    state.sleep = Sleep::Awake;
+    Ok(either!(&mut state.kind, side => side.endpoint.progress())?)
 }
 
 /// Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
@@ -367,8 +369,10 @@ pub extern "C" fn vkrdma_wait(
 ) -> Code {
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
-        progress(endpoint)?;
-        let due = endpoint.alone(|state| Ok(fall_asleep(state)))?;
+        let due = endpoint.alone(|state| {
+            progress(state)?;
+            Ok(fall_asleep(state))
+        })?;
         let limit = u64::try_from(microseconds).ok().map(Duration::from_micros);
         let limit = match (due, limit) {
             (Some(due), Some(limit)) => Some(due.min(limit)),
@@ -390,7 +394,7 @@ pub extern "C" fn vkrdma_wait(
                 }
             }
         }
-        progress(endpoint)
+        endpoint.alone(progress)
     })
 }
 

@@ -219,21 +219,36 @@ impl Code {
 /// Runs the body of a call. Nothing unwinds out of it.
 #[inline(always)]
 pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -> Code {
+    guarded(told, |told| coded(told, does()))
+}
+
+/// Runs the body of a call, which fills in its error itself. Nothing unwinds out of it.
+#[inline(always)]
+pub(crate) fn guarded(mut told: Told<'_>, does: impl FnOnce(&mut Told<'_>) -> Code) -> Code {
     if fork::is_child() {
-        return tell(told, fork::failure());
+        return tell(&mut told, fork::failure());
     }
     // A panic poisons the endpoint's lock, so no half-changed state is used again.
-    match catch_unwind(AssertUnwindSafe(does)) {
-        Ok(Ok(())) => Code::VKRDMA_OK,
-        Ok(Err(Failure::Again)) => Code::VKRDMA_AGAIN,
-        Ok(Err(failure)) => tell(told, failure),
-        Err(panic) => tell(told, panicked(panic)),
+    match catch_unwind(AssertUnwindSafe(|| does(&mut told))) {
+        Ok(code) => code,
+        Err(panic) => tell(&mut told, panicked(panic)),
+    }
+}
+
+/// Returns the code of a result, and fills in its error. Called where the result is made, so that
+/// a number is handed on and not a failure, which is long.
+#[inline(always)]
+pub(crate) fn coded(told: &mut Told<'_>, result: Result<(), Failure>) -> Code {
+    match result {
+        Ok(()) => Code::VKRDMA_OK,
+        Err(Failure::Again) => Code::VKRDMA_AGAIN,
+        Err(failure) => tell(told, failure),
     }
 }
 
 #[cold]
 #[inline(never)]
-fn tell(told: Told<'_>, failure: Failure) -> Code {
+pub(crate) fn tell(told: &mut Told<'_>, failure: Failure) -> Code {
     let failure = &failure;
     // Formatting an error may panic as well.
     let code = catch_unwind(AssertUnwindSafe(|| failure.code())).unwrap_or(Code::VKRDMA_PANIC);
