@@ -10,7 +10,7 @@ check=(
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without kills faults idle sanitizers tcl python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
-    'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static deb aarch64 pages 'fuzz 1800'
+    'under-load 20 20' right middleware lab-long 'lab --soft' 'soak 3600' python-long static deb aarch64 pages 'fuzz 1800'
 )
 
 # A line each: the name, what it is, what runs it. In the order of the two lists above; the last are run by name only.
@@ -59,6 +59,7 @@ mutants|mutants|trust/mutants/run
 module-trixie|the module in Valkey 8.1|run_module_trixie
 right|right implementations: windows of any length, all kinds of devices, latency|run_right
 lab-long|the lab: what takes long|run_lab_long
+middleware|UCX, libfabric and Mooncake, as they are, on softrdma|lab/run programs
 soak|the soak|lab/run soak
 python-long|the Python package: what takes long|run_python_long
 static|one static file|.ci/stages/static
