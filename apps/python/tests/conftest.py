@@ -19,7 +19,7 @@ def pattern(length, seed=0):
 
 @pytest.fixture
 def name():
-    """The name of an embedded store that nobody else uses."""
+    """The name of an embedded store that no other test uses."""
     return next(names)
 
 

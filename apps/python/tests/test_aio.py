@@ -59,7 +59,7 @@ def test_the_loop_runs_while_a_command_waits(peer):
 
 
 def test_a_cancelled_task_ends_with_its_command(peer):
-    """The buffer is in use until then, and nobody's afterwards; the client can be used further."""
+    """The buffer is in use until then, and free afterwards; the client can be used further."""
 
     async def work():
         connecting = asyncio.create_task(AsyncClient.connect(peer.url, timeout=30))

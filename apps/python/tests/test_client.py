@@ -232,8 +232,8 @@ def test_closing_the_last_client_gives_buffers_back(url):
     buffer.append(1)
 
 
-def test_whoever_looks_does_not_keep_a_buffer_from_being_given_back(name):
-    """Giving it back needs the interpreter, which somebody who looks has."""
+def test_a_thread_that_looks_does_not_delay_a_release(name):
+    """Releasing needs the interpreter, which the thread that looks holds."""
     current, stop = [Client(f"embedded://{name}")], threading.Event()
 
     def look():

@@ -243,7 +243,7 @@ def test_a_listener_may_delete(narrow, arena):
     assert lookup(narrow, [key(1)]) == [False]
 
 
-def test_a_listener_that_fails_keeps_nobody_waiting(narrow, arena):
+def test_a_listener_that_fails_does_not_delay_a_store(narrow, arena):
     def fails(_keys):
         raise ValueError("of the listener")
 
