@@ -50,6 +50,12 @@ int main(void)
     errno = 0;
     EXPECT(!ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_REMOTE_WRITE | optional) && errno == EINVAL);
     EXPECT(!ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP);
+    /* A right to atomics is granted, as Linux does without asking the device for them. It takes that to write here. */
+    struct ibv_device_attr attributes;
+    EXPECT(!ibv_query_device(context, &attributes) && attributes.atomic_cap == IBV_ATOMIC_NONE);
+    region = ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
+    EXPECT(region && !ibv_dereg_mr(region));
+    EXPECT(!ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_REMOTE_ATOMIC) && errno == EINVAL);
     /* Peers may know the bytes by another address. */
     region = ibv_reg_mr_iova2(domain, bytes, sizeof bytes, 0, optional);
     EXPECT(region && !ibv_dereg_mr(region));
