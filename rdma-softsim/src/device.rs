@@ -12,8 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_backend::{
-    Access, AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer,
-    SendOp,
+    Access, AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
 };
 
 use crate::connection::{EventChannel, Identifier};

@@ -93,7 +93,8 @@ fn step() -> impl Strategy<Value = Step> {
     // The pages of the first queues, and beyond.
     let place = prop_oneof![0..8 * PAGE as u64, 0..(PAGE as u64) << 14];
     prop_oneof![
-        (place, proptest::collection::vec(any::<u8>(), 1..200)).prop_map(|(at, bytes)| Step::Write(at, bytes)),
+        (place, proptest::collection::vec(any::<u8>(), 1..200))
+            .prop_map(|(at, bytes)| Step::Write(at, bytes)),
         (any::<u32>(), any::<u64>()).prop_map(|(taken, armed)| Step::Words(taken, armed)),
         Just(Step::Post),
         Just(Step::Poll),

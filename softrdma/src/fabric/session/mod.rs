@@ -11,9 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rdma_backend::{
-    IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer,
-};
+use rdma_backend::{IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer};
 use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
     SharedReceives, Signal, SoftSim,
