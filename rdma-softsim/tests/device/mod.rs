@@ -99,6 +99,10 @@ impl Shown {
         core::mem::take(&mut page.shown)
     }
 
+    fn len(&self) -> usize {
+        self.0.lock().unwrap().shown.len()
+    }
+
     fn must_call(&self) -> bool {
         self.0.lock().unwrap().calls.polls
     }

@@ -114,7 +114,7 @@ fn completions_are_shown() {
     let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
     for shown in 1..=ROOM {
         write();
-        assert_eq!((a.shown.0.lock().unwrap().shown.len(), a.shown.must_call()), (shown, false));
+        assert_eq!((a.shown.len(), a.shown.must_call()), (shown, false));
     }
     write();
     assert!(a.shown.must_call());
