@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rdma_backend::{
-    Access, AsyncEvent, CmEventKind, Completed, Completion, CompletionQueue as _, CompletionStatus,
-    ConnectParams, EventChannel as _, Identifier as _, Immediate, QueuePair as _, QueuePairLimits,
-    RemoteAddress, RnrTimer, SendOp,
+    Access, AsyncEvent, CmEventKind, Completed, Completion, CompletionStatus, ConnectParams,
+    EventChannel as _, Identifier as _, Immediate, QueuePair as _, QueuePairLimits, RemoteAddress, RnrTimer,
+    SendOp,
 };
 use rdma_softsim::{
-    About, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault, ForeignMemory,
-    ForeignRegion, Load, Local, NamedReceive, NamedSend, PairState, Parameters, QueuePair, Resources, Sge,
-    Signal, Site, SoftSim, Transition, When,
+    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault,
+    ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState, Parameters,
+    QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
 };
 
 mod connecting;
@@ -76,6 +76,58 @@ impl Signal for CountingSignal {
     fn clear(&self) {}
 }
 
+/// Where a program finds its completions: room for so many.
+#[derive(Clone, Default)]
+struct Shown(Arc<Mutex<Page>>);
+
+#[derive(Default)]
+struct Page {
+    shown: Vec<(Completion, u32)>,
+    /// How many the program has taken since the model looked.
+    taken: usize,
+    armed: Option<Arming>,
+    calls: Calls,
+}
+
+const ROOM: usize = 4;
+
+impl Shown {
+    /// Takes all that is there.
+    fn take(&self) -> Vec<(Completion, u32)> {
+        let mut page = self.0.lock().unwrap();
+        page.taken += page.shown.len();
+        core::mem::take(&mut page.shown)
+    }
+
+    fn len(&self) -> usize {
+        self.0.lock().unwrap().shown.len()
+    }
+
+    fn must_call(&self) -> bool {
+        self.0.lock().unwrap().calls.polls
+    }
+}
+
+impl Mirror for Shown {
+    fn look(&self) -> Look {
+        let mut page = self.0.lock().unwrap();
+        Look { before: core::mem::take(&mut page.taken), armed: page.armed.take(), after: 0 }
+    }
+
+    fn show(&self, completion: &Completion, bytes: u32) -> bool {
+        let mut page = self.0.lock().unwrap();
+        let room = page.shown.len() < ROOM;
+        if room {
+            page.shown.push((*completion, bytes));
+        }
+        room
+    }
+
+    fn ask(&self, calls: Calls) {
+        self.0.lock().unwrap().calls = calls;
+    }
+}
+
 /// One program with a queue pair. Fields drop in this order.
 struct End {
     pair: QueuePair,
@@ -84,6 +136,7 @@ struct End {
     domain: Domain,
     device: Device,
     signals: Arc<CountingSignal>,
+    shown: Shown,
     program: Program,
 }
 
@@ -97,11 +150,12 @@ fn end_with(host: &SoftSim, program: Program, memory: Arc<dyn ForeignMemory>) ->
     let device = host.open(CountingSignal::new()).unwrap();
     let domain = device.create_domain().unwrap();
     let signal: Arc<dyn Signal> = Arc::<CountingSignal>::clone(&signals);
-    let queue = device.create_completion_queue(7, 16, signal).unwrap();
+    let shown = Shown::default();
+    let queue = device.create_completion_queue(7, 16, signal, Box::new(shown.clone())).unwrap();
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
     let region = domain.register_foreign(BASE, LEN, memory, access).unwrap();
     let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
-    End { pair, region, queue, domain, device, signals, program }
+    End { pair, region, queue, domain, device, signals, shown, program }
 }
 
 fn address(last: u8) -> IpAddr {
@@ -169,8 +223,27 @@ impl End {
     }
 
     fn completions(&self) -> Vec<Result<Completed, CompletionStatus>> {
-        let mut into = [Completion::EMPTY; 16];
-        let count = self.queue.poll(&mut into).unwrap();
-        into[..count].iter().map(|completion| completion.result.map_err(|error| error.status)).collect()
+        self.taken()
+            .into_iter()
+            .map(|(completion, _)| completion.result.map_err(|error| error.status))
+            .collect()
+    }
+
+    /// Takes all completions, with the bytes of their messages.
+    fn taken(&self) -> Vec<(Completion, u32)> {
+        let mut taken = Vec::new();
+        loop {
+            self.queue.called().unwrap();
+            let some = self.shown.take();
+            if some.is_empty() {
+                return taken;
+            }
+            taken.extend(some);
+        }
+    }
+
+    /// Arms the queue. The model looks when it needs to know.
+    fn arm(&self, arming: Arming) {
+        self.shown.0.lock().unwrap().armed = Some(arming);
     }
 }

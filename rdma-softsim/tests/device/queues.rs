@@ -87,22 +87,64 @@ fn solicited_events_come_when_they_are_asked_for() {
         a.pair.post_named(&[work]).unwrap();
     };
     let raised = || b.signals.count.load(Relaxed);
-    b.queue.arm_solicited().unwrap();
+    b.arm(Arming::Solicited);
     send(false);
     assert_eq!(raised(), 0);
     send(true);
     assert_eq!(raised(), 1);
-    b.queue.take_events().unwrap();
-    b.queue.arm_solicited().unwrap();
+    b.arm(Arming::Solicited);
+    b.queue.called().unwrap();
     // An arming for all is never narrowed (`ibv_req_notify_cq(3)` has no way back).
-    b.queue.arm().unwrap();
-    b.queue.arm_solicited().unwrap();
+    b.arm(Arming::All);
+    b.queue.called().unwrap();
+    b.arm(Arming::Solicited);
     send(false);
     assert_eq!(raised(), 2);
-    b.queue.take_events().unwrap();
-    b.queue.arm_solicited().unwrap();
+    b.arm(Arming::Solicited);
     b.pair.modify(Transition::Fail).unwrap();
     assert_eq!(raised(), 3, "the flush of the last receive");
+}
+
+/// A program finds its completions without a call, as long as there is room for them, and is told
+/// when there is not. What it has taken gives its slots back when it posts.
+#[test]
+fn completions_are_shown() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    for shown in 1..=ROOM {
+        write();
+        assert_eq!((a.shown.len(), a.shown.must_call()), (shown, false));
+    }
+    write();
+    assert!(a.shown.must_call());
+    let rest = LIMITS.send_depth as usize - ROOM - 1;
+    (0..rest).for_each(|_| write());
+    assert_eq!(a.pair.send_room(), 0);
+    assert_eq!(a.shown.take().len(), ROOM);
+    assert_eq!(a.pair.send_room(), ROOM as u32);
+    assert_eq!(a.completions().len(), LIMITS.send_depth as usize - ROOM);
+    assert_eq!((a.pair.send_room(), a.shown.must_call()), (LIMITS.send_depth, false));
+}
+
+/// An arming is for what comes later, also if the model learns of it with the next completion.
+#[test]
+fn an_arming_is_for_what_comes_later() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    let raised = || a.signals.count.load(Relaxed);
+    write();
+    a.arm(Arming::All);
+    a.queue.called().unwrap();
+    assert_eq!(raised(), 0, "it was there before");
+    write();
+    assert_eq!(raised(), 1);
+    write();
+    assert_eq!(raised(), 1, "once for each arming");
+    a.arm(Arming::All);
+    write();
+    assert_eq!(raised(), 2);
 }
 
 /// `timeout` of a queue pair: how long its retries last.

@@ -8,12 +8,11 @@ fn queue_pairs_find_each_other_by_number() {
     let sent: Vec<u8> = (0..500_000_u32).map(|place| (place % 251) as u8).collect();
     a.program.bytes.lock().unwrap()[..sent.len()].copy_from_slice(&sent);
     b.pair.post_named_receives(&[NamedReceive { id: 2, local: &[b.sge(0, 0)] }]).unwrap();
-    b.queue.arm().unwrap();
+    b.arm(Arming::All);
     let remote = RemoteAddress { address: BASE + 50_000, rkey: b.region.key() };
     a.post(SendOp::WriteImmediate(remote, Immediate(5)), a.sge(0, 500_000));
     assert_eq!(a.completions(), [Ok(Completed::Write)]);
-    let mut taken = Vec::new();
-    b.queue.poll_with_bytes(16, |completion, bytes| taken.push((completion.result, bytes))).unwrap();
+    let taken: Vec<_> = b.taken().into_iter().map(|(completion, bytes)| (completion.result, bytes)).collect();
     assert_eq!(taken, [(Ok(Completed::RecvWrite { immediate: Immediate(5) }), 500_000)]);
     assert_eq!(b.signals.count.load(Relaxed), 1, "the signal that was given");
     assert_eq!(b.program.bytes.lock().unwrap()[50_000..550_000], sent, "more than one reach");
