@@ -89,9 +89,9 @@ impl<B: Descriptors> Publisher<B> {
         kept(&self.older, &self.store).saturating_add(self.store.bytes())
     }
 
-    /// Offers a complete snapshot to new readers, in place of the one so far. Readers of that one
-    /// continue with the later writes of the new one, from its byte `shared_from` on: there, a chunk
-    /// begins, and the history is as far as the table so far is.
+    /// Offers a complete snapshot to new readers, in place of the current one. Readers of that one
+    /// continue with the later writes of the new one, from its byte `shared_from` on. A chunk must
+    /// begin there, at the offset of the history at which the current table ends.
     ///
     /// # Errors
     /// There is no entropy, or no port for READs.

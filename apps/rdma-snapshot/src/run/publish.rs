@@ -135,7 +135,7 @@ impl<B: Descriptors> Run<'_, B> {
         loop {
             self.waker.clear();
             publisher.progress()?;
-            // Takes only a few at a time. Between them it checks readers, the operator and the time.
+            // Takes only a few at a time. Between them it checks readers, the operator, and time.
             let mut is_empty = ended.is_some();
             for _ in 0..AHEAD {
                 if is_empty {

@@ -87,28 +87,10 @@ impl Applying {
         let (finished, done) = channel();
         let stop = how.stop.clone();
         let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
-            let mut sink = sink;
-            if let Err(error) = sink.prepare(&stop) {
-                // If the receiver is gone, the run has ended.
-                let _unheard = finished.send(Err(Error::sink(error)));
-                waker.wake();
-                return sink.undo();
-            }
-            while let Ok(job) = theirs.recv() {
-                let is_end = matches!(job, Job::End);
-                let outcome = apply(&mut sink, job, &stop);
-                let has_failed = outcome.is_err();
-                // If the receiver is gone, the run has ended.
-                let is_heard = finished.send(outcome).is_ok();
-                waker.wake();
-                if is_end && !has_failed {
-                    return Ok(());
-                }
-                if has_failed || !is_heard {
-                    break;
-                }
-            }
-            sink.undo()
+            let left = work(sink, &theirs, finished, &stop, &waker);
+            // Only now the receiver sees that all jobs are finished.
+            waker.wake();
+            left
         });
         let thread = Some(thread.map_err(|error| Error::Sink(Arc::new(error)))?);
         Ok(Self { jobs: Some(jobs), thread, done, backlog: 0, spare: Vec::new(), ended: false })
@@ -165,6 +147,37 @@ impl Drop for Applying {
             tracing::error!(%error, "not undone");
         }
     }
+}
+
+/// Runs jobs until the last one, or until one fails. Returns what could not be undone.
+fn work(
+    mut sink: impl Sink,
+    jobs: &Receiver<Job>,
+    finished: Sender<Result<Option<Vec<u8>>, Error>>,
+    stop: &Stop,
+    waker: &Waker,
+) -> io::Result<()> {
+    if let Err(error) = sink.prepare(stop) {
+        // If the receiver is gone, the run has ended.
+        let _unheard = finished.send(Err(Error::sink(error)));
+        waker.wake();
+        return sink.undo();
+    }
+    while let Ok(job) = jobs.recv() {
+        let is_end = matches!(job, Job::End);
+        let outcome = apply(&mut sink, job, stop);
+        let has_failed = outcome.is_err();
+        // If the receiver is gone, the run has ended.
+        let is_heard = finished.send(outcome).is_ok();
+        waker.wake();
+        if is_end && !has_failed {
+            return Ok(());
+        }
+        if has_failed || !is_heard {
+            break;
+        }
+    }
+    sink.undo()
 }
 
 /// Runs a job. Returns the buffer of a chunk.
@@ -285,8 +298,10 @@ impl<B: Descriptors> Run<'_, B> {
                 false => tracing::warn!(%error, attempt = failures, of = self.how.attempts, "trying again"),
             }
             order.rotate_left(1);
-            // A restarting publisher needs a moment, and other readers come back at the same time.
-            let pause = Duration::from_millis(100 << failures.min(5));
+            // The next one may be there already. A restarting publisher needs a moment, and other
+            // readers come back at the same time.
+            let pause = if failures <= 1 { 20 } else { 100 << failures.min(5) };
+            let pause = Duration::from_millis(pause);
             let until = self.backend.now().after(pause);
             while self.backend.now() < until {
                 self.turn(None, until, told)?;
@@ -438,5 +453,62 @@ impl<B: Descriptors> Run<'_, B> {
             let until = now.after(TICK);
             applied |= self.turn(None, until, told)?;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+    use crate::wait::sleep;
+
+    /// A sink whose thread ends only after its last job was collected.
+    struct Late(Receiver<()>);
+
+    impl Sink for Late {
+        fn begin(&mut self, _: &Offer, _: &Stop) -> io::Result<()> {
+            Ok(())
+        }
+        fn write(&mut self, _: &[u8]) -> io::Result<()> {
+            Ok(())
+        }
+        fn mark(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn end(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn undo(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let _collected = self.0.recv();
+        }
+    }
+
+    /// The end of the sink's thread wakes the thread that waits for it.
+    #[test]
+    fn the_end_of_a_sink_is_noticed_at_once() {
+        let (collected, late) = sync_channel(1);
+        let waker = Waker::new().expect("a waker");
+        let mut applying = Applying::begin(Late(late), &Pull::default(), waker.clone()).expect("a thread");
+        applying.give(Job::End);
+        loop {
+            let begun = std::time::Instant::now();
+            let most = Duration::from_secs(600);
+            sleep(&[waker.as_fd()], most).expect("it sleeps");
+            assert!(begun.elapsed() < most, "nothing wakes it");
+            waker.clear();
+            if applying.collect().expect("no failure") {
+                break;
+            }
+            let _ends = collected.try_send(());
+        }
+        let _ends = collected.try_send(());
     }
 }

@@ -88,8 +88,9 @@ fn readers_of_an_older_snapshot_follow_the_same_history() {
     assert!(world.is_empty());
 }
 
-/// VS-TABLE-007: the memory of an older snapshot is released once its readers have it. A reader that has less of
-/// it is refused, and one that has all of it continues. Without a reader for a lease, it is gone.
+/// VS-TABLE-007: the memory of an older snapshot is released once its readers have it. A reader
+/// that has less of it is refused, and one that has all of it continues. After a lease without a
+/// reader, the snapshot is gone.
 #[test]
 fn an_older_snapshot_is_released_when_it_is_read() {
     let mut scene = Scene::new(30);

@@ -99,8 +99,8 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
     assert_equal(&mut source.connect(), &mut target.connect());
 }
 
-/// A replica can be the source: the target gets the primary's data and later writes, and the primary
-/// creates nothing for that.
+/// A replica can be the source: the target gets the primary's data and later writes, and the
+/// primary creates nothing for that.
 #[test]
 fn a_snapshot_of_a_replica_costs_its_primary_nothing() {
     let valkeys = [(); 3].map(|()| Valkey::start());
