@@ -486,7 +486,7 @@ pub(crate) fn inside(parts: &[Part<'_>], buffer: &impl Buffer) -> Result<(), Err
 /// Separates errors after which the next reply can be read from those that lose the connection.
 fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
     match result {
-        Err(error @ (Error::Refused(_) | Error::TooLong { .. })) => Ok(Err(error)),
+        Err(error @ (Error::Refused(_) | Error::TooLong { .. } | Error::Changed)) => Ok(Err(error)),
         Err(error) => Err(error),
         Ok(done) => Ok(Ok(done)),
     }

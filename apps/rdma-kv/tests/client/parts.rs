@@ -85,19 +85,20 @@ fn parts_land_across_slices() {
     assert!(got.bytes_landed >= (len - 5 * 2 * WINDOW) as u64, "{got:?}");
 }
 
-/// Clients of a server that calls `before` with the name of each command, and ends the connection
+/// Clients of a server that calls `before` with the words of each command, and ends the connection
 /// if that is false; and the server's store.
 fn watched(
     count: usize,
-    before: impl Fn(&Store, &[u8]) -> bool + Send + Sync + 'static,
+    before: impl Fn(&Store, &[&[u8]]) -> bool + Send + Sync + 'static,
 ) -> (Striped<Stream<SoftSim>>, Arc<Store>) {
     let store = Arc::new(Store::default());
     let shared = Arc::clone(&store);
     let (host, address) = fabric(count, move |stream| {
         let (mut session, mut commands) = (Session::default(), FrameReader::new(stream));
         while let Ok(Some(frame)) = commands.frame() {
-            let name = frame.clone().into_array().unwrap_or_default().swap_remove(0);
-            if !before(&shared, &name.into_bulk_string().expect("a name")) {
+            let words = frame.clone().into_array().unwrap_or_default().into_iter();
+            let words: Vec<_> = words.filter_map(|word| word.into_bulk_string().ok()).collect();
+            if !before(&shared, &words.iter().map(|word| &word[..]).collect::<Vec<_>>()) {
                 return;
             }
             let mut replies = Default::default();
@@ -127,8 +128,8 @@ fn ask(store: &Store, words: &[&[u8]]) -> Vec<u8> {
 fn a_value_changes_at_once() {
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&seen);
-    let (mut striped, store) = watched(3, move |store, name| {
-        if matches!(name, b"SETRANGE" | b"PEXPIRE" | b"PERSIST" | b"RENAME") {
+    let (mut striped, store) = watched(3, move |store, words| {
+        if matches!(words[0], b"SETRANGE" | b"PEXPIRE" | b"PERSIST" | b"RENAME") {
             counter.fetch_add(1, Ordering::Relaxed);
             assert_eq!(ask(store, &[b"GET", b"key"]), b"$3\r\nold\r\n");
         }
@@ -154,9 +155,9 @@ fn a_value_changes_at_once() {
 fn parts_are_of_one_value() {
     for changes in [0, 1, 2, usize::MAX] {
         let done = AtomicUsize::new(0);
-        let (mut striped, store) = watched(3, move |store, name| {
+        let (mut striped, store) = watched(3, move |store, words| {
             // The value grows with the last part of each attempt.
-            if name == b"GETRANGE" {
+            if words[0] == b"GETRANGE" {
                 let now = done.fetch_add(1, Ordering::Relaxed);
                 if now % 3 == 2 && now / 3 < changes {
                     let value = pattern(3 * MIB + 1 + now, now);
@@ -182,21 +183,31 @@ fn parts_are_of_one_value() {
     }
 }
 
-/// Parts that the server evicts are missed, and the key has its old value.
+/// Parts that the server evicts are missed: before a part that begins them again, shorter or as
+/// long, and before the end. The key has its old value, and no parts are left.
 #[test]
 fn evicted_parts_are_missed() {
-    let parts = AtomicUsize::new(0);
-    let (mut striped, store) = watched(3, move |store, name| {
-        if name == b"SETRANGE" && parts.fetch_add(1, Ordering::Relaxed) == 2 {
-            ask(store, &[b"FLUSHALL"]);
-            ask(store, &[b"SET", b"key", b"old"]);
-        }
-        true
-    });
-    let buffer = striped.register(pattern(3 * MIB, 4)).expect("registered");
-    let set = striped.set_from(b"key", &buffer, 0..3 * MIB).expect_err("a part is gone");
-    assert!(matches!(set, Error::Changed | Error::Unexpected(_)), "{set}");
-    assert_eq!(ask(&store, &[b"GET", b"key"]), b"$3\r\nold\r\n");
+    for evicts in [&b"SETRANGE"[..], b"PERSIST"] {
+        let calls = AtomicUsize::new(0);
+        let (mut striped, store) = watched(3, move |store, words| {
+            let [name, key, ..] = words else { return true };
+            // The first SETRANGE is that of the last byte.
+            if *name == evicts && (*name == b"PERSIST" || calls.fetch_add(1, Ordering::Relaxed) == 2) {
+                ask(store, &[b"DEL", key]);
+                if *name == b"PERSIST" {
+                    ask(store, &[b"SETRANGE", key, b"3145727", b"x"]);
+                }
+            }
+            true
+        });
+        ask(&store, &[b"SET", b"key", b"old"]);
+        let buffer = striped.register(pattern(3 * MIB, 4)).expect("registered");
+        let set = striped.set_from(b"key", &buffer, 0..3 * MIB).expect_err("a part is gone");
+        assert!(matches!(set, Error::Changed), "{set}");
+        assert_eq!(ask(&store, &[b"GET", b"key"]), b"$3\r\nold\r\n");
+        assert_eq!(ask(&store, &[b"DBSIZE"]), b":1\r\n");
+        assert_eq!(striped.connections(), 3);
+    }
 }
 
 /// What the server refuses leaves the connections, the old value, and no parts.
@@ -218,9 +229,9 @@ fn a_refused_part_leaves_the_old_value() {
 #[test]
 fn a_lost_part_leaves_the_old_value() {
     let parts = AtomicUsize::new(0);
-    let (mut striped, store) = watched(3, move |_, name| {
+    let (mut striped, store) = watched(3, move |_, words| {
         // The second of the three parts; the first command is the last byte.
-        !matches!(name, b"SETRANGE" | b"GETRANGE") || parts.fetch_add(1, Ordering::Relaxed) != 2
+        !matches!(words[0], b"SETRANGE" | b"GETRANGE") || parts.fetch_add(1, Ordering::Relaxed) != 2
     });
     ask(&store, &[b"SET", b"key", b"old"]);
     let mut buffer = striped.register(pattern(3 * MIB, 4)).expect("registered");
