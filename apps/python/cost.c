@@ -1,6 +1,6 @@
 /*
- * For cost.py, which calls it by ctypes. Under callgrind it says where counting begins and ends. Preloaded, it counts the
- * bytes that a program copies or clears in blocks of a KiB and more.
+ * For cost.py, which calls it by ctypes. Under callgrind it marks where counting begins and ends.
+ * Preloaded, it counts the bytes that a program copies or clears in blocks of a KiB and more.
  */
 #include <stdatomic.h>
 #include <stddef.h>

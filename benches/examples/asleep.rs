@@ -1,5 +1,5 @@
-//! Requests of 64 B between two threads that sleep until the other has something for them: over the embedded fabric, or over a Unix
-//! socket. `benches/asleep` counts what they ask of the kernel.
+//! Requests of 64 B between two threads that sleep until data arrives: over the embedded fabric, or
+//! over a Unix socket. `benches/asleep` counts their system calls.
 //!
 //! ```text
 //! asleep softsim|unix ROUNDS

@@ -1,4 +1,4 @@
-/* A ring and an allreduce of several lengths between the ranks of MPI, checked; for lab/run programs. */
+/* A ring and an allreduce of several lengths between MPI's ranks, checked; for lab/run programs. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
