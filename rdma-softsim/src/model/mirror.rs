@@ -1,4 +1,5 @@
-//! Completion queues whose program polls and arms them in memory that it shares with the device, without a call.
+//! Completion queues whose program polls and arms them in memory that it shares with the device,
+//! without a call.
 //!
 //! The model keeps its completions until the program has taken them, and looks at what the program
 //! has done before it adds one, and before it needs to know.
