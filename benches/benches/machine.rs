@@ -1,4 +1,4 @@
-//! The connection machine: what it costs per message beside the verbs calls it leads to.
+//! The connection machine: its cost per message, without the verbs calls that follow from it.
 
 use std::hint::black_box;
 
@@ -9,10 +9,10 @@ use rdma_proto::wire::{Message, Window};
 use rdma_proto::{Action, Config, Machine, RegionAddress};
 
 const BYTES: u32 = 64;
-/// The peer's window, as long as it may be, so that little of what is measured is its renewal.
+/// The peer's window. It is as long as possible, so that the measurement contains few renewals.
 const WINDOW: Window = Window { address: 0x7f12_3456_0000, length: 1 << 24, rkey: 0xabcd };
 
-/// A client's machine, and a peer that acknowledges at once and has room whenever it is asked for.
+/// A client's machine, and a peer that acknowledges at once and always grants room.
 struct Driver {
     machine: Machine,
     now: Instant,
@@ -37,7 +37,7 @@ impl Driver {
         self.room = WINDOW.length;
     }
 
-    /// Does what is due; all of it is acknowledged.
+    /// Performs every pending action. All of it is acknowledged.
     fn post(&mut self) {
         while let Some(action) = self.machine.poll_action(|| self.now) {
             match black_box(action) {

@@ -1,4 +1,4 @@
-//! Copies in and out of memory that a peer may change, beside copies of memory that nobody else touches.
+//! Copies into and out of memory that a peer may change, beside copies of private memory.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU8;
@@ -11,7 +11,8 @@ const SIZES: [usize; 4] = [64, 4 << 10, 64 << 10, 16 << 20];
 fn memory(criterion: &mut Criterion) {
     let bytes: Vec<AtomicU8> = (0..SIZES[3] + 8).map(|_| AtomicU8::new(0)).collect();
     let shared = SharedMemory::new(&bytes);
-    // Not zeroes: those would be one page of the kernel's until they are written, which a processor keeps in its cache.
+    // Not zeroes: until they are written, those would be one shared page of the kernel's, which a
+    // processor keeps in its cache.
     let mut plain = vec![2_u8; SIZES[3]];
     let mut local = vec![1_u8; SIZES[3]];
 

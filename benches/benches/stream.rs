@@ -1,5 +1,5 @@
-//! A stream over the embedded fabric beside TCP over loopback and a Unix socket, in one run: equal requests and replies between
-//! two threads; and one way, beside `memcpy`.
+//! A stream over the embedded fabric beside TCP over loopback and a Unix socket, in one run: equal
+//! requests and replies between two threads; and one direction, beside `memcpy`.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
@@ -20,7 +20,8 @@ fn echo(mut stream: impl Read + Write, len: usize) {
     while stream.read_exact(&mut bytes).is_ok() && stream.write_all(&bytes).is_ok() {}
 }
 
-/// Returns the client's stream to a thread that echoes, where whoever waits looks again for `spin` before sleeping.
+/// Returns the client's stream to a thread that echoes. Both sides busy-poll for `spin` before they
+/// sleep.
 fn softsim(len: usize, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -83,18 +84,19 @@ fn streams(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Bytes of a stream that are timed together, and of each write. A part fills four windows: what is received lands but for the windows that
-/// were announced before.
+/// Bytes of a stream that are timed together, and of each write. A part fills four windows. All
+/// received data lands, except in windows that were announced before.
 const BULK: usize = 64 << 20;
 const PART: usize = 4 << 20;
 
-/// A reader announces a window before the last one is full (`spec/multi-buffer.md`), so that no window ends with a stop.
+/// A reader announces a window before the last one is full (`spec/multi-buffer.md`), so that no
+/// window ends with a stop.
 fn ahead(options: Options) -> Options {
     options.protocol(options.protocol.features(FeatureSet::MULTI_BUFFER).negotiate(true))
 }
 
-/// One way, beside a copy of as many bytes in parts as long: *copied* is `write` and `read`, *lent* sends from registered memory and
-/// receives into such.
+/// One direction, beside a copy of the same length in parts of the same length: *copied* is `write`
+/// and `read`, *lent* sends from registered memory and receives into registered memory.
 fn bulk(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("stream one way");
     group.throughput(Throughput::Bytes(BULK as u64));
@@ -133,7 +135,8 @@ fn lend(stream: &mut Stream<SoftSim>, memory: &Arc<RegisteredBuffer<SoftSim>>) {
     }
 }
 
-/// Returns the client's stream to a thread that takes [`BULK`] bytes and says so with one, until the client leaves.
+/// Returns the client's stream to a thread that receives [`BULK`] bytes and answers them with one
+/// byte, until the client leaves.
 fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));

@@ -1,9 +1,10 @@
-//! Values that fill several windows, stored and read back over a connection that asks for windows registered ahead
-//! (`spec/multi-buffer.md`): for a Valkey with `lab/multi-buffer.patch`, or any server. It counts windows registered ahead where the
-//! server's windows are of 1 MiB, as Valkey's; for other servers that count says nothing.
+//! Stores and reads values that fill several windows, over a connection that asks for windows
+//! registered ahead (`spec/multi-buffer.md`): for a Valkey with `lab/multi-buffer.patch`, or any
+//! server. It counts windows registered ahead if the server's windows have 1 MiB, as Valkey's do.
+//! For other servers that count means nothing.
 //!
 //! ```text
-//! ahead ADDRESS              fails unless every value comes back whole, and says after how many of them a window was registered ahead
+//! ahead ADDRESS              fails unless every value comes back whole, and prints after how many of them a window was registered ahead
 //! ahead ADDRESS --without    asks for no feature
 //! ```
 
@@ -14,7 +15,7 @@ use rdma_conn::{Connect, Options, Stream};
 use rdma_proto::wire::FeatureSet;
 use rdma_verbs::Verbs;
 
-/// The length of Valkey's windows where nothing else is configured.
+/// The default length of Valkey's windows.
 const WINDOW: u64 = 1 << 20;
 /// Bytes of a value: five windows and a part.
 const LEN: usize = (5 << 20) + 12345;
@@ -35,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         set.extend_from_slice(&value);
         set.extend_from_slice(b"\r\n");
         expect(&mut stream, &set, b"+OK\r\n")?;
-        // What the server has read it has registered again before its reply: with another window ahead there is more than one to fill.
+        // The server registers again what it has read before it replies. With another window ahead,
+        // there is more than one to fill.
         let counters = stream.counters();
         let announced = counters.windows_received.saturating_mul(WINDOW);
         ahead += usize::from(announced.saturating_sub(counters.bytes_sent) > WINDOW);

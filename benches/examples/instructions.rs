@@ -1,7 +1,9 @@
-//! Instructions of the paths that a user pays for, without the device: what `benches/instructions` counts.
+//! Instructions of the paths that a user pays for, without the device. `benches/instructions`
+//! counts them.
 //!
-//! Both ends and the device run on one thread in virtual time, so that a read finds its bytes and every run counts alike. The
-//! functions named `measured_…` are the only ones that callgrind collects, one at a time.
+//! Both ends and the device run on one thread in virtual time, so that a read finds its bytes and
+//! every run gives the same count. callgrind collects only the functions named `measured_…`, one at
+//! a time.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -20,9 +22,9 @@ use rdma_softsim::{DeviceKind, FaultPlan, Limits, Simulation, SimulationSettings
 const LEN: usize = 64;
 /// Pieces of a vectored write, and completions in a batch.
 const MANY: usize = 16;
-/// Work requests under way while a message is answered.
+/// Work requests in flight while a message is answered.
 const BUSY: u16 = 512;
-/// Connections of a server of which one is in use.
+/// Connections of a server. One of them is in use.
 const CROWD: usize = 2000;
 
 /// Bytes of a value that lands.
@@ -50,7 +52,7 @@ fn measured_endpoint_write(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, b
     assert_eq!(endpoint.write(id, &[IoSlice::new(bytes)]).expect("written"), Some(LEN));
 }
 
-/// One turn of an event loop, with what one message brings.
+/// One turn of an event loop, with the events of one message.
 #[inline(never)]
 fn measured_endpoint_read(endpoint: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     endpoint.progress().expect("goes on");
@@ -73,13 +75,15 @@ fn measured_serve(server: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     }
 }
 
-/// One turn of an event loop that finds many notifications in one poll, and posts their receives again.
+/// One turn of an event loop that finds many notifications in one poll, and posts their receives
+/// again.
 #[inline(never)]
 fn measured_batch(endpoint: &mut Endpoint<SoftSim>) {
     endpoint.progress().expect("goes on");
 }
 
-/// One turn of an event loop that receives a long value, most of which lands where it belongs. True once all of it is there.
+/// One turn of an event loop that receives a long value, most of which lands in its final place.
+/// Returns true once all of it has arrived.
 #[inline(never)]
 fn measured_landing(
     endpoint: &mut Endpoint<SoftSim>,
@@ -90,14 +94,15 @@ fn measured_landing(
     endpoint.receive(receiving.0, &mut receiving.1).expect("goes on").is_some()
 }
 
-/// A question and its answer, while many work requests are under way.
+/// A question and its answer, while many work requests are in flight.
 #[inline(never)]
 fn measured_message(machine: &mut Machine, now: Instant, question: &[u8]) -> Option<Action> {
     machine.handle_message(now, question);
     machine.poll_action(|| now)
 }
 
-/// Lets everything happen that follows from what was posted, and no more time pass than that takes.
+/// Advances time until everything that follows from the posted requests has happened, and no
+/// further.
 fn settle(sim: &Simulation) {
     let until = sim.now().after(Duration::from_millis(1));
     while sim.deadline().is_some_and(|at| at <= until) {
@@ -105,7 +110,7 @@ fn settle(sim: &Simulation) {
     }
 }
 
-/// Streams are measured against each other.
+/// Streams are measured on both sides.
 fn streams(rounds: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
@@ -157,11 +162,11 @@ fn streams(rounds: usize) {
         "notifications of a write of {MANY} pieces {:.1}",
         each(before.0.data_notifications_sent, counters.data_notifications_sent)
     );
-    // Nothing happens any more that could deliver the last bytes.
+    // No later event could deliver the last bytes.
     std::mem::forget((one, other));
 }
 
-/// An endpoint is measured against a stream.
+/// An endpoint is measured with a stream as its peer.
 fn endpoint(rounds: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
@@ -217,8 +222,8 @@ fn endpoint(rounds: usize) {
     std::mem::forget((stream, endpoint));
 }
 
-/// Values land, of which the first window was announced before their length was known. One for 250 rounds: callgrind sees the device copy
-/// all of it, too.
+/// Values land. The first window of each was announced before the length was known. One for 250
+/// rounds: callgrind also counts the device's copies.
 fn landing(rounds: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [mut server, mut client] = [1, 2].map(|last| {
@@ -253,7 +258,7 @@ fn landing(rounds: usize) {
             server.progress().expect("goes on");
             while server.next_event().is_some() {}
             let receiving = receiving.get_or_insert_with(|| {
-                // Its first bytes have come.
+                // Its first bytes have arrived.
                 client.progress().expect("goes on");
                 (to, Receiving::new(Arc::clone(&memory), 0..VALUE))
             });
@@ -268,7 +273,7 @@ fn landing(rounds: usize) {
     std::mem::forget((server, client));
 }
 
-/// A server's machine is asked for its features, which it answers with a message.
+/// A server's machine is asked for its features, and answers with a message.
 fn message(rounds: usize) {
     let now = Instant::from_start(Duration::from_secs(1));
     let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
@@ -296,7 +301,7 @@ fn crowd(rounds: usize, connections: usize) {
     let endpoint =
         |host| Endpoint::new(host, Share::default().connections(connections)).expect("an endpoint");
     let (mut server, mut client) = (endpoint(&server), endpoint(&client));
-    // Idle ones differ in nothing but their number, so they may be small.
+    // Idle connections cost by their number, so they may be small.
     let small = |mut options: Options| {
         options.protocol = options.protocol.window(4096).send_buffer(4096).send_depth(32);
         options.receives(32)
@@ -331,7 +336,7 @@ fn crowd(rounds: usize, connections: usize) {
     std::mem::forget((server, client));
 }
 
-/// Runs one part, in which a function is to be measured, or all that print counts.
+/// Runs one part, whose function is measured, or all parts that print counts.
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let rounds = arguments.next().and_then(|rounds| rounds.parse().ok()).unwrap_or(1000);

@@ -1,4 +1,5 @@
-//! Does the work of `benches/peer/libvalkey.c` by a stream and by an endpoint on `rdma-verbs`: what `benches/peer/run` counts.
+//! Does the work of `benches/peer/libvalkey.c` with a stream and with an endpoint on `rdma-verbs`.
+//! `benches/peer/run` counts it.
 //!
 //! ```text
 //! peer stream ROUNDS      a request of 64 bytes and its answer, which is there when it is read
@@ -22,7 +23,7 @@ const LEN: usize = 64;
 const MANY: usize = 16;
 const VALUE: usize = 32 << 20;
 
-/// Longer than the device ever makes anybody wait.
+/// Longer than any delay of the device.
 const SPIN: Duration = Duration::from_secs(10);
 
 type Piece = [u8; LEN];
@@ -47,7 +48,7 @@ fn measured_endpoint_write(endpoint: &mut Endpoint<Verbs>, id: ConnectionId, req
     assert_eq!(endpoint.write(id, &[IoSlice::new(request)]).expect("written"), Some(LEN));
 }
 
-/// One turn of an event loop, with the answer that it brings.
+/// One turn of an event loop, with the answer.
 #[inline(never)]
 fn measured_endpoint_read(endpoint: &mut Endpoint<Verbs>, answer: &mut Piece) -> usize {
     endpoint.progress().expect("goes on");
@@ -60,7 +61,7 @@ fn measured_endpoint_read(endpoint: &mut Endpoint<Verbs>, answer: &mut Piece) ->
     answers
 }
 
-/// Many answers, of which there is a completion each, are taken by one read.
+/// One read takes many answers, each with a completion.
 #[inline(never)]
 fn measured_many_read(stream: &mut Stream<Verbs>, answers: &mut [u8; MANY * LEN]) {
     stream.read_exact(answers).expect("read");
@@ -70,7 +71,7 @@ fn connect(options: Options) -> Stream<Verbs> {
     let verbs = Verbs::load().expect("the device of benches/peer");
     let how = Connect::default().options(options);
     let mut stream = Stream::connect_with(&verbs, "192.0.2.1:6379", &how).expect("connects");
-    // The send buffer comes with the first write.
+    // The first write registers the send buffer.
     stream.write_all(&[b'a'; LEN]).expect("written");
     stream.read_exact(&mut [0; LEN]).expect("read");
     stream
@@ -87,7 +88,8 @@ fn requests(rounds: usize, when: u8, options: Options) {
     std::mem::forget(stream);
 }
 
-/// Sixteen requests as pieces of one write, which is one notification; then as many writes, whose answers are read together.
+/// Sixteen requests as pieces of one write, which is one notification; then as many writes, whose
+/// answers are read together.
 fn pieces(rounds: usize) {
     let mut stream = connect(Options::default());
     let piece: Piece = [b'a'; LEN];

@@ -1,4 +1,5 @@
-//! How many bytes a second one stream carries over a real device, for `lab/run bench`, which shows it beside `ib_write_bw`.
+//! Bytes per second of one stream over a real device. `lab/run bench` shows them beside
+//! `ib_write_bw`.
 //!
 //! ```text
 //! throughput ADDRESS copied|lent MEGABYTES [WINDOW]    MiB per second, both ends in this process, a thread each
@@ -6,7 +7,8 @@
 //!
 //! WINDOW is the length of the receiver's windows, in bytes; 1 MiB by default.
 //!
-//! *Copied* is `write` and `read`; *lent* sends from registered memory and receives into such, without a copy.
+//! *Copied* is `write` and `read`; *lent* sends from registered memory and receives into registered
+//! memory, without a copy.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -27,7 +29,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 fn receive(stream: &mut Stream<Verbs>, parts: usize, lent: bool) -> Outcome<()> {
     let mut bytes = vec![0; PART];
     let memory = Arc::new(stream.register_landing(PART)?);
-    // The first part begins the clock of the other side, once all is registered.
+    // The first part starts the clock of the other side, once all memory is registered.
     stream.write_all(b"!")?;
     for _ in 0..parts {
         if lent {

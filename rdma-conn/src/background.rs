@@ -61,13 +61,13 @@ struct Entry {
 }
 
 struct BackgroundThread {
-    entries: Mutex<State>,
+    entries: Mutex<Entries>,
     epoll: OwnedFd,
     changed: OwnedFd,
 }
 
 #[derive(Default)]
-struct State {
+struct Entries {
     entries: SlotMap<EntryId, Entry>,
     running: bool,
 }
@@ -101,7 +101,7 @@ impl BackgroundThread {
         Ok(Self { entries: Mutex::default(), epoll, changed })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -19,7 +19,7 @@ use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
     About, Bytes, ContextId, DomainId, ForeignMemory, HostId, Mirror, Model, PairAttributes, Parts,
-    PostedReceive, Registration, Request, State, Wake,
+    PostedReceive, QueuePairState, Registration, Request, Wake,
 };
 use crate::shared::SharedInner;
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
@@ -307,15 +307,15 @@ pub enum PairState {
     Error,
 }
 
-impl From<State> for PairState {
-    fn from(state: State) -> Self {
+impl From<QueuePairState> for PairState {
+    fn from(state: QueuePairState) -> Self {
         match state {
-            State::Reset => Self::Reset,
-            State::Idle => Self::Init,
-            State::Receiving => Self::Receiving,
-            State::Ready => Self::Ready,
-            State::Draining => Self::Draining,
-            State::Error => Self::Error,
+            QueuePairState::Reset => Self::Reset,
+            QueuePairState::Idle => Self::Init,
+            QueuePairState::Receiving => Self::Receiving,
+            QueuePairState::Ready => Self::Ready,
+            QueuePairState::Draining => Self::Draining,
+            QueuePairState::Error => Self::Error,
         }
     }
 }

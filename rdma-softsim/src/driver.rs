@@ -31,7 +31,7 @@ pub(crate) struct Driver {
 
 pub(crate) struct Core {
     /// The thread sleeps until its deadline moves, or until it must end.
-    state: Monitor<State>,
+    state: Monitor<Guarded>,
     clock: Clock,
     /// Whether nothing is due at any time, so that a call without changes need not execute
     /// anything. Never in virtual time, where each call is a chance to lose the processor.
@@ -56,7 +56,7 @@ enum Clock {
     Virtual,
 }
 
-struct State {
+struct Guarded {
     model: Model,
     /// The descriptors of possible sleepers.
     signals: HashMap<Wake, Arc<dyn Signal>>,
@@ -88,7 +88,7 @@ impl Driver {
     }
 
     fn with_clock(model: Model, clock: Clock) -> Self {
-        let state = State {
+        let state = Guarded {
             model,
             signals: HashMap::new(),
             held: Vec::new(),
@@ -245,16 +245,16 @@ impl Drop for Driver {
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
         self.state.lock()
     }
 
     /// Executes what is due, and everything that follows from it at once.
     fn advance<'a>(
         self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, Guarded>,
         ticks: &Ticks,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, Guarded> {
         state.model.advance(Instant::from_start(ticks.elapsed()));
         self.copy(state, ticks)
     }
@@ -265,9 +265,9 @@ impl Core {
     #[inline]
     fn copy<'a>(
         self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, Guarded>,
         ticks: &Ticks,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, Guarded> {
         state.wake();
         loop {
             if let Some(freight) = state.model.next_freight() {
@@ -329,7 +329,7 @@ impl Core {
     }
 
     /// Waits until no copy is in progress.
-    fn end_copies<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn end_copies<'a>(&'a self, mut state: MutexGuard<'a, Guarded>) -> MutexGuard<'a, Guarded> {
         while state.copies > 0 {
             state.waiting += 1;
             state = self.state.wait_for_calm(state);
@@ -338,12 +338,12 @@ impl Core {
         state
     }
 
-    fn note_idle(&self, state: &State) {
+    fn note_idle(&self, state: &Guarded) {
         self.idle.store(state.model.deadline().is_none(), Release);
     }
 
     /// Ensures that a thread will wake at the model's next deadline.
-    fn watch(self: &Arc<Self>, state: &mut State) {
+    fn watch(self: &Arc<Self>, state: &mut Guarded) {
         let Some(deadline) = state.model.deadline() else { return };
         if state.thread.is_none() {
             let core = Arc::clone(self);
@@ -369,7 +369,7 @@ impl Core {
     }
 }
 
-impl State {
+impl Guarded {
     /// Makes the descriptors of waiting objects readable. Under the lock, so that readable means
     /// waiting: a take that empties a channel cannot come in between.
     fn wake(&mut self) {

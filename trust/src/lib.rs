@@ -1,8 +1,9 @@
-//! Trials of this workspace; docs/trust.md tells their results.
+//! Trials of this workspace. docs/trust.md has their results.
 //!
-//! Two questions. *The peer is wrong*: does the product survive it? ([`sim`], [`own`], [`outage`].) *We are wrong*: do the
-//! tests notice? ([`wrong`] for the suite of any implementation, the patches in `mutants` for the simulator, the defects of
-//! the crate `explore` for the model checker.)
+//! They answer two questions. *The peer is wrong*: does the product survive? ([`sim`], [`own`],
+//! [`outage`].) *We are wrong*: do the tests notice? ([`wrong`] for the conformance suite, the
+//! patches in `mutants` for the simulator, the defects of the crate `explore` for the model
+//! checker.)
 
 pub mod crowd;
 pub mod outage;
@@ -14,5 +15,5 @@ pub mod semantics;
 pub mod sim;
 pub mod wrong;
 
-/// The result of a case: a remark if it passed, the fault that was found if not.
+/// The result of a case: a remark if it passed, else the fault that was found.
 pub type Outcome = conformance::Outcome;

@@ -21,23 +21,26 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs clients and a server through whole lives in virtual time, and breaks everything that can break.
+    /// Run clients and a server for whole lifetimes in virtual time, with every kind of fault.
     Sim(sim::runner::Options),
-    /// Takes two connection machines through every schedule there is, in small settings.
+    /// Run two connection machines through every schedule of small settings.
     Explore(schedules::Arguments),
-    /// Runs the conformance suite against a server and a client of this library, and judges by what these say of it.
+    /// Run the conformance suite against a server and a client of this library, and check the
+    /// errors that they report.
     Own(own::command::Arguments),
-    /// Shows, rule by rule, that RDMA here is what the layers above take it for.
+    /// Check rule by rule that RDMA here does what the layers above rely on.
     Semantics(semantics::Arguments),
-    /// Measures the cost of many connections to a server with one thread: memory, time, processor.
+    /// Measure what many connections cost a server with one thread: memory, time, processor.
     Crowd(crowd::Arguments),
-    /// Takes the server, or the way to it, away in the middle of a reply.
+    /// Take the server, or the path to it, away in the middle of a reply.
     Outage(Outage),
-    /// Runs every case of the conformance suite against targets that are wrong, and says which mistake fails it.
+    /// Run every case of the conformance suite against wrong targets, and report which mistake
+    /// fails it.
     Verdicts(wrong::command::Verdicts),
-    /// Runs the conformance suite against targets that are right, in every way there is to be right: none may be accused.
+    /// Run the conformance suite against right targets of every kind: none may fail.
     Right(right::command::Arguments),
-    /// Clients and servers for hours, over a network with faults; `lab/run soak` runs it in two guests.
+    /// Run clients and servers for hours over a network with faults. `lab/run soak` runs it in two
+    /// guests.
     #[command(subcommand)]
     Soak(soak::Command),
     /// The requirements of the protocol: what shows each, and their pages.
@@ -50,10 +53,10 @@ struct Outage {
     /// The server, over a real RDMA device (HOST:PORT).
     #[arg(long)]
     target: String,
-    /// Shell command that does it, for instance `kill -9 PID`.
+    /// Shell command that takes it away, for instance `kill -9 PID`.
     #[arg(long)]
     command: String,
-    /// Seconds within which the client must report it.
+    /// Seconds within which the client must report the loss.
     #[arg(long, default_value_t = 60)]
     within: u64,
 }

@@ -1,4 +1,5 @@
-//! Errors that a client gets when its server, or the path to it, goes away in the middle of a reply.
+//! Errors that a client gets when its server, or the path to it, disappears in the middle of a
+//! reply.
 
 use std::io::Read;
 use std::process::Command;
@@ -15,13 +16,13 @@ use suite::resources::{self, ProcessResources};
 
 /// A server to lose.
 pub struct Setting<B> {
-    /// RDMA as the client has it.
+    /// The client's backend.
     pub backend: B,
     /// HOST:PORT of the server.
     pub address: String,
-    /// Shell command that ends the server or the way to it.
+    /// Shell command that ends the server or the path to it.
     pub command: String,
-    /// How long the client may take to report it.
+    /// How long the client may take to report the loss.
     pub within: Duration,
 }
 
@@ -54,7 +55,8 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
 
     let mut client = connect()?;
     client.send(&[b"GET", entry.key().as_bytes()])?;
-    // The reply is under way, and most of it cannot have been sent: it is longer than all windows together.
+    // The reply is in flight. Most of it cannot have been sent: it is longer than all windows
+    // together.
     let mut received = client.stream().read(&mut [0; 1000])?;
     let done = Command::new("sh").args(["-c", &setting.command]).status()?;
     if !done.success() {

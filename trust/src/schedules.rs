@@ -15,7 +15,8 @@ pub struct Arguments {
     /// Only the scenarios that take seconds, which `cargo test` explores too.
     #[arg(long)]
     small: bool,
-    /// Instead, put mistakes into the driver, one at a time, and show the way to what they do.
+    /// Instead, put mistakes into the driver, one at a time, and show the schedule that reveals
+    /// each.
     #[arg(long, conflicts_with = "small")]
     defects: bool,
     /// Only scenarios whose name contains this.
@@ -26,8 +27,8 @@ pub struct Arguments {
     limit: u64,
 }
 
-/// Explores, printing a line for each scenario; succeeds if all were explored to the end and nothing was wrong, or if every
-/// defect was found.
+/// Explores, and prints a line for each scenario. Succeeds if all were explored completely and
+/// nothing was wrong, or if every defect was found.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let &Arguments { small: only_small, defects, ref select, limit } = arguments;
     let scenarios: Vec<Scenario> = if defects {

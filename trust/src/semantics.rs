@@ -1,4 +1,4 @@
-//! `valkey-rdma-trust semantics`: the rules of verbs on both backends.
+//! `valkey-rdma-trust semantics`: the rules of verbs, checked on both backends.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -10,14 +10,15 @@ use rdma_verbs::Verbs;
 use suite::Report;
 use suite::terminal::{cannot_run, run_judged};
 
-/// Where to run, and what.
+/// Where to run, and which cases.
 #[derive(Args)]
 pub struct Arguments {
-    /// Run on the real RDMA device with this address, both ends in this process, instead of the embedded fabric
-    /// (ADDRESS:PORT; port 0 takes any). Repeat it for further addresses; most cases use the first.
+    /// Run on the real RDMA device with this address, both ends in this process, instead of the
+    /// embedded fabric (ADDRESS:PORT; port 0 takes any). Repeat it for further addresses; most
+    /// cases use the first.
     #[arg(long)]
     listen: Vec<SocketAddr>,
-    /// Expect the deviations of this provider, whatever the device is called.
+    /// Expect the deviations of this provider, whatever the device's name is.
     #[arg(long, requires = "listen")]
     provider: Option<String>,
     /// Only cases whose id contains this.

@@ -1,5 +1,5 @@
-//! The cost of connections on each face, measured alone in this process so that its descriptors and
-//! its memory can be counted.
+//! The cost of connections on each interface, measured alone in this process so that its
+//! descriptors and its memory can be counted.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use trust::crowd::{Exchange, Face, Load, idle_on_softsim, on_softsim, resident};
 
-/// One test at a time.
+/// Runs one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Bytes that are allocated now.
@@ -47,7 +47,8 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// Idle connections cost no more registered memory, completion queues or descriptors on a `Server` or on tokio than on an `Endpoint`.
+/// Idle connections cost no more registered memory, completion queues or descriptors on a `Server`
+/// or on tokio than on an `Endpoint`.
 #[test]
 fn every_face_has_its_connections_for_the_price_of_an_endpoint() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,8 +67,8 @@ fn every_face_has_its_connections_for_the_price_of_an_endpoint() {
     }
 }
 
-/// What a connection may have beside its registered memory, on each side; the device's model is in
-/// it.
+/// What a connection may hold beside its registered memory, on each side. The device model is
+/// included.
 const BESIDE: u64 = 64 << 10;
 
 fn idle_clients_keep_little(exchange: Exchange) {
@@ -85,7 +86,7 @@ fn idle_clients_keep_little(exchange: Exchange) {
             resident(),
         );
         assert!(after.beside() <= 2 * clients * BESIDE, "{face:?}: {before:?}, {after:?}");
-        // Of that, only a little is left from the exchange.
+        // Little of that is left from the exchange.
         assert!(after.beside() <= before.beside() + clients * BESIDE / 2, "{face:?}: {before:?}, {after:?}");
     }
 }

@@ -4,6 +4,8 @@
  * connection stays in the queue for as long as a call may have another answer than "not now". */
 #include "engine.h"
 
+#include "io_threads.h"
+
 /* Reads of a connection in a row before it is another's turn: 16 KiB each, unless a long argument is on its way. */
 #define READS_IN_A_ROW 4
 
@@ -117,6 +119,8 @@ static void fail(const char *why) {
 
     serverLog(LL_WARNING, "RDMA: all connections end: %s. CONFIG SET rdma-port begins anew.", why);
     aeDeleteFileEvent(server.el, vkrdma_descriptor(engine.endpoint), AE_READABLE);
+    /* IO threads may be in a call on the endpoint. Jobs that they are given afterwards find none. */
+    drainIOThreadsQueue();
     vkrdma_endpoint_free(engine.endpoint);
     engine.endpoint = NULL;
     unfinished = 0;
@@ -124,6 +128,8 @@ static void fail(const char *why) {
     while ((node = listNext(&clients)) != NULL) {
         engineConn *conn = (engineConn *)((client *)listNodeValue(node))->conn;
         if (!conn || conn->c.type != &engineType) continue;
+        /* A later endpoint may give this number to a connection of its own. */
+        conn->id = 0;
         conn->ended = conn->readable = 1;
         engineQueue(conn);
     }

@@ -74,8 +74,8 @@ struct Arguments {
     /// Seconds without a reply after which a test has failed.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
-    /// Microseconds for which a thread that waits looks again and again before it asks to be woken,
-    /// over RDMA. It costs a processor for as long.
+    /// Microseconds for which a waiting thread busy-polls before it sleeps, over RDMA. Meanwhile it
+    /// occupies a processor.
     #[arg(long, default_value_t = 0)]
     spin: u64,
     /// The authorities that a server behind tls:// is certified by (PEM).
@@ -131,7 +131,7 @@ struct Predict {
     /// GB/s that one core copies.
     #[arg(long, default_value_t = Machine::default().copy, value_parser = above_zero)]
     copy: f64,
-    /// Both sides look again and again instead of sleeping.
+    /// Both sides busy-poll instead of sleeping.
     #[arg(long)]
     poll: bool,
     /// Print JSON.

@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// the queue full. Valkey's has 511 places.
 const AT_ONCE: usize = 256;
 
-/// State that the threads of a test share.
+/// What the threads of a test share.
 pub(crate) struct Shared {
     /// Requests that are not taken yet.
     left: AtomicU64,
@@ -81,7 +81,7 @@ struct Client {
 }
 
 /// The state of the event loop, on which the handlers work.
-struct State {
+struct Run {
     clients: SecondaryMap<SessionId, Client>,
     load: Load,
     requests: Requests,
@@ -108,7 +108,7 @@ pub(crate) fn run(
     (with, target): (&impl ConnectionType, &Address),
     shared: &Arc<Shared>,
 ) -> io::Result<Measured> {
-    let state = State {
+    let state = Run {
         clients: SecondaryMap::new(),
         load: load.clone(),
         requests: Requests::new(test, load, seed),
@@ -140,15 +140,15 @@ pub(crate) fn run(
     for id in ids {
         events.close(id);
     }
-    let State { latencies, ended, .. } = events.finish()?;
+    let Run { latencies, ended, .. } = events.finish()?;
     Ok(Measured { latencies, begun, ended })
 }
 
 fn connect_all(
-    state: State,
+    state: Run,
     clients: usize,
     (with, target): (&impl ConnectionType, &Address),
-) -> io::Result<(EventLoop<State>, Vec<SessionId>)> {
+) -> io::Result<(EventLoop<Run>, Vec<SessionId>)> {
     let mut events = EventLoop::new(state)?;
     events.timeouts.handshake = CONNECTING;
     let together = (AT_ONCE / events.state.load.threads).max(1);
@@ -160,7 +160,7 @@ fn connect_all(
 }
 
 fn connect_some(
-    events: &mut EventLoop<State>,
+    events: &mut EventLoop<Run>,
     clients: usize,
     (with, target): (&impl ConnectionType, &Address),
 ) -> io::Result<Vec<SessionId>> {
@@ -179,8 +179,8 @@ fn connect_some(
         ids.push(id);
     }
     let until = Instant::now() + CONNECTING;
-    let missing = |events: &EventLoop<State>| {
-        let connected = |client: &Session<State>| client.state() == SessionState::Connected;
+    let missing = |events: &EventLoop<Run>| {
+        let connected = |client: &Session<Run>| client.state() == SessionState::Connected;
         ids.iter().filter(|id| !events.get(**id).is_some_and(connected)).count()
     };
     while missing(events) > 0 {
@@ -198,7 +198,7 @@ fn connect_some(
 }
 
 /// Sends requests until none are left, and waits for their replies. Returns when it began.
-fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Result<Instant> {
+fn go(events: &mut EventLoop<Run>, ids: &[SessionId], load: &Load) -> io::Result<Instant> {
     let begun = Instant::now();
     for id in ids {
         if let Some(client) = events.get_mut(*id) {
@@ -249,7 +249,7 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
 
 impl Schedule {
     /// Sends the requests that are due. Returns the time until the next one is due.
-    fn send_due(&mut self, events: &mut EventLoop<State>, ids: &[SessionId]) -> Duration {
+    fn send_due(&mut self, events: &mut EventLoop<Run>, ids: &[SessionId]) -> Duration {
         while !self.over {
             let Some(due) = self.due() else { break };
             let now = Instant::now();
@@ -277,7 +277,7 @@ impl Schedule {
 }
 
 /// Sends the next requests of a closed loop.
-fn send_batch(events: &mut EventLoop<State>, id: SessionId) {
+fn send_batch(events: &mut EventLoop<Run>, id: SessionId) {
     let batch = events.state.shared.take(events.state.load.batch());
     if batch > 0 {
         events.state.prepare(id, batch, Instant::now());
@@ -285,7 +285,7 @@ fn send_batch(events: &mut EventLoop<State>, id: SessionId) {
     }
 }
 
-fn write_requests(events: &mut EventLoop<State>, id: SessionId) {
+fn write_requests(events: &mut EventLoop<Run>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
     let Some(client) = state.clients.get_mut(id) else { return };
     let waits = loop {
@@ -307,7 +307,7 @@ fn write_requests(events: &mut EventLoop<State>, id: SessionId) {
     connection.set_write_handler(waits.then_some(write_requests), Barrier::ReadFirst);
 }
 
-fn read_replies(events: &mut EventLoop<State>, id: SessionId) {
+fn read_replies(events: &mut EventLoop<Run>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
     match state.read(id, connection) {
         Ok(true) if state.load.rate.is_none() => send_batch(events, id),
@@ -316,7 +316,7 @@ fn read_replies(events: &mut EventLoop<State>, id: SessionId) {
     }
 }
 
-impl State {
+impl Run {
     fn fail(&mut self, error: io::Error) {
         self.failure.get_or_insert_with(|| told(error, &self.load));
     }

@@ -55,8 +55,8 @@ struct Arguments {
     /// The database that the keys are in.
     #[arg(long, default_value_t = 0)]
     database: u32,
-    /// Instead of all that: gets a value again and again, runs this command meanwhile, which kills
-    /// the server, and expects an error in time.
+    /// Instead of all that: gets a value repeatedly, runs this command meanwhile, which kills the
+    /// server, and expects an error in time.
     #[arg(long)]
     killed: Option<String>,
 }

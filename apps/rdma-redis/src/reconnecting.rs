@@ -100,11 +100,11 @@ struct Shared<B: Descriptors> {
     client: Client<B>,
     how: Reconnect,
     /// Never held while waiting.
-    state: Mutex<State>,
+    state: Mutex<Current>,
 }
 
 #[derive(Default)]
-struct State {
+struct Current {
     /// The connection, or the attempts to make it. `None` if the last one was lost or could not be
     /// made.
     newest: Option<Outcome>,
@@ -119,7 +119,7 @@ struct State {
 type Outcome = watch::Receiver<Option<RedisResult<MultiplexedConnection>>>;
 
 impl<B: Descriptors> Shared<B> {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Current> {
         // The state is valid after each change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -226,7 +226,7 @@ impl<B: Descriptors> Shared<B> {
     }
 }
 
-impl State {
+impl Current {
     /// Returns the channels and patterns, as arguments of a command.
     fn subscriptions(&self) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         (self.channels.iter().cloned().collect(), self.patterns.iter().cloned().collect())

@@ -66,7 +66,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// background thread drives it. Connections that `listener` accepts wait to be taken.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
-        let state = State {
+        let state = EndpointTasks {
             endpoint,
             tasks: ConnectionMap::new(),
             listeners: listener.into_iter().map(|listener| (listener, Accepting::default())).collect(),
@@ -207,11 +207,11 @@ impl<B: Descriptors> std::fmt::Debug for WeakAsyncEndpoint<B> {
 /// An endpoint shared by its handles and its driver. The driver holds no strong reference, so the
 /// endpoint drops with its last handle.
 struct Shared<B: Descriptors> {
-    state: Mutex<State<B>>,
+    state: Mutex<EndpointTasks<B>>,
     descriptor: Arc<OwnedFd>,
 }
 
-struct State<B: Descriptors> {
+struct EndpointTasks<B: Descriptors> {
     endpoint: Endpoint<B>,
     tasks: ConnectionMap<Tasks>,
     listeners: HashMap<ListenerId, Accepting>,
@@ -245,13 +245,13 @@ enum Want {
 }
 
 impl<B: Descriptors> Shared<B> {
-    fn lock(&self) -> MutexGuard<'_, State<B>> {
+    fn lock(&self) -> MutexGuard<'_, EndpointTasks<B>> {
         // A driver that panics with the lock marks the endpoint as lost.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `act` on the endpoint, then wakes the tasks concerned.
-    fn with<T>(&self, act: impl FnOnce(&mut State<B>) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut EndpointTasks<B>) -> T) -> T {
         let mut state = self.lock();
         let done = act(&mut state);
         let mut wake = state.concerned();
@@ -333,7 +333,7 @@ impl Wake {
     }
 }
 
-impl<B: Descriptors> State<B> {
+impl<B: Descriptors> EndpointTasks<B> {
     /// Takes the endpoint's events, and returns the tasks to wake for them.
     fn concerned(&mut self) -> Wake {
         let mut wake = Wake::default();

@@ -12,7 +12,7 @@ use rdma_backend::{Access, SendOp};
 
 use super::memory::{Bytes, Memory};
 use super::parts::Parts;
-use super::queue_pair::State;
+use super::queue_pair::QueuePairState;
 use super::requester::Source;
 use super::responder::Arrival;
 use super::{Event, Model, PairId};
@@ -69,7 +69,7 @@ impl Model {
             }
         }
         for end in [from, to] {
-            if self.pairs.get(end).is_some_and(|pair| pair.state == State::Error) {
+            if self.pairs.get(end).is_some_and(|pair| pair.state == QueuePairState::Error) {
                 self.begin_flush(end);
             }
         }

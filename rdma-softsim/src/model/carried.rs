@@ -20,7 +20,7 @@ use rdma_backend::{Access, SendOp};
 use super::freight::{End, Freight, Origin, Outcome, Stretch, Track};
 use super::memory::{Bytes, Unreachable};
 use super::parts::{Part, Parts};
-use super::queue_pair::State;
+use super::queue_pair::QueuePairState;
 use super::requester::{SendWork, Source};
 use super::responder::Arrival;
 use super::{Event, Model, PairId, RegionId};
@@ -270,7 +270,7 @@ impl Model {
     /// Flushes what waited for it.
     fn flush_freed(&mut self, carried: &Carried) {
         for end in [carried.from, carried.to] {
-            if self.pairs.get(end).is_some_and(|pair| pair.state == State::Error) {
+            if self.pairs.get(end).is_some_and(|pair| pair.state == QueuePairState::Error) {
                 self.begin_flush(end);
             }
         }

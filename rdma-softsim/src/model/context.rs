@@ -12,7 +12,7 @@ use rdma_backend::{AsyncEvent, RnrTimer};
 
 use super::identifier::{Phase, ack_timeout};
 use super::objects::PairAttributes;
-use super::queue_pair::{Owner, Path, State};
+use super::queue_pair::{Owner, Path, QueuePairState};
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
@@ -99,7 +99,7 @@ impl Model {
     /// `ibv_modify_qp(3)` to RESET: as new, and posted requests are never reported.
     pub(crate) fn reset(&mut self, id: PairId) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        pair.state = State::Reset;
+        pair.state = QueuePairState::Reset;
         self.cut_short_of(id);
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         pair.path = None;
@@ -114,10 +114,10 @@ impl Model {
     /// `ibv_modify_qp(3)` to INIT.
     pub(crate) fn initialise(&mut self, id: PairId) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        if !matches!(pair.state, State::Reset | State::Idle) {
+        if !matches!(pair.state, QueuePairState::Reset | QueuePairState::Idle) {
             return Err(Error::State("INIT comes after RESET"));
         }
-        pair.state = State::Idle;
+        pair.state = QueuePairState::Idle;
         Ok(())
     }
 
@@ -134,10 +134,10 @@ impl Model {
         let found = self.pairs.iter().find(|(_, pair)| pair.number == number && Some(pair.host) == theirs);
         let peer = found.map_or(PairId::NOBODY, |(peer, _)| peer);
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        if pair.state != State::Idle {
+        if pair.state != QueuePairState::Idle {
             return Err(Error::State("RTR comes after INIT"));
         }
-        pair.state = State::Receiving;
+        pair.state = QueuePairState::Receiving;
         pair.responder.rnr_timer = timer;
         pair.path = Some(Path { peer, local, remote, loopback: theirs == Some(pair.host) });
         Ok(())
@@ -153,14 +153,14 @@ impl Model {
     ) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         match pair.state {
-            State::Receiving => {
-                pair.state = State::Ready;
+            QueuePairState::Receiving => {
+                pair.state = QueuePairState::Ready;
                 pair.requester.configure(retry, rnr_retry, read_depth);
                 Ok(())
             }
-            State::Ready => Ok(()),
-            State::Draining => {
-                pair.state = State::Ready;
+            QueuePairState::Ready => Ok(()),
+            QueuePairState::Draining => {
+                pair.state = QueuePairState::Ready;
                 pair.requester.end_drain();
                 self.ring(id);
                 Ok(())
@@ -172,7 +172,7 @@ impl Model {
     /// `ibv_modify_qp(3)` to ERR.
     pub(crate) fn end_pair(&mut self, id: PairId) -> Result<(), Error> {
         match self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state {
-            State::Reset => Err(Error::State("a queue pair that is reset does not fail")),
+            QueuePairState::Reset => Err(Error::State("a queue pair that is reset does not fail")),
             _ => {
                 self.enter_error(id);
                 Ok(())
@@ -199,17 +199,17 @@ impl Model {
     /// event then, if requested.
     pub(crate) fn drain(&mut self, id: PairId, notify: bool) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        if !matches!(pair.state, State::Ready | State::Draining) {
+        if !matches!(pair.state, QueuePairState::Ready | QueuePairState::Draining) {
             return Err(Error::State("SQD comes after RTS"));
         }
-        pair.state = State::Draining;
+        pair.state = QueuePairState::Draining;
         pair.requester.begin_drain(notify);
         self.tell_drained(id);
         Ok(())
     }
 
     /// `ibv_query_qp(3)`: its state.
-    pub(crate) fn state_of(&self, id: PairId) -> Result<State, Error> {
+    pub(crate) fn state_of(&self, id: PairId) -> Result<QueuePairState, Error> {
         Ok(self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state)
     }
 
@@ -248,7 +248,7 @@ impl Model {
     pub(crate) fn lend_pair(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
         let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
         let queue_pair = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?;
-        if queue_pair.host != identifier.host || queue_pair.state != State::Idle {
+        if queue_pair.host != identifier.host || queue_pair.state != QueuePairState::Idle {
             return Err(Error::State("a queue pair is connected from INIT, on its own device"));
         }
         if queue_pair.identifier.is_some_and(|other| other != id && self.identifiers.get(other).is_some()) {

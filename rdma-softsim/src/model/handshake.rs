@@ -14,7 +14,7 @@ use rdma_backend::{ConnectParams, reject};
 use super::events::NoticeKind;
 use super::identifier::{Identifier, Phase, TIMED_OUT};
 use super::party::{Party, Target};
-use super::queue_pair::{Path, State};
+use super::queue_pair::{Path, QueuePairState};
 use super::{Event, IdentifierId, Model, PairId};
 use crate::Error;
 use crate::failure_class::FailureClass;
@@ -342,8 +342,8 @@ impl Model {
         let read_depth = ours.initiator_depth.min(theirs.responder_resources);
         let host = identifier.host;
         let loopback = self.pairs.get(peer).is_some_and(|peer| peer.host == host);
-        if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| pair.state == State::Idle) {
-            pair.state = State::Ready;
+        if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| pair.state == QueuePairState::Idle) {
+            pair.state = QueuePairState::Ready;
             pair.path = Some(Path { peer, local, remote: remote.ip(), loopback });
             // Each side uses the rnr_retry_count that the other one passed.
             pair.requester.configure(retry, theirs.rnr_retry_count, read_depth);

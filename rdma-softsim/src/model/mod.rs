@@ -57,7 +57,7 @@ pub(crate) use memory::{Bytes, Memory, Registration};
 pub use mirror::{Arming, Calls, Look, Mirror};
 pub(crate) use objects::PairAttributes;
 pub(crate) use parts::{Part, Parts};
-pub(crate) use queue_pair::{PostedReceive, PostedSend, Request, State};
+pub(crate) use queue_pair::{PostedReceive, PostedSend, QueuePairState, Request};
 pub(crate) use simulation::SimulationState;
 
 pub(crate) type HostId = Id<host::Host>;
@@ -203,7 +203,7 @@ impl Model {
             Event::Report { pair, of } => self.report_held(pair, of),
             Event::Flush(pair) => {
                 // If it was reset meanwhile, it has nothing to flush.
-                if self.pairs.get(pair).is_some_and(|pair| pair.state == State::Error) {
+                if self.pairs.get(pair).is_some_and(|pair| pair.state == QueuePairState::Error) {
                     self.flush(pair);
                 }
             }

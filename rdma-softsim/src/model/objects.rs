@@ -5,7 +5,7 @@ use rdma_backend::QueuePairLimits;
 use super::completions::{CompletionQueue, PendingCompletions};
 use super::memory::Domain;
 use super::ownership::Ownership;
-use super::queue_pair::{Owner, QueuePair, State};
+use super::queue_pair::{Owner, QueuePair, QueuePairState};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, SharedId};
@@ -108,8 +108,8 @@ impl Model {
             limits,
             state: match owner {
                 // rdma_create_qp(3) initialises it.
-                Owner::Identifier(_) => State::Idle,
-                Owner::Context(..) => State::Reset,
+                Owner::Identifier(_) => QueuePairState::Idle,
+                Owner::Context(..) => QueuePairState::Reset,
             },
             path: None,
             requester: Requester::new(),

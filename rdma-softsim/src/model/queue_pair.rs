@@ -31,7 +31,7 @@ pub(crate) struct QueuePair {
     pub(super) identifier: Option<IdentifierId>,
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
-    pub(super) state: State,
+    pub(super) state: QueuePairState,
     /// The other end, once connected.
     pub(super) path: Option<Path>,
     pub(super) requester: Requester,
@@ -67,7 +67,7 @@ impl QueuePair {
     }
 
     pub(super) fn is_ready(&self) -> bool {
-        self.state == State::Ready
+        self.state == QueuePairState::Ready
     }
 
     /// Returns whether the device may still access a region for posted requests.
@@ -79,7 +79,7 @@ impl QueuePair {
 
 /// States that behave differently (`ibv_modify_qp(3)` has more).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum QueuePairState {
     Reset,
     /// INIT: receives may be posted.
     Idle,
@@ -92,7 +92,7 @@ pub(crate) enum State {
     Error,
 }
 
-impl State {
+impl QueuePairState {
     pub(super) const fn responds(self) -> bool {
         matches!(self, Self::Receiving | Self::Ready | Self::Draining)
     }
@@ -152,7 +152,7 @@ impl Model {
         }
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
             self.count_injected(FailureClass::TeardownOrder);
-            if pair.state == State::Error {
+            if pair.state == QueuePairState::Error {
                 // Flushed by destruction, unobserved.
                 self.count_observed(FailureClass::Flush);
             }
@@ -223,13 +223,16 @@ impl Model {
     /// Checks whether the send queue takes such a request.
     fn may_send(&mut self, id: PairId, op: SendOp, len: usize, inline: bool) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
-        if !matches!(pair.state, State::Ready | State::Draining | State::Error) {
+        if !matches!(pair.state, QueuePairState::Ready | QueuePairState::Draining | QueuePairState::Error) {
             return Err(Error::State("the queue pair is not connected: it cannot send"));
         }
         if inline && (len > pair.limits.inline as usize || matches!(op, SendOp::Read(_))) {
             return Err(Error::Argument("inline data is for sends and writes of at most max_inline bytes"));
         }
-        if matches!(op, SendOp::Read(_)) && pair.requester.read_depth == 0 && pair.state != State::Error {
+        if matches!(op, SendOp::Read(_))
+            && pair.requester.read_depth == 0
+            && pair.state != QueuePairState::Error
+        {
             return Err(Error::Argument("the connection was made without RDMA READs (initiator_depth)"));
         }
         if pair.requester.is_full(pair.limits.send_depth) {
@@ -253,7 +256,7 @@ impl Model {
         let Request { id: work, op, signaled, solicited } = request;
         let shows = ClassSet::EMPTY;
         let work = SendWork { id: work, op, source, len, signaled, solicited, shows, brought: None };
-        let failed = pair.state == State::Error;
+        let failed = pair.state == QueuePairState::Error;
         if self.is_observed() {
             let posted = self.describe(&work);
             self.note(|| EntryKind::Posted { pair: number, work: posted });
@@ -279,7 +282,7 @@ impl Model {
     /// Posts like [`Model::post_receive`], with several parts of regions.
     pub(crate) fn post_named_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
-        if pair.state == State::Reset {
+        if pair.state == QueuePairState::Reset {
             return Err(Error::State("the queue pair is reset: it takes no receives"));
         }
         if pair.shared.is_some() {
@@ -290,7 +293,7 @@ impl Model {
         }
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         pair.responder.receives.push_back(ReceiveWork { id: request.id, local: request.local.clone() });
-        let (number, failed, work) = (pair.number, pair.state == State::Error, request.id);
+        let (number, failed, work) = (pair.number, pair.state == QueuePairState::Error, request.id);
         self.note(|| EntryKind::Received { pair: number, id: work });
         if failed {
             self.begin_flush(id);
@@ -319,15 +322,15 @@ impl Model {
     /// The state of `ibv_query_qp(3)`: whether it is the error state.
     pub(crate) fn has_failed(&self, id: PairId) -> Result<bool, Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
-        Ok(pair.state == State::Error)
+        Ok(pair.state == QueuePairState::Error)
     }
 
     /// Enters the error state: everything outstanding is flushed, in order. The peer is not
     /// notified.
     pub(super) fn enter_error(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
-        let pair_shares = pair.shared.is_some() && pair.state != State::Error;
-        pair.state = State::Error;
+        let pair_shares = pair.shared.is_some() && pair.state != QueuePairState::Error;
+        pair.state = QueuePairState::Error;
         pair.requester.forget_flights();
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
             self.count_injected(FailureClass::Flush);

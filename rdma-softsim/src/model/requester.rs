@@ -14,7 +14,7 @@ use super::completions::{Entry, failure, success};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
 use super::party::Target;
-use super::queue_pair::State;
+use super::queue_pair::QueuePairState;
 use super::{Event, Model, PairId};
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
@@ -293,7 +293,11 @@ impl Requester {
 impl Model {
     /// The doorbell: sends posted work, one message at a time.
     pub(crate) fn ring(&mut self, id: PairId) {
-        if !self.pairs.get(id).is_some_and(|pair| matches!(pair.state, State::Ready | State::Draining)) {
+        if !self
+            .pairs
+            .get(id)
+            .is_some_and(|pair| matches!(pair.state, QueuePairState::Ready | QueuePairState::Draining))
+        {
             return;
         }
         while let Some((epoch, sequence)) = self.pairs.get_mut(id).and_then(|pair| pair.requester.launch()) {

@@ -1,14 +1,15 @@
-//! All schedules of two connection machines, explored to the end.
+//! All schedules of two connection machines, explored completely.
 //!
-//! The machines are those of `rdma-proto`, whole; what is small is the world around them: windows of a few bytes, a send buffer
-//! of one to three, queues and receives for two or three. Deadlocks of flow control need no more to show. For each
-//! [`Scenario`] every interleaving of two applications, two drivers and the devices between them is taken
-//! ([`search`]), and of each state is asked whether a byte was lost, doubled, reordered or written outside the window,
-//! whether a notification met no receive where that is fatal, whether a buffer was given out twice; and of each end,
-//! whether everything has arrived.
+//! The machines are those of `rdma-proto`, unchanged. The world around them is small: windows of a
+//! few bytes, a send buffer of one to three, queues and receives for two or three. Deadlocks of
+//! flow control need no more. For each [`Scenario`], [`search`] takes every interleaving of two
+//! applications, two drivers and the devices between them. In each state it checks that no byte was
+//! lost, doubled, reordered or written outside the window, that no notification met a missing
+//! receive where that is fatal, and that no buffer was handed out twice. In each final state it
+//! checks that everything has arrived.
 //!
-//! A search that finds nothing proves little unless it finds what is there: [`Defect`]s are put into the driver, one at a
-//! time, and each must be found.
+//! A search that finds nothing proves little unless it finds known mistakes: each [`Defect`] is put
+//! into the driver, one at a time, and must be found.
 
 pub mod search;
 #[cfg(test)]
@@ -26,7 +27,7 @@ pub use world::Scenario;
 /// Mistakes of a driver or a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
-    /// The second registration of a side gets lost.
+    /// The second registration of a side is lost.
     RegistrationLost,
     /// A window is registered a second time, before it is full.
     RegistrationTwice,
@@ -34,15 +35,15 @@ pub enum Defect {
     ReceivesDwindle,
     /// One receive fewer is posted than the peer counts on.
     ReceiveForgotten,
-    /// No completion arrives.
+    /// Completions do not arrive.
     CompletionLost,
-    /// Completions are taken and not reported.
+    /// Completions are polled and not reported.
     CompletionUnreported,
     /// The application changes a byte that was handed over.
     BufferReused,
     /// A notification of more bytes than were written.
     NoticeTooLong,
-    /// Memory that the application gives up is deregistered at once.
+    /// Memory that the application takes back is deregistered at once.
     MemoryLetGo,
 }
 
@@ -61,7 +62,7 @@ impl Defect {
         }
     }
 
-    /// Words of what a search says that finds it.
+    /// A part of the message of the search that finds it.
     pub const fn shows_as(self) -> &'static str {
         match self {
             Self::RegistrationLost
@@ -77,7 +78,7 @@ impl Defect {
     }
 }
 
-/// All of them.
+/// All defects.
 pub const DEFECTS: [Defect; 9] = [
     Defect::RegistrationLost,
     Defect::RegistrationTwice,
@@ -185,7 +186,7 @@ pub fn large() -> Vec<Scenario> {
     ]
 }
 
-/// A scenario in which `defect` must show.
+/// Returns a scenario in which `defect` must show.
 pub fn with_defect(defect: Defect) -> Scenario {
     let pair = sizes(2, 1, 2, 2, 2);
     let base = scenario(defect.name(), pair, pair, [5, 1], defect != Defect::ReceivesDwindle);
@@ -193,7 +194,7 @@ pub fn with_defect(defect: Defect) -> Scenario {
     Scenario { defect: Some(defect), lands, ..base }
 }
 
-/// A line about a search.
+/// Returns a line about a search.
 pub fn line(scenario: &Scenario, seen: &Seen, end: &SearchEnd) -> String {
     let Seen { states, steps, goals, depth, widest, took } = *seen;
     let ended = match end {

@@ -1,34 +1,35 @@
 //! Every schedule of a model, breadth first.
 //!
-//! The condition is stronger than that delivery stays *possible*: it must be *inevitable*. If every path ends, and ends only
-//! in states that count as the goal, then every schedule reaches it, however unfair. So the search keeps one layer of states
-//! at a time (equal states at one depth are one state) and asks of each: is it wrong; has it no successor and is not the goal?
-//! Paths that would not end are found by their depth. For the way to what it finds it keeps one byte and one place per state.
+//! Delivery must not only stay *possible*, it must be *inevitable*. If every path ends, and ends
+//! only in goal states, then every schedule reaches a goal, however unfair it is. So the search
+//! keeps one layer of states at a time (equal states at one depth are one state), and checks of
+//! each that no invariant is broken, and that it has a successor or is a goal. It finds endless
+//! paths by their depth. To print a path it keeps one byte and one index per state.
 //!
-//! That is why this is not stateright: its `eventually` is documented to miss violations on paths that join, and its table of
-//! all states ever visited would be what limits the size.
+//! That is why this is not stateright: its `eventually` is documented to miss violations on paths
+//! that join, and its table of all visited states would limit the size.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::time::{Duration, Instant};
 
-/// A system that goes from state to state in numbered steps.
+/// A system that moves from state to state in numbered steps.
 pub trait Model {
-    /// Everything that matters to the future.
+    /// Everything that affects the future.
     type State: Clone + Hash;
 
     /// Returns the first state.
     fn start(&self) -> Self::State;
-    /// Returns the number of different steps; not all are possible everywhere.
+    /// Returns the number of different steps. Not all are possible in each state.
     fn steps(&self) -> u8;
-    /// Takes a step. `None`: it is not possible here.
+    /// Takes a step. Returns `None` if it is not possible in this state.
     ///
     /// # Errors
-    /// An invariant does not hold.
+    /// An invariant is broken.
     fn take(&self, state: &Self::State, step: u8) -> Option<Result<Self::State, String>>;
-    /// Returns whether this is where everything may end.
+    /// Returns whether this is a goal: a state in which everything may end.
     fn is_goal(&self, state: &Self::State) -> bool;
-    /// A step in words.
+    /// Describes a step.
     fn describe(&self, step: u8) -> String;
 }
 
@@ -39,37 +40,37 @@ pub struct Seen {
     pub states: u64,
     /// Steps between them.
     pub steps: u64,
-    /// States in which everything had arrived.
+    /// Goal states.
     pub goals: u64,
     /// Steps on the longest path.
     pub depth: usize,
-    /// States of one depth, at most.
+    /// The most states of one depth.
     pub widest: usize,
     /// How long it took.
     pub took: Duration,
 }
 
-/// Something that must not be, and the steps that lead to it.
+/// A broken rule, and the steps that lead to it.
 #[derive(Clone, Debug)]
 pub struct Violation {
     /// A description of the fault.
     pub what: String,
-    /// How to get there, on a shortest path.
+    /// A shortest path to it.
     pub path: Vec<String>,
 }
 
 /// How a search ended.
 #[derive(Clone, Debug)]
 pub enum SearchEnd {
-    /// All states were seen, and nothing is wrong.
+    /// All states were visited, and no rule is broken.
     Complete,
-    /// This is wrong.
+    /// A rule is broken.
     Violated(Violation),
-    /// There are more states than were allowed. Nothing is wrong with those that were seen.
+    /// There are more states than the limit. No rule is broken in the visited ones.
     Truncated,
 }
 
-/// A path this long does not end.
+/// A path of this length does not end.
 const LONGEST: usize = 2000;
 
 /// Explores `model`, up to `limit` states.
@@ -77,12 +78,13 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, SearchEnd) {
     let (begun, hasher) = (Instant::now(), RandomState::new());
     let mut seen = Seen { states: 1, widest: 1, ..Seen::default() };
     let mut layer = vec![model.start()];
-    // For each layer: from which state of the one before, by which step.
+    // For each layer: the state of the previous layer, and the step, that led to each state.
     let mut origins: Vec<Vec<(u32, u8)>> = vec![vec![(0, 0)]];
     let end = loop {
         let (mut next, mut from) = (Vec::new(), Vec::new());
-        // Fingerprints of 64 bits instead of states: with a million states in a layer, two different ones count as one with
-        // a probability of 3 in 10^8, and with other numbers in the next run.
+        // Fingerprints of 64 bits instead of states: with a million states in a layer, two
+        // different states collide with a probability of 3 in 10^8, and other states collide in the
+        // next run.
         let mut known = HashSet::new();
         let mut flaw = None;
         'layer: for (place, state) in layer.iter().enumerate() {
@@ -141,7 +143,7 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, SearchEnd) {
     (seen, end)
 }
 
-/// The steps to the state at `place` of the last layer, and one more.
+/// Returns the steps to the state at `place` of the last layer, and one more.
 fn path<M: Model>(model: &M, origins: &[Vec<(u32, u8)>], place: usize, last: Option<u8>) -> Vec<String> {
     let mut steps: Vec<u8> = last.into_iter().collect();
     let mut place = place;

@@ -1,4 +1,5 @@
-//! Every schedule of two machines in small settings; the large ones are `valkey-rdma-trust explore`.
+//! Every schedule of two machines in small settings. `valkey-rdma-trust explore` has the large
+//! ones.
 
 use super::{DEFECTS, SearchEnd, Violation, explore, line, small, with_defect};
 

@@ -1,11 +1,14 @@
-//! Two connection machines, and between them a channel that keeps the order of reliable connections.
+//! Two connection machines, and between them a channel that keeps the order of reliable
+//! connections.
 //!
-//! A step is the smallest thing that can happen to one side: its application writes or reads a byte, gives memory to land in or gives
-//! that up, its machine is asked for one action, its device carries one request, one arrival is handled and its receive posted again, one completion is
-//! reported. Whatever order a driver, a device and two applications may bring about is an order of these steps. Bytes are read
-//! from the send buffer when they are carried, and looked at again when the machine is told that they are done.
+//! A step is the smallest event on one side: its application writes or reads a byte, hands memory
+//! over for landing or takes it back; its machine is asked for one action; its device carries one
+//! request; one arrival is handled and its receive posted again; one completion is reported. Every
+//! order that a driver, a device and two applications can produce is an order of these steps. Bytes
+//! are read from the send buffer when they are carried, and compared again when the machine is told
+//! of their completion.
 //!
-//! Time stands still, so that nothing can be waited out.
+//! There are no time-outs: time stands still.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,20 +21,22 @@ use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 use super::Defect;
 use super::search::Model;
 
-/// A setting of everything, explored as a whole.
+/// A setting, explored completely.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The name of the scenario.
     pub name: &'static str,
     /// The client's settings.
     pub client: Config,
-    /// The server's.
+    /// The server's settings.
     pub server: Config,
     /// Bytes that the client and the server write, at most 255.
     pub bytes: [u8; 2],
-    /// The memory in which the server's windows may lie (VR-MEM-018), in bytes; it is given twice at most.
+    /// The length in bytes of the memory in which the server's windows may lie (VR-MEM-018). It is
+    /// handed over at most twice.
     pub lands: u32,
-    /// Whether the server allows no retries, as Valkey's does: then a notification without a receive is an error.
+    /// Whether the server allows no retries, as Valkey's does. Then a notification without a
+    /// receive is an error.
     pub fatal: bool,
     /// The side that closes, once it has written and read everything.
     pub closes: Option<Role>,
@@ -54,31 +59,32 @@ struct Side {
     closed: bool,
     /// The send buffer.
     buffer: Vec<u8>,
-    /// The receive regions, and the application's memory; zero is a byte that was read or never written.
+    /// The receive regions, and the application's memory. Zero is a byte that was read or never
+    /// written.
     regions: [Vec<u8>; 3],
-    /// How often that memory was given, ...
+    /// How often that memory was handed over.
     landings: u8,
-    /// ... how many bytes had been read then, ...
+    /// How many bytes had been read when it was last handed over.
     landed_from: u8,
-    /// ... and whether it was given up the last time.
+    /// Whether it was taken back the last time.
     gave_up: bool,
     /// Bytes written and read by the application. A byte's value is its position, from 1.
     wrote: u8,
     read: u8,
-    /// Requests posted and not carried, ...
+    /// Requests posted and not carried yet.
     queue: VecDeque<Action>,
-    /// ... and carried ones, with their bytes, whose completion was not reported.
+    /// Carried requests, with their bytes, whose completion was not reported yet.
     carried: VecDeque<(Action, Vec<u8>)>,
     /// Signaled completions to report.
     completions: VecDeque<u64>,
     /// Receives posted.
     receives: u16,
     arrivals: VecDeque<Arrival>,
-    /// Its queue pair is in error, for it has disconnected.
+    /// Its queue pair is in the error state, because it has disconnected.
     broken: bool,
-    /// Its peer has disconnected, which it has not heard.
+    /// Its peer has disconnected, and it has not noticed.
     left: bool,
-    /// Registrations carried: defects concern one of them.
+    /// Registrations carried: defects affect one of them.
     registrations: u8,
 }
 
@@ -119,7 +125,8 @@ const KINDS: [Kind; 11] = [
 
 const NOW: Instant = Instant::from_start(Duration::from_secs(1));
 
-/// Returns the address of the regions of a side, and of the application's memory: each far from the others.
+/// Returns the address of the regions of a side, and of the application's memory. They do not
+/// overlap.
 const fn region(number: u8) -> RegionAddress {
     RegionAddress { address: 0x1000 * (number as u64 + 1), rkey: number as u32 + 1 }
 }
@@ -129,7 +136,7 @@ fn decode(step: u8) -> (Role, Kind) {
     (role, KINDS[usize::from(step / 2)])
 }
 
-/// A check that fails says so.
+/// Returns an error if a check fails.
 fn must(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what()) }
 }
@@ -194,13 +201,13 @@ impl Scenario {
         }
     }
 
-    /// A first look, before anything is copied.
+    /// Returns whether a step is possible, before anything is copied.
     fn is_possible(&self, world: &World, role: Role, kind: Kind) -> bool {
         let (side, other) = world.sides(role);
         let (quota, expected) = self.quota(role);
         let finished = side.wrote == quota && side.read == expected;
         match kind {
-            // The passive side is established when the active one has read that it is.
+            // The passive side is established once the active side has read that it is.
             Kind::Establish => !side.established && (role == Role::Client || other.established),
             Kind::Write => {
                 side.wrote < quota
@@ -208,7 +215,7 @@ impl Scenario {
                     && matches!(side.machine.state(), State::Connecting | State::Open)
             }
             Kind::Read => side.machine.readable().is_some(),
-            // Of bytes that were not read.
+            // Bytes that were not read.
             Kind::Land => {
                 !side.memory().is_empty()
                     && side.landings < 2
@@ -229,12 +236,12 @@ impl Scenario {
             Kind::Close => {
                 self.closes == Some(role) && !side.closed && finished && side.machine.state() == State::Open
             }
-            // All that had arrived is handled first (VR-CLOSE-002).
+            // Everything that had arrived is handled first (VR-CLOSE-002).
             Kind::Hear => side.left && side.arrivals.is_empty() && side.completions.is_empty(),
         }
     }
 
-    /// Does it; false if nothing came of it.
+    /// Takes a step. Returns false if nothing changed.
     fn act(&self, world: &mut World, role: Role, kind: Kind) -> Result<bool, String> {
         let defect = self.defect;
         let (side, other) = world.sides_mut(role);
@@ -331,7 +338,7 @@ impl Side {
         self.buffer[at as usize] = self.wrote;
         self.machine.commit(1).map_err(|error| error.to_string())?;
         if defect == Some(Defect::BufferReused) && self.wrote > 1 {
-            // The byte before is taken for done.
+            // The byte before counts as completed.
             let before = (at as usize + self.buffer.len() - 1) % self.buffer.len();
             self.buffer[before] = self.wrote;
         }
@@ -357,7 +364,7 @@ impl Side {
         &self.regions[usize::from(Readable::LANDED)]
     }
 
-    /// The application's memory is for the next bytes.
+    /// Hands the application's memory over for the next bytes.
     fn take_memory(&mut self) -> Result<(), String> {
         let empty = self.memory().iter().all(|byte| *byte == 0);
         must(empty, || "memory is the application's again with bytes in it that it has not read".into())?;
@@ -369,7 +376,7 @@ impl Side {
         Ok(())
     }
 
-    /// The machine's next action goes to the send queue. One that has none was only asked: nothing has happened.
+    /// Posts the machine's next action. If there is none, nothing has happened.
     fn post(&mut self, other: &mut Self, defect: Option<Defect>) -> Result<bool, String> {
         let Some(mut action) = self.machine.poll_action(|| NOW) else { return Ok(false) };
         match &mut action {
@@ -417,7 +424,7 @@ impl Side {
                     self.registrations += 1;
                 }
                 match defect {
-                    // As if it had never been sent: not even its receive is taken.
+                    // As if it had never been sent: it does not even take a receive.
                     Some(Defect::RegistrationLost) if self.registrations == 2 => self.registrations += 1,
                     Some(Defect::RegistrationTwice) if self.registrations == 1 => {
                         other.receives -= 1;
@@ -451,13 +458,13 @@ impl Side {
         Ok(())
     }
 
-    /// Bytes of the peer arrive.
+    /// Delivers bytes of the peer.
     fn land(&mut self, rkey: u32, address: u64, bytes: &[u8], defect: Option<Defect>) -> Result<(), String> {
         if bytes.is_empty() {
             return Ok(());
         }
         let number = rkey.wrapping_sub(1);
-        // The driver keeps the application's memory for as long as the machine says (VR-MEM-019).
+        // The driver keeps the application's memory until the machine releases it (VR-MEM-019).
         let kept = self.machine.is_landing() && !(self.gave_up && defect == Some(Defect::MemoryLetGo));
         must(number != u32::from(Readable::LANDED) || kept, || "a WRITE into memory that was let go".into())?;
         let target = self.regions.get_mut(number as usize).ok_or("a WRITE with a key that nobody gave")?;
@@ -469,7 +476,7 @@ impl Side {
         Ok(())
     }
 
-    /// The oldest arrival is handled, and its receive posted again.
+    /// Handles the oldest arrival, and posts its receive again.
     fn handle(&mut self, defect: Option<Defect>) {
         match self.arrivals.pop_front() {
             Some(Arrival::Message(message)) => self.machine.handle_message(NOW, &message.encode()),
@@ -480,7 +487,7 @@ impl Side {
         self.receives += u16::from(!keeps);
     }
 
-    /// The oldest completion is reported.
+    /// Reports the oldest completion.
     fn report(&mut self, defect: Option<Defect>) -> Result<(), String> {
         let Some(id) = self.completions.pop_front() else { return Ok(()) };
         let mut found = false;
@@ -505,7 +512,7 @@ impl Side {
     }
 }
 
-/// A part of the send buffer: nothing is lent here.
+/// Returns a part of the send buffer: nothing is lent here.
 fn span(from: Source) -> Result<Span, String> {
     match from {
         Source::Buffer(span) => Ok(span),

@@ -1,4 +1,4 @@
-//! The memory that idle clients keep, after each has exchanged much.
+//! The memory that idle clients keep after each has exchanged large values.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -13,24 +13,24 @@ use intercept::Intercepted;
 use super::serving::{Objects, serve};
 use super::{Crowd, Face, PATIENCE, hosts, options};
 
-/// What each of the clients does before it is idle.
+/// What each client does before it is idle.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
     /// The clients.
     pub connections: usize,
     /// Length of a receive window, in bytes.
     pub window: u32,
-    /// Bytes that each sends in one command, and gets in one reply.
+    /// Bytes that each client sends in one command and gets in one reply.
     pub bytes: usize,
 }
 
-/// What all of the clients together have, on both sides, since both are in this process.
+/// What all clients hold together, on both sides: both run in this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept {
     /// Bytes of registered memory.
     pub registered: u64,
-    /// Bytes of memory, by the measure that was asked for. On the embedded fabric those of the
-    /// devices' model are among them.
+    /// Bytes of memory, by the measure that the caller chose. On the embedded fabric they include
+    /// the memory of the device model.
     pub memory: u64,
 }
 
@@ -46,9 +46,8 @@ impl Kept {
     }
 }
 
-/// Measures a server on a fabric in this process: what its clients have when they are connected,
-/// and what they keep after the exchange.
-/// `memory` says how much memory the process has at the moment.
+/// Measures a server on a fabric in this process: what its clients hold once they are connected,
+/// and what they keep after the exchange. `memory` returns the process's current memory.
 ///
 /// # Errors
 /// A connection failed, or a reply was wrong.
@@ -57,7 +56,7 @@ pub fn idle_on_softsim(face: Face, exchange: Exchange, memory: fn() -> u64) -> R
     idle(face, exchange, &ours, &theirs, address, memory)
 }
 
-/// Returns the resident memory of this process, in bytes; 0 where the system does not say.
+/// Returns the resident memory of this process, in bytes; 0 if the system does not report it.
 pub fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -79,7 +78,7 @@ pub(super) fn idle<B: Descriptors>(
     std::thread::scope(|scope| {
         let (ours, at) = (counted(ours), (address, options(exchange.window)));
         let server = scope.spawn(move || serve(face, ours, at, listens, over));
-        // Without an address the server has failed, and says why.
+        // Without an address the server has failed and reports why.
         let told =
             listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
                 among(exchange, &counted(theirs), at, || Kept {
@@ -103,7 +102,7 @@ fn among<B: Descriptors>(
 ) -> Result<[Kept; 2], Failure> {
     let value = vec![b'x'; exchange.bytes];
     let mut into = vec![0; 256 << 10];
-    // It remains, and what it stores is there before anything is measured.
+    // It stays connected, so that its stored values exist before the first measurement.
     let mut first = Crowd::gather(backend, address, 1, exchange.window)?;
     first.exchange(&value, &mut into)?;
     let mut last = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
@@ -117,14 +116,15 @@ fn among<B: Descriptors>(
     Ok([connected.since(before), now().since(before)])
 }
 
-/// Has the server finish what it does: it has one thread, which then comes to this request.
+/// Waits until the server has finished its work: it has one thread, which then handles this
+/// request.
 fn rest<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failure> {
     client.send(&[b"PING"])?;
     client.expect("PONG")
 }
 
 impl<B: Descriptors> Crowd<B> {
-    /// Has each connection, one after another, send a value and get it back.
+    /// Each connection sends a value and gets it back, one connection after the other.
     fn exchange(&mut self, value: &[u8], into: &mut [u8]) -> Result<(), Failure> {
         let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", value.len());
         let reply = format!("${}\r\n", value.len()).len() + value.len() + 2;
@@ -149,7 +149,7 @@ impl<B: Descriptors> Crowd<B> {
         Ok(())
     }
 
-    /// Reads so many bytes, whatever they are.
+    /// Reads exactly `left` bytes and discards them.
     fn receive(&mut self, id: ConnectionId, mut left: usize, into: &mut [u8]) -> Result<(), Failure> {
         while left > 0 {
             let most = left.min(into.len());

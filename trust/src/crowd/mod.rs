@@ -1,8 +1,8 @@
-//! The cost of many connections to a server that has one thread for all of them, on each of the three ways to have one: an `Endpoint`, a
-//! `Server` of rdma-server, and tokio.
+//! What many connections cost a server that handles all of them in one thread, on each of three
+//! interfaces: `Endpoint`, the `Server` of rdma-server, and tokio.
 //!
-//! A busy client does its work alone and among idle ones, and clients that never read their replies show what a server does that
-//! has nothing to do. The clients are the same for all.
+//! A busy client is measured alone and beside idle clients. Clients that never read their replies
+//! show what a server costs when it has nothing to do. The clients are the same for all interfaces.
 
 mod idle;
 mod serving;
@@ -29,14 +29,14 @@ use serving::{Objects, serve};
 use suite::exit::NO_ENVIRONMENT;
 use suite::terminal;
 
-/// How long a connection may take to come about, on a machine that makes thousands.
+/// How long a connection may take to be established on a machine that establishes thousands.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the server has to come to rest.
+/// How long the server has to become idle.
 const REST: Duration = Duration::from_secs(1);
-/// A reply that fills every window and buffer there is on its way.
+/// A reply that fills every window and buffer.
 const LONG_REPLY: usize = 1 << 20;
 
-/// The interface on which the server has its connections.
+/// The interface on which the server holds its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Face {
     /// An `rdma_conn::Endpoint` and a loop of its own.
@@ -53,18 +53,18 @@ pub struct Arguments {
     /// Run on the real RDMA device with this address (any port), instead of the embedded fabric.
     #[arg(long)]
     listen: Option<SocketAddr>,
-    /// The interface on which the server has its connections; all of them one after another, unless set.
+    /// The interface of the server. All, one after another, unless set.
     #[arg(long, value_enum)]
     face: Option<Face>,
-    /// Have each connection send and get so many bytes, one after another, and print the memory
-    /// that they keep when they are idle, instead of the rest.
+    /// Have each connection send and get this many bytes, one after another. Prints the memory that
+    /// they keep when idle, and nothing else.
     #[arg(long, value_name = "BYTES")]
     exchange: Option<usize>,
     #[command(flatten)]
     load: Load,
 }
 
-/// How much is asked of a server.
+/// The load on a server.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Load {
     /// Idle connections.
@@ -76,7 +76,7 @@ pub struct Load {
     /// Length of a receive window, in bytes.
     #[arg(long, default_value_t = 128 << 10)]
     pub window: u32,
-    /// Round trips of the busy client, each time.
+    /// Round trips of the busy client in each measurement.
     #[arg(long, default_value_t = 20_000)]
     pub requests: u32,
     /// Seconds to watch a server whose clients do not read.
@@ -89,15 +89,15 @@ pub struct Load {
 pub struct Figures {
     /// Bytes that the server registered for the idle connections.
     pub registered_bytes: u64,
-    /// Completion queues that the server made for them.
+    /// Completion queues that the server created for them.
     pub completion_queues: usize,
-    /// Descriptors of this process for them, on both sides.
+    /// Descriptors that this process holds for them, on both sides.
     pub descriptors: usize,
-    /// A round trip beside nobody, before and after.
+    /// A round trip without other connections, before and after.
     pub alone: [Duration; 2],
     /// A round trip beside the idle connections.
     pub among: Duration,
-    /// Processor time of server and clients for the time that clients that do not read were watched.
+    /// Processor time of server and clients while the clients that do not read were watched.
     pub mute: Duration,
 }
 
@@ -134,7 +134,7 @@ fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
     .map(Some)
 }
 
-/// A table of the memory that idle connections keep.
+/// Prints the memory that idle connections keep.
 fn tell_idle(
     faces: &[Face],
     exchange: Exchange,
@@ -166,7 +166,7 @@ fn tell_idle(
     Ok(table)
 }
 
-/// A table of the cost of connections.
+/// Prints the cost of connections.
 fn tell_costs(faces: &[Face], load: Load, verbs: Option<(Verbs, SocketAddr)>) -> Result<Table, Failure> {
     let Load { connections, mute, seconds, .. } = load;
     let mut table = terminal::table();
@@ -211,7 +211,7 @@ pub fn on_softsim(face: Face, load: Load) -> Result<Figures, Failure> {
     measure(face, load, &ours, &theirs, address)
 }
 
-/// The server's host and the clients', and where the server listens.
+/// The server's host, the clients' host, and the server's address.
 fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
     let fabric = Fabric::new();
     let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
@@ -219,7 +219,7 @@ fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
     (host(ours), host(theirs), (ours, 6379).into())
 }
 
-/// Of the server, as large servers set it.
+/// The server's options, as large servers set them.
 fn options(window: u32) -> Options {
     let mut options = Options::default();
     options.protocol.window = window;
@@ -239,7 +239,7 @@ fn measure<B: Descriptors>(
     let (listens, listening) = mpsc::channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| serve(face, counted, (address, options(load.window)), listens, &over));
-        // Without an address the server has failed, and says why.
+        // Without an address the server has failed and reports why.
         let told =
             listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
                 let figures = among_idle(load, theirs, at, &objects)?;
@@ -274,12 +274,12 @@ fn among_idle<B: Descriptors>(
     Ok(Figures { registered_bytes, completion_queues, descriptors, alone, among, mute })
 }
 
-/// Descriptors that this process has.
+/// Counts the descriptors of this process.
 fn descriptors() -> Result<usize, Failure> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }
 
-/// The time of one of many round trips, on average.
+/// Returns the mean time of a round trip.
 fn round_trip<B: Descriptors>(
     client: &mut RespClient<Stream<B>>,
     requests: u32,
@@ -292,7 +292,7 @@ fn round_trip<B: Descriptors>(
     Ok(begun.elapsed() / requests.max(1))
 }
 
-/// The processor time for clients that ask for more than there is room for and read none of it.
+/// Returns the processor time for clients that request more than fits and read none of it.
 fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> Result<Duration, Failure> {
     let mut client = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
     client.send(&[b"SET", b"long", &vec![b'x'; LONG_REPLY]])?;
@@ -324,7 +324,7 @@ impl<B: Descriptors> Crowd<B> {
         let mut crowd = Self { endpoint: Endpoint::new(backend, limits)?, members: Vec::new() };
         let options = options(window);
         let bar = bar(size);
-        // Not all at once: the backlog of a listener is not endless.
+        // In batches: the backlog of a listener is finite.
         let mut asked = 0;
         while crowd.members.len() < size {
             while asked < size && asked - crowd.members.len() < 64 {
@@ -352,7 +352,8 @@ impl<B: Descriptors> Crowd<B> {
         Ok(())
     }
 
-    /// Only what a client has to do: keepalives are answered with a receive posted again, and nothing is read.
+    /// Does only what a client must do: it answers keepalives by posting receives again, and reads
+    /// nothing.
     fn idle(&mut self, time: Duration) -> Result<(), Failure> {
         let until = Instant::now() + time;
         loop {
@@ -364,7 +365,7 @@ impl<B: Descriptors> Crowd<B> {
         }
     }
 
-    /// Waits until something has come, for at most `time`.
+    /// Waits until something has arrived, for at most `time`.
     fn turn(&mut self, time: Duration) -> Result<(), Failure> {
         self.endpoint.wait(Some(time))?;
         while let Some(event) = self.endpoint.next_event() {

@@ -1,4 +1,4 @@
-//! One store on each face, on one thread, and what it holds.
+//! One store on each interface, in one thread, and the objects that it holds.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +17,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::Face;
 
-/// How long a server sleeps at most before it looks whether it is over.
+/// The longest sleep of a server before it checks whether to stop.
 const NAP: Duration = Duration::from_millis(500);
 
-/// Counts of the regions and completion queues of a server, taken at the backend, so that they are comparable between faces.
+/// Counts the regions and completion queues of a server. They are counted at the backend, so that
+/// the interfaces are comparable.
 pub(super) struct Objects<B: Backend> {
     regions: Arc<Mutex<Vec<Weak<B::Region>>>>,
     queues: Arc<Mutex<Vec<Weak<B::CompletionQueue>>>>,
@@ -76,7 +77,7 @@ impl<B: Backend> Interceptor<B> for Objects<B> {
 
     fn registered(&self, inner: &Arc<B::Region>) {
         let mut regions = lock(&self.regions);
-        // Windows come and go with work.
+        // Windows are registered and released under load.
         if regions.len() == regions.capacity() {
             regions.retain(|region| region.strong_count() > 0);
         }
@@ -84,7 +85,7 @@ impl<B: Backend> Interceptor<B> for Objects<B> {
     }
 }
 
-/// Serves until it is over. Tells where, once it listens.
+/// Serves until told to stop. Reports its address once it listens.
 pub(super) fn serve<B: Descriptors>(
     face: Face,
     backend: B,
@@ -159,7 +160,7 @@ fn on_server<B: Descriptors>(
     let settings = ServerSettings::default().max_clients(usize::MAX).protected(false);
     let mut server = rdma_server::Server::new(StoreService::default(), settings)?;
     let rdma = Rdma::new(backend);
-    // One vector, as on the other faces: each has completion queues of its own.
+    // One vector: on the other interfaces each vector has completion queues of its own.
     let vector = Vector::Fixed(options.completion_vector);
     rdma.configure(RdmaSettings::default().server(options).vector(vector).limits(limits()))?;
     let binding = server.bind(rdma, &[address.into()])?;
@@ -200,7 +201,7 @@ async fn session<B: Descriptors>(mut stream: AsyncStream<B>, store: Arc<Store>) 
         let mut quits = read == 0;
         while !quits && let Some(command) = received.take()? {
             quits = store.answer(command, &mut replies);
-            // One that is long takes its memory with it.
+            // A long reply takes its memory along.
             stream.write_all(&std::mem::take(&mut replies)).await?;
         }
         if quits {

@@ -1,4 +1,5 @@
-//! Cases that only our own side can be shown: each needs its options, its gate, or what its client is known to do.
+//! Cases that only our own side can be shown: each needs its options, a held server, or knowledge
+//! of its client.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use rdma_proto::wire::{FeatureSet, Message};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 
-/// Cases of the suite that are for servers, because no client need make two connections; ours does.
+/// Cases that the suite has for servers only, because a client need not open two connections; ours
+/// does.
 const FOR_CLIENTS_TOO: [&str; 2] = ["sec.foreign-key", "sec.stale-key"];
 
 /// All of them.
@@ -90,7 +92,7 @@ pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
 }
 
 fn notified_before_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // Held, our server has not registered a window when the notification comes.
+    // While it is held, our server has not registered a window when the notification arrives.
     let held = context.server()?.hold();
     let mut session = context.connect(Shape::default())?;
     session.peer.notify(5)?;
@@ -142,7 +144,8 @@ fn leaves_in_a_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     loop {
         let exchange = session.require_exchange(0)?;
         session.peer.send_bytes(&exchange.send)?;
-        // What our client sends next is longer than a window and its send buffer: it is still writing.
+        // Our client's next data is longer than a window and its send buffer, so it is still
+        // writing.
         if exchange.send.len() > WINDOW as usize {
             break;
         }
@@ -164,7 +167,7 @@ fn never_reposts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default().receives(16))?;
     session.peer.set_reposts(false);
     session.peer.handshake()?;
-    // Equal questions are answered one by one, and answers wait without being refused.
+    // Equal questions are answered one by one, and waiting answers are not refused.
     let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
     session.peer.burst(&[question; 1000])?;
     session.ends()

@@ -11,11 +11,11 @@ use suite::terminal::{self, cannot_run};
 
 use super::{Setting, cases};
 
-/// Where to run, and what.
+/// Where to run, and which cases.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// Run over the real RDMA device that has this address (any port), both sides in this process, instead of the embedded
-    /// fabric.
+    /// Run over the real RDMA device that has this address (any port), both sides in this process,
+    /// instead of the embedded fabric.
     #[arg(long)]
     listen: Option<SocketAddr>,
     /// Only cases whose id contains this.

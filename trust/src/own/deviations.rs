@@ -1,21 +1,22 @@
-//! Deviations of providers from the InfiniBand specification that keep our side from reporting the right error.
+//! Deviations of providers from the InfiniBand specification that keep our side from reporting the
+//! right error.
 
 use conformance::requirements::Role;
 
 use super::Roles;
 
-/// One such thing.
+/// One deviation.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
-    /// Which provider.
+    /// The provider.
     pub provider: &'static str,
-    /// In which role our side sees it.
+    /// The role of our side that sees it.
     pub of: Roles,
     /// The text that the error should have.
     pub expected: &'static str,
     /// The text that it has instead.
     pub seen: &'static str,
-    /// Why.
+    /// The reason.
     #[expect(dead_code, reason = "for whoever reads this table")]
     reason: &'static str,
 }
@@ -23,7 +24,7 @@ pub struct Deviation {
 /// Stands for an orderly end in [`Deviation::expected`].
 pub const IN_ORDER: &str = "in order";
 
-/// The error of whoever misses something when the peer has disconnected.
+/// The error of a side that still expects something when the peer has disconnected.
 pub const DISCONNECTED: &str = "the peer has disconnected";
 
 /// The deviations of real devices.
@@ -56,7 +57,7 @@ pub const OF_DEVICES: &[Deviation] = &[
 ];
 
 impl Deviation {
-    /// Returns whether `seen` is what the provider reports where `expected` is due.
+    /// Returns whether `seen` is what the provider reports in place of `expected`.
     #[must_use]
     pub fn explains(&self, role: Role, expected: &str, seen: &str) -> bool {
         self.of.includes(role) && expected.contains(self.expected) && seen.contains(self.seen)

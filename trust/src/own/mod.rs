@@ -1,13 +1,17 @@
-//! The suite for any implementation against our own server and client, judged by what our side says of it.
+//! The conformance suite against our own server and client, judged by the errors that our side
+//! reports.
 //!
-//! A peer sees that a connection ended. Our own side also says why, and this is where that is held against what it should say:
-//! every case of [`conformance::blackbox`], and the [`mod@cases`] that only our side can be shown, is run against a server and a client
-//! of ours in this process. [`table::TABLE`] has the error that our side must end a connection with, variant and text; a connection
-//! without a row must end in order. Beside that every run checks:
+//! A peer sees that a connection ended. Our own side also reports why. This module compares that
+//! with what it should report: every case of [`conformance::blackbox`], and the [`mod@cases`] that
+//! only our side can be shown, runs against a server and a client of ours in this process.
+//! [`table::TABLE`] has the error, variant and text, that our side must end a connection with; a
+//! connection without a row must end in order. Every run also checks that
 //!
-//! * another client of ours, connected to our server before, still gets its answers, and so does a new one;
-//! * descriptors, device objects and registered memory are back to what they were, and never were beyond a cap;
-//! * all of this in bounded time.
+//! * another client of ours, connected to our server before, still gets its answers, and so does a
+//!   new one;
+//! * descriptors, device objects and registered memory return to their initial values, and never
+//!   exceed a cap;
+//! * all of this takes bounded time.
 
 pub mod cases;
 pub mod command;
@@ -58,20 +62,20 @@ impl Roles {
     }
 }
 
-/// Bytes that our side may register in any case: room for the three dozen connections of the largest, and far less than a hostile
-/// peer asks for. Enforced where the backend can.
+/// The most bytes that our side may register in any case: enough for the three dozen connections of
+/// the largest case, and far less than a hostile peer requests. Enforced where the backend can.
 const CAP: u64 = 10 << 20;
-/// How long our side may take to notice what it must notice. The longest is a device that repeats a request eight times, four
-/// seconds apart.
+/// How long our side may take to notice a failure. The longest failure is a device that repeats a
+/// request eight times, four seconds apart.
 const BOUND: Duration = Duration::from_secs(60);
 /// How long the suite, and clients beside the case, wait for anything.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The backend and the address that the cases run on.
 pub struct Setting<B> {
-    /// RDMA as our side has it.
+    /// The backend of our side.
     pub ours: B,
-    /// RDMA as the suite's peers have it.
+    /// The backend of the suite's peers.
     pub theirs: B,
     /// Where our side listens; port 0 takes any.
     pub our_address: SocketAddr,
@@ -79,7 +83,7 @@ pub struct Setting<B> {
     pub their_address: SocketAddr,
     /// The backend's deviations from the specification.
     deviations: &'static [Deviation],
-    /// The objects and the registered bytes of our side's device.
+    /// Returns the objects and the registered bytes of our side's device.
     device: Box<dyn Fn() -> (usize, u64) + Send + Sync>,
 }
 
@@ -111,7 +115,8 @@ impl Setting<SoftSim> {
 }
 
 impl Setting<Verbs> {
-    /// A real device, both sides in this process. Its objects show in the process's descriptors and pinned memory.
+    /// A real device, with both sides in this process. Its objects are counted as the process's
+    /// descriptors and pinned memory.
     #[must_use]
     pub fn verbs(verbs: Verbs, address: SocketAddr) -> Self {
         let address = SocketAddr::new(address.ip(), 0);
@@ -183,7 +188,8 @@ pub fn suite_cases<'a, B: Descriptors>() -> Vec<Case<Context<'a, B>>> {
     conformance::blackbox::cases().into_iter().chain(cases::cases()).collect()
 }
 
-/// Runs a case against our side, beside another client of our server, and judges how our side's connections end.
+/// Runs a case against our side, beside another client of our server, and judges how the
+/// connections of our side end.
 fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outcome {
     let options = |options: Options| {
         let mut options = small(options);
@@ -282,7 +288,8 @@ fn ping<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failur
     client.expect("PONG")
 }
 
-/// Waits until no more is held than `before`: the last threads end a little later than their connections.
+/// Waits until our side holds no more than `before`: its last threads end a little later than their
+/// connections.
 fn await_no_more_than<B>(setting: &Setting<B>, before: Resources) -> Resources {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -25,9 +25,9 @@ use conformance::requirements::Role;
 pub struct Row {
     /// The case's id.
     pub case: &'static str,
-    /// Our side.
+    /// The role of our side.
     pub role: Roles,
-    /// Changes the options that our side usually has in the suite.
+    /// Changes the default options of our side.
     pub options: fn(&mut Options),
     /// The errors; a connection that ends with none of them ends in order.
     pub errors: &'static [Expected],
@@ -36,7 +36,7 @@ pub struct Row {
 /// An error that our side reports.
 #[derive(Clone, Copy)]
 pub struct Expected {
-    /// Whether an end is of the right kind: mostly, one variant of [`rdma_conn::Error`].
+    /// Whether an end is of the right kind: usually, one variant of [`rdma_conn::Error`].
     pub is: fn(&Ended) -> bool,
     /// A part of its text.
     pub text: &'static str,
@@ -47,7 +47,7 @@ pub struct Expected {
 /// A number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Times {
-    /// So many.
+    /// Exactly this many.
     Exactly(usize),
     /// Any number: it depends on how far our side had come.
     Any,
@@ -90,7 +90,8 @@ impl Row {
         }
         let in_order = ended.iter().filter(|end| matches!(end, Ended::InOrder)).count();
         for (expected, times) in self.errors.iter().zip(times) {
-            // A disconnect that a provider tells before the error is the end in order of whoever misses nothing.
+            // A provider may report a disconnect before the error. For a side that expects nothing
+            // more, that is an orderly end.
             let hides = |deviation: &Deviation| deviation.explains(role, expected.text, DISCONNECTED);
             let hidden = if deviations.iter().any(hides) { in_order } else { 0 };
             let right = match expected.times {
@@ -135,7 +136,7 @@ macro_rules! client {
     };
 }
 
-/// An error that one connection ends with, or as many as are given.
+/// An error that one connection ends with, or the given number of connections.
 macro_rules! error {
     ($pattern:pat, $text:expr) => {
         error!($pattern, $text, Times::Exactly(1))
@@ -148,7 +149,7 @@ macro_rules! error {
 /// How long an impatient side waits for a peer.
 const STALL: Duration = Duration::from_millis(300);
 
-/// Our side waits for no peer for long.
+/// Our side gives up on a peer early.
 const IMPATIENT: fn(&mut Options) = |options| {
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
@@ -171,8 +172,8 @@ const UNASKED: &str = "the peer broke the protocol: it answered a question for f
 const TOO_LONG: &str = "the peer sent an invalid control message: longer than 32 bytes";
 const REFUSED: &str = "the peer broke the protocol: its device refused the window that it registered";
 
-/// The end of a side whose device refused a request from afar: with what the device tells unasked, or, where it tells nothing
-/// (soft-RoCE), with the flush that followed.
+/// The end of a side whose device refused a peer's request. The device reports it by an
+/// asynchronous event, or, where it raises none (soft-RoCE), by the flush that followed.
 macro_rules! stopped {
     ($case:literal, $role:expr, $times:literal) => {
         row(
@@ -227,7 +228,7 @@ pub const TABLE: &[Row] = &[
     .with(IMPATIENT),
     // Without a window the client's connect has not succeeded yet.
     client!("conn.leaves-at-once", Protocol(Transport(Disconnected)), GONE),
-    // Ends in the middle of something.
+    // The connection ends in the middle of something.
     row("close.last-command", Roles::Server, &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)]),
     row(
         "close.before-the-reply",
@@ -282,7 +283,7 @@ pub const TABLE: &[Row] = &[
         Protocol(PeerMisbehaved(FeatureFlood)),
         "the peer broke the protocol: it asks for features faster than it takes the answers"
     ),
-    // A client that asked gets one answer too many; one that did not ask gets one.
+    // A client that asked gets one answer too many. A client that did not ask gets one.
     client!("feat.unasked", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED),
     client!("feat.unasked", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED).with(QUIET),
     client!("feat.other-select", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED),
@@ -317,7 +318,7 @@ pub const TABLE: &[Row] = &[
         Protocol(PeerMisbehaved(EarlyRegistration { .. })),
         "the peer broke the protocol: it registered a new window when only 0 of the old one's 65536 bytes"
     ),
-    // Its first command may be under way.
+    // Its first command may be in flight.
     client!(
         "mem.twice",
         Protocol(PeerMisbehaved(EarlyRegistration { .. })),
@@ -369,7 +370,7 @@ pub const TABLE: &[Row] = &[
         Protocol(PeerMisbehaved(NoWindow { .. })),
         "the peer broke the protocol: it notified 5 bytes before it was given a window"
     ),
-    // The store takes offence at whichever of the bytes it reads, and closes.
+    // The store rejects whichever of the bytes it reads, and closes.
     row(
         "xfer.overwritten",
         Roles::Server,
@@ -429,7 +430,7 @@ pub const TABLE: &[Row] = &[
         Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))),
         "the RDMA transport failed: the peer's device no longer acknowledges"
     ),
-    // Memory that was not given.
+    // Memory that our side did not grant.
     stopped!("sec.write-outside", Roles::Both, 1),
     both!("sec.write-immediate-outside", Protocol(PeerMisbehaved(ReachedOutside)), OUTSIDE),
     stopped!("sec.write-before", Roles::Both, 1),

@@ -1,4 +1,4 @@
-//! The cases of all suites, for what they say about requirements.
+//! The cases of all suites, with the requirements that they show.
 
 use conformance::{blackbox, smoke};
 use rdma_semantics as semantics;
@@ -27,7 +27,8 @@ pub fn of_snapshots() -> Vec<CaseRequirements> {
     [shows(&publisher::cases::<SoftSim>()), shows(&reader::cases::<SoftSim>())].concat()
 }
 
-/// Returns the cases for any implementation, and those for our own side. A case for both roles counts once.
+/// Returns the cases for any implementation, and those for our own side. A case for both roles
+/// counts once.
 fn of_any_implementation() -> Vec<CaseRequirements> {
     let mut shows: Vec<CaseRequirements> = Vec::new();
     for case in blackbox::cases::<SoftSim>().into_iter().chain(own::cases::cases()) {

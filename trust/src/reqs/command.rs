@@ -14,7 +14,7 @@ use super::render;
 /// Commands on the requirements.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Counts what tests, cases and vectors show; fails for a must that nothing shows.
+    /// Count what tests, cases and vectors show. Fails for a MUST that nothing shows.
     Coverage {
         /// The workspace.
         #[arg(long)]
@@ -23,18 +23,18 @@ pub enum Command {
         #[arg(long)]
         verbose: bool,
     },
-    /// Writes the pages spec/requirements.md and spec/differences.md from spec/requirements.toml.
+    /// Write the pages spec/requirements.md and spec/differences.md from spec/requirements.toml.
     Render {
         /// The workspace.
         #[arg(long)]
         root: Option<PathBuf>,
-        /// Write nothing; fail if a page is out of date.
+        /// Write nothing. Fail if a page is out of date.
         #[arg(long)]
         check: bool,
     },
 }
 
-/// Does it.
+/// Runs the command.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
         Command::Coverage { root, verbose } => cover(root, verbose),

@@ -1,4 +1,4 @@
-//! Which requirements are shown by what, and what is missing.
+//! What shows each requirement, and which requirements nothing shows.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,16 +21,16 @@ pub struct Shown {
     pub vectors: Vec<String>,
 }
 
-/// A workspace held against its requirements.
+/// The requirements of a workspace, and what shows them.
 pub struct Coverage {
     requirements: Requirements,
     shown: BTreeMap<String, Shown>,
-    /// Requirements without proof, and mentions without a requirement: both must be put right.
+    /// Requirements that nothing shows, and ids that name no requirement. Each is an error.
     pub problems: Vec<String>,
 }
 
 impl Coverage {
-    /// Looks at the workspace at `root`, for the requirements of Valkey over RDMA.
+    /// Reads the workspace at `root`, for the requirements of Valkey over RDMA.
     ///
     /// # Errors
     /// Something cannot be read.
@@ -40,7 +40,7 @@ impl Coverage {
         Self::over(root, "VR-", Requirements::of(root)?, &cases::all(), vectors)
     }
 
-    /// Looks at the workspace at `root`, for the requirements of the snapshot protocol.
+    /// Reads the workspace at `root`, for the requirements of the snapshot protocol.
     ///
     /// # Errors
     /// Something cannot be read.
@@ -143,7 +143,7 @@ impl Coverage {
         self.shown.get(id)
     }
 
-    /// The counts, by area, level, profile and origin.
+    /// Returns the counts by area, level, profile and origin.
     pub fn table(&self) -> Table {
         let mut table = suite::terminal::table();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
@@ -194,12 +194,12 @@ impl Coverage {
         );
     }
 
-    /// Requirements that nothing shows and that need not be shown, because they are no musts.
+    /// Returns requirements that nothing shows and that are not musts.
     pub fn open(&self) -> Vec<&Requirement> {
         self.requirements.iter().filter(|requirement| self.state(requirement) == Showing::Open).collect()
     }
 
-    /// Requirements that no code names.
+    /// Returns requirements that no code names.
     pub fn without_code(&self) -> Vec<&Requirement> {
         let unnamed =
             |requirement: &&Requirement| self.shown(&requirement.id).is_none_or(|shown| shown.code == 0);
@@ -207,7 +207,7 @@ impl Coverage {
     }
 }
 
-/// Returns whether code there can meet a requirement, rather than check it.
+/// Returns whether code at this path can meet a requirement, and not only check it.
 fn is_of_a_library(at: &str) -> bool {
     at.trim_start_matches("apps/").starts_with("rdma-")
         && !at.starts_with("rdma-backend/semantics/")

@@ -1,4 +1,4 @@
-//! The requirements of the protocol held against the workspace: rendered as pages, and what shows each.
+//! The requirements of the protocol: their pages, and what in the workspace shows each.
 
 pub mod cases;
 mod command;

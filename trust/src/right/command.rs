@@ -17,13 +17,14 @@ use crate::wrong::command::all_cases;
 use conformance::blackbox::{self, results::CaseResult};
 use conformance::requirements::Role;
 
-/// Runs the conformance suite against implementations that are right, each in a way of its own. None may be accused.
+/// Run the conformance suite against right implementations, each right in its own way. None may
+/// fail.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// Who is tried; all of them, if nobody is named.
+    /// Implementations to try; all, if none is named.
     #[arg(long, value_enum, value_delimiter = ',')]
     who: Vec<Who>,
-    /// Lengths of their windows; `all` stands for twelve lengths and one at random.
+    /// Lengths of their windows; `all` stands for twelve lengths and a random one.
     #[arg(long, default_value = "65536", value_delimiter = ',')]
     windows: Vec<String>,
     /// Kinds of devices: ibta, rxe, mlx5, hostile-but-legal; `all` stands for the four.
@@ -35,10 +36,10 @@ pub struct Arguments {
     /// How often each is tried.
     #[arg(long, default_value_t = 1)]
     times: u64,
-    /// What the first of these times leaves to chance is drawn from this.
+    /// Seed of the first try.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// How many are tried at once.
+    /// How many are tried at the same time.
     #[arg(long, default_value_t = 16)]
     at_once: usize,
     /// Only cases whose id matches one of these.
@@ -49,16 +50,18 @@ pub struct Arguments {
     role: Option<Role>,
 }
 
-/// The longest value that the example client stores: what it asks for besides is no shorter.
+/// The longest value that the example client stores. Everything else that it requests is at least
+/// as long.
 const LONGEST: usize = 200_000;
 
 /// A right implementation, its role, and a case.
 pub type Line = (Right, Role, &'static str);
 
-/// A line whose verdict is not right, and what was said of it.
+/// A line with a wrong verdict, and the text of the verdict.
 pub type Surprise = (Line, String);
 
-/// Tries all of these, so many at once, and returns those that were accused, or not judged.
+/// Tries all of these, `at_once` at the same time, and returns those that failed or were not
+/// judged.
 ///
 /// # Errors
 /// One cannot be set up.
@@ -83,7 +86,7 @@ fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Ve
         println!("skipped: there is no C compiler for the example client");
     }
     let cases = blackbox::cases::<SoftSim>();
-    // Such a case looks at the whole process, where others must not be at work meanwhile.
+    // Such a case looks at the whole process, so no other case may run meanwhile.
     let is_alone = |(_, role, id): &&Line| {
         cases.iter().any(|case| case.role == Some(*role) && case.id == *id && case.is(Tag::Local))
     };
@@ -127,7 +130,7 @@ fn surprise(
     }
 }
 
-/// Returns every case that such an implementation is tried with.
+/// Returns every case that this implementation is tried with.
 #[must_use]
 pub fn lines(right: Right) -> Vec<Line> {
     let cases = all_cases().into_iter();

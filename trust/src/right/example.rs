@@ -1,4 +1,5 @@
-//! The example client in C as a client under test: it speaks TCP, and a pump carries that over our own side.
+//! The example client in C as a client under test. It speaks TCP, and a relay carries its bytes
+//! over our own side.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +11,7 @@ use conformance::blackbox::process::ExecClients;
 use conformance::blackbox::target::{Running, TargetClients};
 use rdma_conn::{Connect, Descriptors, Options, Stream};
 
-/// How long the pump looks at one side before it looks at the other.
+/// How long the relay waits for one side before it checks the other.
 const TURN: Duration = Duration::from_millis(1);
 /// How long a program may take to start.
 const STARTING: Duration = Duration::from_secs(60);
@@ -51,7 +52,8 @@ impl<B: Descriptors> TargetClients for Example<B> {
             let begun = Instant::now();
             while begun.elapsed() < STARTING {
                 match listener.accept() {
-                    // What fails is told to the client by the end of its connection, and by it to the suite.
+                    // A failure ends the client's connection, and the client reports it to the
+                    // suite.
                     Ok((client, _)) => return drop(carry(&backend, address, options, client)),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(TURN),
                     Err(_) => return,
@@ -62,7 +64,7 @@ impl<B: Descriptors> TargetClients for Example<B> {
     }
 }
 
-/// Carries bytes both ways until one side ends.
+/// Carries bytes in both directions until one side ends.
 fn carry<B: Descriptors>(
     backend: &B,
     address: SocketAddr,
@@ -88,12 +90,12 @@ fn carry<B: Descriptors>(
             Err(error) => break Err(error),
         }
     };
-    // The client may have gone.
+    // The client may have left.
     let _ended = client.shutdown(Shutdown::Both);
     carried
 }
 
-/// Passes on what is there. Returns true at the end.
+/// Passes on what has arrived. Returns true at the end.
 fn pass(from: &mut impl Read, to: &mut impl Write, chunk: &mut [u8]) -> std::io::Result<bool> {
     match from.read(chunk) {
         Ok(0) => Ok(true),

@@ -1,8 +1,10 @@
-//! Right implementations under the suite: none may be accused, whatever it does that is allowed.
+//! Right implementations under the conformance suite. None may fail for anything that is allowed.
 //!
-//! A verdict on somebody else's software is tried harder than our own side. So the suite meets sides that are right in another way than
-//! ours: with windows of any length, on devices of every kind, with latency, ending where they may, asking when they like, not waiting for
-//! replies, and the example client in C. The constant `UNDECIDED` says which case cannot decide anything about which windows; all else must pass.
+//! A verdict on other people's software needs stricter tests than our own side. So the suite meets
+//! sides that are right in other ways than ours: windows of any length, devices of every kind,
+//! latency, ends wherever they are allowed, questions at any time, pipelined requests, and the
+//! example client in C. The constant `UNDECIDED` lists the cases that cannot decide anything for
+//! some windows; all others must pass.
 
 pub mod command;
 mod example;
@@ -32,11 +34,12 @@ use example::Example;
 /// How long a right implementation may take for anything: more than a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Lengths of windows at which something could go wrong: few, odd, and those where a number gets a digit more.
+/// Lengths of windows where something could go wrong: short ones, odd ones, and those where a
+/// number gains a digit.
 pub const WINDOWS: [u32; 12] =
     [1, 17, 64, 999, 1000, 1001, 4096, 10_000, 65_536, 100_000, 1_000_000, 1 << 20];
 
-/// Who is right.
+/// The kind of right implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Who {
     /// Our own side.
@@ -45,9 +48,9 @@ pub enum Who {
     EndsAtOnce,
     /// Our own side, ending connections at a keepalive with an immediate.
     EndsAtKeepalive,
-    /// Our own client, asking for features again and again.
+    /// Our own client, asking for features repeatedly.
     AsksAgain,
-    /// Our own client, ahead of the replies.
+    /// Our own client, sending requests before the replies arrive.
     Pipelines,
     /// The example client in C (docs/adopt/client.c), over our own side.
     Example,
@@ -63,30 +66,30 @@ impl Who {
         }
     }
 
-    /// Returns whether there is such a side in this role.
+    /// Returns whether this implementation exists for the role.
     #[must_use]
     pub fn plays(self, role: Role) -> bool {
         role == Role::Client || !matches!(self, Self::AsksAgain | Self::Pipelines | Self::Example)
     }
 }
 
-/// A right implementation, and where it runs.
+/// A right implementation, and its environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// Who it is.
+    /// The implementation.
     pub who: Who,
     /// The length of its windows.
     pub window: u32,
-    /// What its device and the suite's are like.
+    /// The kind of its device and of the suite's.
     pub kind: DeviceKind,
     /// How long a message travels, one way.
     pub latency: Duration,
-    /// What the devices leave to chance is drawn from this.
+    /// The seed of the devices.
     pub seed: u64,
 }
 
 impl Right {
-    /// Our own side, as it is everywhere else.
+    /// Our own side with its defaults.
     #[must_use]
     pub const fn ours() -> Self {
         let (kind, latency) = (DeviceKind::Ibta, Duration::ZERO);
@@ -101,11 +104,12 @@ impl fmt::Display for Right {
     }
 }
 
-/// Cases that cannot decide anything about some windows, or are about their length: the shortest and the longest that they are for.
+/// Cases that decide nothing for some windows, or are about the length of windows: the shortest and
+/// the longest window that they are for.
 const UNDECIDED: &[(&str, u32, u32)] = &[
-    // Its subject.
+    // It is about the length.
     ("mem.length", 64 << 10, 16 << 20),
-    // They need room for a command, or for several.
+    // They need room for one command, or for several.
     ("mem.length-stays", 256, u32::MAX),
     ("mem.not-before-full", 256, u32::MAX),
     ("xfer.around-the-window", 256, u32::MAX),
@@ -115,17 +119,17 @@ const UNDECIDED: &[(&str, u32, u32)] = &[
     ("xfer.not-before-told", 256, u32::MAX),
     ("xfer.never-told", 256, u32::MAX),
     ("xfer.overwritten", 2048, u32::MAX),
-    // Short ones prove all the time that notifications were handled.
+    // With short windows, registrations prove all the time that notifications were handled.
     ("flow.unhandled", 32 << 10, u32::MAX),
     ("flow.room-to-ask", 32 << 10, u32::MAX),
     // It may take longer than the suite serves a client.
     ("close.clean", 999, u32::MAX),
-    // It reaches four bytes before the end.
+    // It reaches four bytes before the end of the window.
     ("sec.write-outside", 4, u32::MAX),
     ("sec.write-immediate-outside", 4, u32::MAX),
 ];
 
-/// Cases that have a target take more than 100 kB: each of its windows costs a message and a wait.
+/// Cases in which a target takes more than 100 kB: each of its windows costs a message and a wait.
 const LONG: &[(&str, u32)] = &[
     ("xfer.many-windows", 4096),
     ("xfer.lengths", 999),
@@ -149,32 +153,33 @@ const LONG: &[(&str, u32)] = &[
     ("res.nothing-left-of-the-vanished", 64),
 ];
 
-/// Cases that are about what a client counts: the questions of one that asks again and again are added behind the counting.
+/// Cases about what a client counts. A client that asks repeatedly adds questions that it does not
+/// count.
 const COUNTED: [&str; 2] = ["flow.unhandled", "flow.room-to-ask"];
 
-/// Returns whether a case is tried with such windows.
+/// Returns whether a case is tried with these windows.
 #[must_use]
 pub fn is_tried(right: &Right, role: Role, case: &str) -> bool {
-    // A server takes what the suite says through its windows; a client chooses what it asks for.
+    // A server receives the suite's data through its windows; a client chooses what it requests.
     match role {
         Role::Server => LONG.iter().all(|(long, least)| *long != case || right.window >= *least),
-        // That in C asks for half a megabyte each time.
+        // The client in C requests half a megabyte each time.
         Role::Client if right.who == Who::AsksAgain && COUNTED.contains(&case) => false,
         Role::Client => right.who != Who::Example || right.window >= 17,
     }
 }
 
-/// Returns whether a verdict accuses nobody, and decides where it can.
+/// Returns whether a verdict accuses nothing, and decides where it can.
 #[must_use]
 pub fn is_right(right: &Right, case: &str, verdict: Verdict) -> bool {
     let decides =
         UNDECIDED.iter().all(|(one, least, most)| *one != case || (*least..=*most).contains(&right.window));
     match verdict {
         Verdict::Pass | Verdict::PassLenient => true,
-        // Of its subject it may find what is so.
+        // It may report what is true of its subject.
         Verdict::Fail => !decides && case == "mem.length",
         Verdict::Inconclusive => !decides,
-        // A client that need not ask for features.
+        // A client need not ask for features.
         Verdict::NotApplicable => matches!(right.who, Who::Example),
         _ => false,
     }
@@ -210,7 +215,8 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
     };
     let options = |options| {
         let mut options = with_window(options, right.window);
-        // Its own limits are no part of the trial: on a busy machine a case may keep it waiting longer.
+        // Its own limits are not part of the trial: on a busy machine a case may keep it waiting
+        // longer.
         options.protocol.stall_limit = Some(PATIENCE);
         options
     };

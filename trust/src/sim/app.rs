@@ -12,15 +12,16 @@ use rdma_softsim::{Random, SoftSim};
 /// Longer than any run.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A connection as its program sees it: a handle on the endpoint that drives it, which may have others.
+/// A connection as its program sees it: a handle on the endpoint that drives it, which may drive
+/// others.
 pub struct Handle<'a> {
     /// The endpoint.
     pub endpoint: &'a mut Endpoint<SoftSim>,
-    /// Which of its connections.
+    /// The connection.
     pub id: ConnectionId,
-    /// Whether the program wants to hear no more of a connection that it ends.
+    /// Whether the program wants no more events of a connection that it ends.
     pub abandons: bool,
-    /// Whether it was left to the endpoint, which sees it to its end.
+    /// Whether the connection was left to the endpoint, which closes it.
     pub abandoned: bool,
 }
 
@@ -41,7 +42,7 @@ impl Handle<'_> {
         self.endpoint.check(self.id)
     }
 
-    /// Begins a graceful end. False if the program hears no more of it.
+    /// Begins a graceful end. Returns false if the program gets no more events of it.
     fn close(&mut self, linger: Duration) -> bool {
         self.abandoned = self.abandons;
         let closed = if self.abandons {
@@ -52,7 +53,8 @@ impl Handle<'_> {
         closed.is_ok() && !self.abandons
     }
 
-    /// A call that would still wait, though the connection has ended and nothing can come any more.
+    /// Returns a call that would still wait, although the connection has ended and nothing more can
+    /// arrive.
     fn waits_for_ever(&mut self, lent: Option<&Arc<RegisteredBuffer<SoftSim>>>) -> Option<&'static str> {
         if !matches!(self.connection().state(), State::Closed | State::Failed(_)) {
             return None;
@@ -73,17 +75,17 @@ impl Handle<'_> {
 /// The workload of a connection: what its program writes and reads, when, and how it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Bytes it writes.
+    /// Bytes that it writes.
     pub bytes: u64,
-    /// The most it writes at once, and reads at once.
+    /// The most bytes of one write.
     pub write: u64,
-    /// See [`Workload::write`].
+    /// The most bytes of one read.
     pub read: u64,
-    /// How long it rests after writing, ...
+    /// How long it rests after writing.
     pub write_rest: Duration,
-    /// ... after reading, ...
+    /// How long it rests after reading.
     pub read_rest: Duration,
-    /// ... and before its first read.
+    /// How long it rests before its first read.
     pub reads_late: Duration,
     /// How it ends.
     pub end: AppEnd,
@@ -95,22 +97,23 @@ pub struct Workload {
 /// How a program ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppEnd {
-    /// Closes when everything is written, and, if it says so, everything of the peer's is read.
+    /// Closes once it has written everything and, with `reads_first`, has read everything of the
+    /// peer's.
     Close {
         /// Whether it waits for the peer's bytes.
         reads_first: bool,
     },
     /// Waits for the peer's end.
     Wait,
-    /// Drops the connection when it has written so much.
+    /// Drops the connection once it has written `after` bytes.
     Drop {
-        /// So much.
+        /// Bytes.
         after: u64,
     },
 }
 
 impl Workload {
-    /// Workload for a connection between these two, such that a run stays short.
+    /// Draws a workload for a connection between these two. It keeps a run short.
     pub fn draw(random: &mut Random, own: &Config, peer: &Config) -> Self {
         let write = random.pick(&[1, 3, 10, 100, 1000, 5000]);
         let read = random.pick(&[1, 7, 64, 1000, 10_000]);
@@ -130,25 +133,26 @@ impl Workload {
         }
     }
 
-    /// A peer that breaks the rules may never let this program finish, so it finishes by itself.
+    /// A peer that breaks the rules may never let this program finish, so it finishes without the
+    /// peer.
     pub fn faces_rogue(&mut self) {
-        // Less than the windows that rogues register, so that they are never full.
+        // Less than the windows that rogues register, so that they never fill.
         self.bytes = self.bytes.min(2000);
         self.gives_up = Some(Duration::from_secs(3));
         self.linger = Duration::from_secs(1);
     }
 
-    /// It has this many bytes to say.
+    /// It writes this many bytes.
     pub const fn says(&mut self, bytes: u64) {
         self.bytes = bytes;
     }
 
-    /// It leaves ending a connection to others.
+    /// It leaves ending the connection to others.
     pub const fn waits_for_ever(&mut self) {
         self.gives_up = None;
     }
 
-    /// It only listens.
+    /// It only reads.
     pub fn says_nothing(&mut self) {
         self.bytes = 0;
         if let AppEnd::Drop { after } = &mut self.end {
@@ -156,7 +160,7 @@ impl Workload {
         }
     }
 
-    /// Many small writes, one after another.
+    /// It makes many small writes in a row.
     pub fn says_little_at_once(&mut self) {
         self.write = 3;
         self.write_rest = Duration::ZERO;
@@ -170,7 +174,7 @@ impl Workload {
 /// A running program.
 pub struct App {
     workload: Workload,
-    /// Which streams it writes and expects.
+    /// The streams that it writes and expects.
     writes: Stream,
     reads: Stream,
     /// How many bytes the peer writes.
@@ -180,43 +184,45 @@ pub struct App {
     random: Random,
     /// Decides what is lent instead of written, in programs that lend.
     lends: Option<Random>,
-    /// Decides what is received into registered memory instead of read, in programs that do.
+    /// Decides what is received into registered memory instead of read, in programs that receive
+    /// so.
     lands: Option<Random>,
-    /// The bytes that it receives so now.
+    /// Bytes that are being received into registered memory.
     landing: Option<Landing>,
-    /// How many bytes had arrived when it gave up to receive so, as long as windows may lie in that memory.
+    /// How many bytes had arrived when it gave up receiving so, while windows may still lie in that
+    /// memory.
     gave_up: Option<u64>,
     next_write: Instant,
     next_read: Instant,
     gives_up: Option<Instant>,
     last_run: Instant,
     closing: bool,
-    /// Whether what was closed was known to be delivered.
+    /// Whether the bytes before a close are known to be delivered.
     delivered: bool,
-    /// Whether it waits until what it wrote has left, and writes no more before.
+    /// Whether it waits until its data has left, before it writes more.
     flushing: bool,
-    /// The buffer that it lent last, as long as that has not come back.
+    /// The last lent buffer, until it has been returned.
     lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
-    /// A byte that was not the one written.
+    /// The position of a byte that differs from the one written.
     wrong: Option<u64>,
-    /// The peer's content is not checked.
+    /// The peer's data is not checked.
     trusts_nobody: bool,
 }
 
-/// Bytes on their way into registered memory.
+/// Bytes that are being received into registered memory.
 struct Landing {
     buffer: Arc<RegisteredBuffer<SoftSim>>,
     receiving: Receiving<SoftSim>,
-    /// How many of them were looked at.
+    /// How many of them were checked.
     seen: usize,
 }
 
 /// The result of a program.
 #[derive(Clone, Debug)]
 pub struct Ending {
-    /// Bytes taken from the program, and given to it.
+    /// Bytes taken from the program.
     pub written: u64,
-    /// See [`Ending::written`].
+    /// Bytes given to the program.
     pub read: u64,
     /// Whether its own close reported that every byte written had arrived.
     pub delivered: bool,
@@ -229,11 +235,11 @@ pub struct Ending {
 pub enum EndCause {
     /// The program closed or dropped it.
     Own,
-    /// The peer did, and everything before was read.
+    /// The peer ended it, and everything before was read.
     Eof,
     /// It failed.
     Failed(Error),
-    /// The host was killed, or the connection never came about on this side.
+    /// The host was killed, or the connection was never established on this side.
     Gone,
     /// It has ended, and this call on it would still wait.
     Waits(&'static str),
@@ -291,18 +297,18 @@ impl App {
         }
     }
 
-    /// Bytes read.
+    /// Returns the bytes read.
     pub const fn bytes_read(&self) -> u64 {
         self.read
     }
 
-    /// The place of a byte that was not the one the peer wrote.
+    /// Returns the position of a byte that differs from the one the peer wrote.
     pub const fn wrong_byte(&self) -> Option<u64> {
         self.wrong
     }
 
-    /// Returns whether windows still lie in memory that it gave up: one may have been announced there, and is full by now; the bytes
-    /// in it are read.
+    /// Returns whether windows still lie in memory that it gave up: one may have been announced
+    /// there and be full by now. The bytes in it are read.
     pub fn is_kept_from_memory(&self, connection: &Connection<SoftSim>) -> bool {
         self.gave_up.is_some_and(|at| {
             let window = u64::from(connection.options().protocol.window);
@@ -311,13 +317,13 @@ impl App {
         })
     }
 
-    /// When it wants to run, if nothing else happens.
+    /// Returns when it wants to run, if nothing else happens.
     pub fn next_wake(&self) -> Option<Instant> {
         let times = [Some(self.next_read), Some(self.next_write), self.gives_up];
         times.into_iter().flatten().filter(|at| *at > self.last_run).min()
     }
 
-    /// Runs the program: returns whether it did something, or its ending if it has ended.
+    /// Runs the program. Returns whether it did something, or its ending if it has ended.
     pub fn run(&mut self, link: &mut Handle<'_>) -> Result<bool, Ending> {
         let now = link.connection().now();
         self.last_run = now;
@@ -327,7 +333,8 @@ impl App {
         let writes = !self.closing && !self.flushing && now >= self.next_write;
         let wrote = writes && self.write_some(link, now)?;
         if self.closing && link.connection().state() == State::Closed {
-            // The peer may have been first: then nobody knows what of ours it still took.
+            // The peer may have closed first. Then it is unknown how much of our data it still
+            // received.
             self.delivered = link.connection().unconfirmed() == 0;
             return Err(self.ending(EndCause::Own));
         }
@@ -339,7 +346,8 @@ impl App {
             AppEnd::Wait | AppEnd::Drop { .. } => false,
         };
         let late = self.gives_up.is_some_and(|at| now >= at);
-        // Before it is established a close delivers what was written; of one that has written nothing the peer would never know.
+        // Before the connection is established, a close delivers what was written. If nothing was
+        // written, the peer would never learn of the connection.
         let closes = link.connection().state() != State::Connecting || self.written > 0;
         if (finished || late) && !self.closing && closes {
             self.closing = true;
@@ -383,8 +391,9 @@ impl App {
         Ok(true)
     }
 
-    /// Receives into registered memory: the bytes that have come since it was last asked. `None` if the program reads now; what
-    /// arrived before an end is then read as well, and reading says how it ended.
+    /// Returns the bytes that were received into registered memory since the last call. Returns
+    /// `None` if the program reads now. Data that arrived before an end is then read as well, and
+    /// reading returns the cause of the end.
     fn land_some(&mut self, link: &mut Handle<'_>) -> Option<Vec<u8>> {
         let random = self.lands.as_mut()?;
         if self.landing.is_none() {
@@ -410,7 +419,7 @@ impl App {
         let gives_up = !matches!(outcome, Ok(None)) || random.chance(1, 8);
         if gives_up {
             self.landing = None;
-            // The connection is there: the program has it.
+            // The connection exists: the program holds it.
             let _is_there = link.endpoint.stop_landing(link.id);
             self.gave_up = Some(link.connection().counters().bytes_received);
         }
@@ -434,9 +443,10 @@ impl App {
                 }
                 Ok(true)
             }
-            // There was no memory for a send buffer, which ends nothing; but this program has no other use for a connection.
+            // There was no memory for a send buffer. That ends nothing, but this program has no
+            // other use for the connection.
             Err(_) if link.check().is_ok() => Err(self.ending(EndCause::Own)),
-            // What arrived before the end can still be read, and reading says how it ended.
+            // Data that arrived before the end can still be read, and reading returns the cause.
             Err(_) if now < self.next_read => {
                 self.next_read = now;
                 Ok(true)
@@ -461,7 +471,8 @@ impl App {
         link.endpoint.write(link.id, &[IoSlice::new(one), IoSlice::new(other)])
     }
 
-    /// Its end, unless a rule was broken: an error must be the same one from then on, and every call that waits has an answer.
+    /// Returns its ending, unless a rule was broken: an error must stay the same, and every waiting
+    /// call must return.
     pub fn checked(&self, ending: Ending, link: &mut Handle<'_>) -> Ending {
         if let EndCause::Failed(error) = &ending.cause {
             let again = link.endpoint.read(link.id, &mut [0]).err().map(|error| error.to_string());
@@ -476,7 +487,7 @@ impl App {
         }
     }
 
-    /// Returns the ending of the program as it is now.
+    /// Returns the program's ending as of now.
     pub fn ending(&self, cause: EndCause) -> Ending {
         Ending { written: self.written, read: self.read, delivered: self.delivered, cause }
     }

@@ -1,4 +1,4 @@
-//! The rules a rogue peer breaks, and what its victim has to make of it.
+//! The rules that a rogue peer breaks, and the errors that its victim must report.
 
 use rdma_conn::{Config, Error};
 use rdma_proto::{Error as Protocol, InvalidMessage, PeerIncompatible, PeerMisbehaved};
@@ -7,15 +7,15 @@ use rdma_softsim::Random;
 /// The action of a rogue once it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deviation {
-    /// Asks for a connection and never says that it is ready.
+    /// Asks for a connection and never reports that it is ready.
     NeverReady,
     /// Nothing at all: no window, no answer, no end.
     Silence,
-    /// Registers a window and then reads nothing.
+    /// Registers a window and reads nothing.
     Deaf,
-    /// Posts few receives and never again, while its peer has much to say.
+    /// Posts few receives and then none, while its peer has much to send.
     Starving,
-    /// Goes away without a word in the middle of everything.
+    /// Disappears without a disconnect, at any moment.
     Vanish,
     /// Takes its window away while the peer may be writing into it.
     WithdrawWindow,
@@ -23,36 +23,37 @@ pub enum Deviation {
     Overrun,
     /// Announces bytes whose sum wraps around 32 bits.
     Wrap,
-    /// A message of an opcode that nobody knows.
+    /// A message with an unknown opcode.
     UnknownOpcode(u16),
     /// A message of another length than 32.
     Length(u8),
-    /// A window of no bytes, ...
+    /// A window of no bytes.
     EmptyWindow,
-    /// ... of more than the peer accepts, ...
+    /// A window of more bytes than the peer accepts.
     HugeWindow,
-    /// ... that wraps around the address space, ...
+    /// A window that wraps around the address space.
     WrappedWindow,
-    /// ... whose key is wrong, ...
+    /// A window with a wrong key.
     BogusKey,
-    /// ... one before the last is full, ...
+    /// A window before the last one is full.
     EarlyRegistration,
-    /// ... and, once windows may be registered ahead, more than may wait.
+    /// More windows than may wait, once windows may be registered ahead.
     WindowsWithoutEnd,
-    /// Sends as a server features that nobody asked for.
+    /// Sends, as a server, features that the client did not ask for.
     UnaskedFeatures,
-    /// Sends as a server a message that only clients send.
+    /// Sends, as a server, a message that only clients send.
     ServerSends,
     /// Different questions without end, and no receive for the answers.
     FeatureFlood,
-    /// Writes behind the end of the peer's window.
+    /// Writes beyond the end of the peer's window.
     WriteOutside,
-    /// Fills each window of the peer's by saying so, and writes into those that were before it, some of which may lie in memory that the
-    /// program has given up, or deregistered.
+    /// Fills each window of the peer's by its announcements, and writes into the windows before it.
+    /// Some of these may lie in memory that the program has taken back, or deregistered.
     Trespass,
     /// Reads the peer's window.
     ReadWindow,
-    /// Things that are odd and allowed: keepalives, reserved bits, unknown features, immediates of nothing.
+    /// Odd things that are allowed: keepalives, reserved bits, unknown features, immediates of no
+    /// bytes.
     Odd,
 }
 
@@ -96,7 +97,8 @@ impl Deviation {
         }
     }
 
-    /// Returns whether the victim has to end the connection with a certain error, and whether this is it.
+    /// Returns whether the victim must end the connection with a certain error, and `error` is that
+    /// one.
     pub fn is_answered_by(self, error: Option<&Error>) -> bool {
         if self == Self::NeverReady {
             return matches!(error, Some(Error::TimedOut { .. }));
@@ -116,14 +118,14 @@ impl Deviation {
         let misbehaved =
             |wanted: fn(&PeerMisbehaved) -> bool| matches!(error, Protocol::PeerMisbehaved(m) if wanted(m));
         match self {
-            // The sum wraps in a window that is not full, and before the next one in one that is.
+            // The sum wraps in a window that is not full, and before the next one in a full one.
             Self::Overrun | Self::Wrap => misbehaved(|m| {
                 matches!(m, PeerMisbehaved::WindowOverrun { .. } | PeerMisbehaved::NoWindow { .. })
             }),
             Self::UnknownOpcode(_) => {
                 matches!(error, Protocol::InvalidMessage(InvalidMessage::UnknownOpcode { .. }))
             }
-            // The flush of the victim's own work may come before what caused it.
+            // The flush of the victim's own work may arrive before its cause.
             Self::Length(33..) => {
                 matches!(error, Protocol::InvalidMessage(InvalidMessage::TooLong) | Protocol::Transport(_))
             }
@@ -134,7 +136,8 @@ impl Deviation {
             }
             Self::WrappedWindow => misbehaved(|m| matches!(m, PeerMisbehaved::WindowWraps { .. })),
             Self::BogusKey => {
-                // Or nothing was ever written: a rogue answers no question, so its receives are never proven.
+                // Or nothing was ever written: a rogue answers no question, so its receives are
+                // never proven.
                 matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WindowRefused)
             }
             Self::EarlyRegistration | Self::WindowsWithoutEnd => {
@@ -143,7 +146,7 @@ impl Deviation {
             Self::UnaskedFeatures => misbehaved(|m| *m == PeerMisbehaved::UnaskedFeatures),
             Self::ServerSends => misbehaved(|m| matches!(m, PeerMisbehaved::ServerSent { .. })),
             Self::FeatureFlood => misbehaved(|m| *m == PeerMisbehaved::FeatureFlood),
-            // A device that flushes late lets the news of the end come first.
+            // On a device that flushes late, the disconnect arrives first.
             Self::WriteOutside => {
                 matches!(error, Protocol::Transport(_))
                     || misbehaved(|m| *m == PeerMisbehaved::ReachedOutside)
@@ -159,21 +162,21 @@ impl Deviation {
         }
     }
 
-    /// Makes the client such that this is a deviation for it.
+    /// Sets the client up so that this is a deviation for it.
     pub const fn prepare(self, victim: &mut Config) {
         if matches!(self, Self::UnaskedFeatures) {
-            // One that never asks.
+            // A client that never asks.
             victim.negotiate = false;
             victim.peer_receives = 64;
         }
     }
 
-    /// Returns whether the victim is certain to notice, if the script was executed to its end.
+    /// Returns whether the victim is certain to notice, if the script was executed completely.
     pub const fn is_fatal(self) -> bool {
         !matches!(
             self,
             Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::WithdrawWindow | Self::Odd
-                // Only whoever writes or posts notices these.
+                // Only a victim that writes or posts notices these.
                 | Self::BogusKey | Self::WriteOutside | Self::ReadWindow | Self::Trespass
         )
     }

@@ -1,4 +1,4 @@
-//! One end of a connection: the program that uses it, and how it ended; and the listening end.
+//! One end of a connection, with the program that uses it and how it ended; and the listening end.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -13,18 +13,18 @@ use super::app::{App, EndCause, Ending, Handle};
 pub struct End {
     /// Its host.
     pub host: u32,
-    /// Which of the scenario's connections it belongs to.
+    /// The scenario's connection that it belongs to.
     pub connection: usize,
-    /// Whether the connection is there. The program begins then.
+    /// Whether the connection is established. The program begins then.
     open: bool,
     ending: Option<Ending>,
     app: App,
-    /// The number of its queue pair, once there was one.
+    /// The number of its queue pair, once it had one.
     pair: Option<u32>,
 }
 
 impl End {
-    /// The end of a connection that is being made.
+    /// Creates the end of a connection that is being established.
     pub const fn new(host: u32, connection: usize, app: App) -> Self {
         Self { host, connection, open: false, ending: None, app, pair: None }
     }
@@ -34,7 +34,7 @@ impl End {
         self.open && self.ending.is_none()
     }
 
-    /// The connection is there.
+    /// The connection is established.
     pub const fn open(&mut self) {
         self.open = true;
     }
@@ -44,7 +44,7 @@ impl End {
         self.pair = Some(pair);
     }
 
-    /// Returns how it ended, if it did.
+    /// Returns how it ended, if it has.
     pub const fn ending(&self) -> Option<&Ending> {
         self.ending.as_ref()
     }
@@ -59,25 +59,26 @@ impl End {
         self.pair
     }
 
-    /// All was noted of its queue pair, whose number may soon be another's.
+    /// Forgets its queue pair: all of its events were recorded, and its number may be reused.
     pub const fn forget_pair(&mut self) {
         self.pair = None;
     }
 
-    /// It ended, if it had not.
+    /// Records how it ended, unless it had ended before.
     pub fn over(&mut self, cause: EndCause) {
         if self.ending.is_none() {
             self.ending = Some(self.app.ending(cause));
         }
     }
 
-    /// When its program wants to run, whatever its endpoint says.
+    /// Returns when its program wants to run, regardless of its endpoint.
     pub fn next_wake(&self) -> Option<rdma_backend::time::Instant> {
         if self.is_open() { self.app.next_wake() } else { None }
     }
 
-    /// Runs the program when the endpoint has told something, or its time has come; true if it has ended. Between two
-    /// steps of the program, a diligent event loop lets the endpoint progress again. The program must not need that.
+    /// Runs the program when the endpoint has an event for it, or its time has come. Returns true
+    /// if it has ended. Between two steps of the program, a diligent event loop lets the endpoint
+    /// progress again. The program must not need that.
     pub fn run(&mut self, handle: &mut Handle<'_>, diligent: bool) -> bool {
         loop {
             match self.app.run(handle) {
@@ -85,7 +86,7 @@ impl End {
                 Ok(true) => {}
                 Ok(false) => return false,
                 Err(ending) => {
-                    // What was abandoned may be gone already.
+                    // An abandoned connection may be gone already.
                     let ending = if handle.abandoned { ending } else { self.app.checked(ending, handle) };
                     self.ending = Some(ending);
                     return true;
@@ -122,12 +123,12 @@ impl Acceptor {
         self.listener.as_ref().is_some_and(is_readable)
     }
 
-    /// The next connection. A device that is gone closes the acceptor.
+    /// Returns the next connection. A device that is gone closes the acceptor.
     pub fn accept(&mut self) -> Option<(Endpoint<SoftSim>, ConnectionId)> {
         match self.listener.as_ref()?.try_accept() {
             Ok(accepted) => accepted,
             Err(error) => {
-                // It goes on with the next one, when its descriptor says that there is one.
+                // It continues with the next one when its descriptor reports it.
                 tracing::debug!(%error, "a connection was not accepted");
                 if matches!(error, Error::DeviceRemoved | Error::Device { .. }) {
                     self.listener = None;

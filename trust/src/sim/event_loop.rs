@@ -1,7 +1,9 @@
-//! An event loop on an [`Endpoint`]: one of all connections of a host, or one of a single connection.
+//! An event loop on an [`Endpoint`]: one for all connections of a host, or one for a single
+//! connection.
 //!
-//! A program runs only when the endpoint tells something of its connection, or at a time of its own. Nobody else looks: what
-//! the endpoint does not tell stays unnoticed, and the run does not come to its end.
+//! A program runs only on an event of its connection, or at a time that it chose. Nothing else
+//! checks on it: an event that the endpoint does not report stays unnoticed, and the run does not
+//! end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,12 +22,12 @@ use super::end::End;
 /// How long connecting may take.
 pub const DIAL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// How an endpoint is used: as the scenario has it.
+/// How the scenario uses an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     /// Its descriptor is watched for edges, not for its level.
     pub edges: bool,
-    /// Whoever closes a connection wants to hear no more of it.
+    /// A program that closes a connection wants no more of its events.
     pub abandons: bool,
     /// The limits of the endpoint.
     pub limits: Limits,
@@ -41,27 +43,27 @@ impl Usage {
 /// An endpoint, with the programs of its connections.
 pub struct EventLoop {
     host: u32,
-    /// None once its process is gone.
+    /// `None` once its process is gone.
     endpoint: Option<Endpoint<SoftSim>>,
     usage: Usage,
     poller: OwnedFd,
-    /// Connections to ask for: the place among the ends, and what for.
+    /// Connections to request: the index of the end, the time, the peer and the options.
     dials: Vec<(usize, Instant, SocketAddr, Options)>,
     ends: Vec<End>,
-    /// The side of a connection that an end is.
+    /// The index of the end that a connection is.
     places: BTreeMap<ConnectionId, usize>,
 }
 
 impl EventLoop {
-    /// An endpoint on a host.
+    /// Creates an endpoint on a host.
     ///
     /// # Errors
-    /// There is no endpoint to be had.
+    /// The endpoint cannot be created.
     pub fn new(backend: &SoftSim, host: u32, usage: Usage) -> Result<Self, Error> {
         Self::of(Endpoint::new(backend, usage.limits)?, host, usage)
     }
 
-    /// An endpoint that there is.
+    /// Wraps an existing endpoint.
     fn of(endpoint: Endpoint<SoftSim>, host: u32, usage: Usage) -> Result<Self, Error> {
         let poller = watch(&endpoint, usage.edges).map_err(|errno| Error::Wait(Arc::new(errno.into())))?;
         Ok(Self {
@@ -75,7 +77,7 @@ impl EventLoop {
         })
     }
 
-    /// The endpoint of one connection that a listener has accepted.
+    /// Wraps the endpoint of one connection that a listener has accepted.
     ///
     /// # Errors
     /// It cannot be watched.
@@ -95,19 +97,19 @@ impl EventLoop {
         Ok(this)
     }
 
-    /// Programs run from now on, though their connections are not established yet.
+    /// Lets programs run although their connections are not established yet.
     pub fn begin(&mut self) {
         self.ends.iter_mut().for_each(End::open);
     }
 
-    /// Listens. Without a listener, for instance by a fault, all clients are refused.
+    /// Listens. Without a listener, for instance after a fault, all clients are refused.
     pub fn listen(&mut self, address: SocketAddr, options: Options) {
         if let Some(Err(error)) = self.endpoint.as_mut().map(|endpoint| endpoint.listen(address, options)) {
             tracing::debug!(%error, "no listener");
         }
     }
 
-    /// A client that begins to connect at a certain time.
+    /// Adds a client that begins to connect at a certain time.
     pub fn dial(&mut self, peer: SocketAddr, options: Options, at: Instant, connection: usize, app: App) {
         self.dials.push((self.ends.len(), at, peer, options));
         self.ends.push(End::new(self.host, connection, app));
@@ -118,34 +120,34 @@ impl EventLoop {
         self.host
     }
 
-    /// All that there were.
+    /// All ends so far.
     pub fn ends(&self) -> &[End] {
         &self.ends
     }
 
-    /// All that there were.
+    /// All ends so far.
     pub fn ends_mut(&mut self) -> &mut [End] {
         &mut self.ends
     }
 
-    /// The connection of an end, while it has one.
+    /// Returns the connection of an end, while it has one.
     pub fn connection(&self, place: usize) -> Option<&Connection<SoftSim>> {
         let (id, _) = self.places.iter().find(|(_, end)| **end == place)?;
         self.endpoint.as_ref()?.connection(*id)
     }
 
-    /// Returns whether nobody is left: no program, nor anything on its way to its end.
+    /// Returns whether no program is left, and no connection is closing.
     pub fn is_over(&self) -> bool {
         let ended = self.ends.iter().all(|end| end.ending().is_some());
         ended && self.endpoint.as_ref().is_none_or(|endpoint| endpoint.usage().connections == 0)
     }
 
-    /// Returns whether its descriptor is readable; of an edge, once.
+    /// Returns whether its descriptor is readable; for an edge, once.
     pub fn is_readable(&self) -> bool {
         self.endpoint.is_some() && ready(&self.poller, 1) > 0
     }
 
-    /// When it wants to run, if its descriptor stays silent.
+    /// Returns when it wants to run if its descriptor stays silent.
     pub fn next_wake(&self) -> Option<Instant> {
         let endpoint = self.endpoint.as_ref()?;
         let apps = self.places.values().filter_map(|place| self.ends[*place].next_wake());
@@ -153,24 +155,24 @@ impl EventLoop {
         endpoint.next_timeout().into_iter().chain(apps).chain(dials).min()
     }
 
-    /// Returns whether a connection wants to be looked at sooner than its endpoint.
+    /// Returns whether a connection has an earlier time-out than its endpoint.
     pub fn oversleeps(&self) -> bool {
         let Some(endpoint) = &self.endpoint else { return false };
         let connections = self.places.keys().filter_map(|id| endpoint.connection(*id));
-        // What is overdue is due now.
+        // An overdue time-out is due now.
         let soonest = connections.filter_map(Connection::next_timeout).min().map(|at| at.max(endpoint.now()));
         soonest.is_some_and(|soonest| endpoint.next_timeout().is_none_or(|at| at > soonest))
     }
 
-    /// Everything goes. What is left are the ends.
+    /// Drops everything except the ends.
     pub fn give_up(&mut self) {
         self.ends.iter_mut().for_each(|end| end.over(EndCause::Gone));
         self.places.clear();
         self.endpoint = None;
     }
 
-    /// One turn of the event loop, which then sleeps again. `program` is the program of a connection that was accepted. Says
-    /// whether more than one thing had woken it.
+    /// Runs one turn of the event loop, which then sleeps again. `program` is the program of a
+    /// connection that was accepted. Returns whether more than one thing had woken it.
     ///
     /// # Errors
     /// The endpoint is lost.
@@ -185,7 +187,7 @@ impl EventLoop {
         self.ask(now);
         let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
         endpoint.progress()?;
-        // Some take what they are told one by one.
+        // Some loops take events one by one.
         let most = if random.chance(1, 4) { 1 } else { u32::MAX };
         let mut told = BTreeSet::new();
         for _ in 0..most {
@@ -213,7 +215,7 @@ impl EventLoop {
         }
     }
 
-    /// The ends whose programs run because of an event.
+    /// Returns the ends whose programs run because of an event.
     fn take(
         &mut self,
         event: Event,
@@ -230,7 +232,7 @@ impl EventLoop {
         };
         let place = match self.places.get(&id) {
             Some(place) => *place,
-            // What nobody has asked for was accepted.
+            // A connection that was not requested was accepted.
             None => self.add_accepted(id, random, program)?,
         };
         let endpoint = self.endpoint.as_mut()?;
@@ -238,7 +240,8 @@ impl EventLoop {
         if let Event::Opened { .. } = event {
             end.open();
         }
-        // A dial that has not come about has no queue pair that anybody knows of.
+        // A connection that was not established has no queue pair number that the program could
+        // know.
         if let Some(connection) = endpoint.connection(id).filter(|_| end.is_open()) {
             end.found(connection.queue_pair_number());
         }
@@ -253,7 +256,7 @@ impl EventLoop {
         Some(place)
     }
 
-    /// A place for a connection that was accepted.
+    /// Returns an index for a connection that was accepted.
     fn add_accepted(
         &mut self,
         id: ConnectionId,
@@ -281,7 +284,7 @@ impl EventLoop {
     }
 }
 
-/// Returns the number of ready descriptors that `poller` watches, at most so many.
+/// Returns the number of ready descriptors that `poller` watches, at most `most`.
 fn ready(poller: &impl AsFd, most: usize) -> usize {
     let mut events = Vec::with_capacity(most);
     let polled = epoll::wait(poller, spare_capacity(&mut events), Some(&Timespec::default()));

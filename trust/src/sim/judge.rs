@@ -1,4 +1,4 @@
-//! Judges a run: its ends while it lives, and at its end what each connection owed to its two programs.
+//! Judges a run: its ends while it runs, and afterwards what each connection owed its two programs.
 
 use rdma_conn::Connection;
 use rdma_softsim::{FailureClass, SoftSim};
@@ -9,7 +9,7 @@ use super::oracle::Violation;
 use super::scenario::ScenarioConnection;
 use super::world::{SERVER, World};
 
-/// Whether both programs got what they were promised.
+/// Checks that both programs got what they were promised.
 ///
 /// # Errors
 /// The promise that was broken.
@@ -23,8 +23,8 @@ fn judge(
         [("client", client, &connection.client, server), ("server", server, &connection.server, client)];
     let dropped = sides.iter().any(|(_, _, workload, _)| matches!(workload.end, AppEnd::Drop { .. }));
     for (name, ending, workload, peer) in sides {
-        // A server that has nothing to say and leaves at once may leave before its window is known, which is all that
-        // its client waits for.
+        // A server with nothing to send may leave at once, before its window is known. Its client
+        // waits for nothing else.
         let left_at_once = peer.written == 0 && ending.read == 0 && matches!(peer.cause, EndCause::Own);
         if let EndCause::Failed(error) = &ending.cause
             && !dropped
@@ -36,7 +36,7 @@ fn judge(
             ));
         }
         let lost = ending.delivered && peer.read < ending.written && matches!(peer.cause, EndCause::Eof);
-        // A program that waits for the end reads everything there is; one that closes early does not look.
+        // A program that waits for the end reads everything. One that closes early does not check.
         if lost {
             return Err(Violation::new(
                 "delivery",
@@ -118,13 +118,13 @@ impl World<'_> {
         )
     }
 
-    /// Returns whether anything befell the connection by which it may have ended.
+    /// Returns whether anything happened to the connection by which it may have ended.
     fn is_excused(&self, place: usize) -> bool {
         let concerned = |host: u32| host == SERVER || host as usize == place + 1;
         self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
     }
 
-    /// The end of the run: what was promised must have been kept.
+    /// Judges the finished run: every promise must have been kept.
     pub(super) fn judge(&mut self) -> Result<(), Violation> {
         for (place, connection) in self.scenario.connections.iter().enumerate() {
             let of = |host_is_server: bool| {

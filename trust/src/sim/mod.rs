@@ -1,9 +1,10 @@
 //! The simulator: whole runs of clients and a server in virtual time, from one number.
 //!
 //! A run is a [`Scenario`], drawn from a seed: hosts with devices of a kind, programs that write
-//! and read pseudo-random streams in their own time, peers that break the rules, and a plan of faults. `rdma-conn` runs in
-//! it unchanged, on [`rdma_softsim::Simulation`]; [`world`] lets time pass as event loops do, and only wakes those whose
-//! descriptors or timers say so. After every step [`oracle`] judges what happened.
+//! and read pseudo-random streams at their own pace, peers that break the rules, and a plan of
+//! faults. `rdma-conn` runs in it unchanged, on [`rdma_softsim::Simulation`]. [`world`] advances
+//! time as event loops do, and wakes only those whose descriptors or timers are due. After every
+//! step [`oracle`] judges what happened.
 //!
 //! ```text
 //! seed ─▶ Scenario ─▶ world::run ─▶ Outcome { violation, hash, failure_counts, trace }

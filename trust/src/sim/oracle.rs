@@ -1,4 +1,5 @@
-//! Invariants that hold at every step, judged from the trace: on the wire, and in the state of each queue pair.
+//! Invariants that hold at every step, judged from the trace: on the wire, and in the state of each
+//! queue pair.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,20 +13,20 @@ const WAITING: usize = 3;
 /// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which oracle says so: a stable name.
+    /// The oracle that reports it: a stable name.
     pub oracle: &'static str,
     /// A description of the violation.
     pub what: String,
 }
 
 impl Violation {
-    /// A violation that `oracle` saw.
+    /// Creates a violation that `oracle` saw.
     pub fn new(oracle: &'static str, what: impl Into<String>) -> Self {
         Self { oracle, what: what.into() }
     }
 }
 
-/// The books of all queue pairs.
+/// The state of all queue pairs.
 #[derive(Default)]
 pub struct Oracle {
     pairs: BTreeMap<u32, WatchedQueuePair>,
@@ -41,34 +42,36 @@ struct WatchedQueuePair {
     /// Requests posted and not completed, with whether they are signaled.
     sends: VecDeque<(u64, bool)>,
     receives: BTreeSet<u64>,
-    /// Where its owner may write.
+    /// The window that its owner may write to.
     target: Option<Target>,
     /// The windows it announced.
     announced: Announced,
-    /// The features in its last `GetServerFeature`, if it sent one, ...
+    /// The features in the last `GetServerFeature` that it sent.
     said: Option<FeatureSet>,
-    /// ... and in the last that came to it: what its server has, or a question.
+    /// The features in the last one that it received: those of its server, or a question.
     heard: Option<FeatureSet>,
-    /// Whether windows may be announced before they are needed, as the client has chosen by what the server said (VM-001).
+    /// Whether windows may be announced before they are needed. The client decides it by the
+    /// server's answer (VM-001).
     queues: bool,
-    /// Its identifier, and what its owner did: posted something, failed, disconnected.
+    /// Its identifier, and whether its owner has posted, failed or disconnected.
     identifier: u64,
     spoke: bool,
     failed: bool,
     disconnected: bool,
-    /// Bytes its peer has announced to it, and bytes its program has read.
+    /// Bytes that its peer has announced to it, and bytes that its program has read.
     arrived: u64,
     read: u64,
 }
 
-/// A window of the peer's, as announced, and how much of it was used.
+/// A window of the peer's, as announced, and how much of it is used.
 struct Target {
     window: Window,
     used: u32,
     /// Bytes written since the last immediate.
     unannounced: u32,
-    /// Windows that were registered before this one was full, in order (VM-002). Also those of a rogue that comes too early: this one was
-    /// not full on the wire, and to its owner, who counts what it posted, it may have been.
+    /// Windows that were registered before this one was full, in order (VM-002). This includes
+    /// those of a rogue that registers too early: this window was not full on the wire, but it may
+    /// have been full for its owner, which counts what it has posted.
     next: VecDeque<Window>,
 }
 
@@ -77,7 +80,7 @@ impl Target {
         Self { window, used: 0, unannounced: 0, next: VecDeque::new() }
     }
 
-    /// Returns whether another window has to wait until this one, and those behind it, are full.
+    /// Returns whether another window must wait until this one, and those behind it, are full.
     fn comes_first(&self) -> bool {
         !self.is_full() || !self.next.is_empty()
     }
@@ -88,7 +91,7 @@ impl Target {
 }
 
 impl WatchedQueuePair {
-    /// It sends a message that is no registration.
+    /// Records a message that it sends, other than a registration.
     fn says(&mut self, number: u32, message: Message) -> Result<(), Violation> {
         let wrong = |what: &str| Err(Violation::new("features", format!("pair {number} {what}")));
         match message {
@@ -109,7 +112,7 @@ impl WatchedQueuePair {
         Ok(())
     }
 
-    /// A message comes to it.
+    /// Records a message that it receives.
     fn hears(&mut self, message: Message) {
         match message {
             Message::RegisterXferMemory(window) => match &mut self.target {
@@ -130,12 +133,12 @@ impl WatchedQueuePair {
 struct Announced {
     /// Bytes of all windows so far.
     total: u64,
-    /// Up to which byte of the stream each address was last used.
+    /// For each address, the byte of the stream up to which it was last used.
     ends: BTreeMap<u64, u64>,
 }
 
 impl Announced {
-    /// Returns how many windows are not full when so many bytes have arrived.
+    /// Returns how many windows are not full once `arrived` bytes have arrived.
     fn not_full(&self, arrived: u64) -> usize {
         self.ends.values().filter(|end| **end > arrived).count()
     }
@@ -148,8 +151,8 @@ impl Oracle {
         self.windows_ahead
     }
 
-    /// Takes note of what happened. `honest` says whether the program on a host follows the rules, and `read` how many
-    /// bytes the program behind an identifier's connection has read.
+    /// Records an entry of the trace. `honest` returns whether the program on a host follows the
+    /// rules.
     pub fn look(&mut self, entry: &Entry, honest: impl Fn(u32) -> bool) -> Result<(), Violation> {
         match &entry.what {
             EntryKind::Created { host, pair, identifier } => {
@@ -185,21 +188,22 @@ impl Oracle {
         }
     }
 
-    /// The program on `host` behind queue pair `pair` has read so many bytes in all.
+    /// Records that the program on `host` behind queue pair `pair` has read `bytes` bytes in all.
     pub fn has_read(&mut self, pair: u32, bytes: u64) {
         if let Some(pair) = self.pairs.get_mut(&pair) {
             pair.read = bytes;
         }
     }
 
-    /// The connection behind queue pair `pair` has failed.
+    /// Records that the connection behind queue pair `pair` has failed.
     pub fn has_failed(&mut self, pair: u32) {
         if let Some(pair) = self.pairs.get_mut(&pair) {
             pair.failed = true;
         }
     }
 
-    /// A connection that fails tells its peer, and does not leave that to whoever drops it in the end.
+    /// Checks that a connection that fails tells its peer itself, and does not leave that to a
+    /// later drop.
     fn called(&mut self, identifier: u64, what: &str) -> Result<(), Violation> {
         let Some((number, pair)) = self.pairs.iter_mut().find(|(_, pair)| pair.identifier == identifier)
         else {

@@ -12,7 +12,7 @@ use rdma_softsim::SoftSim;
 
 use super::deviation::Deviation;
 
-/// As many windows a rogue looks at, and a trespasser fills.
+/// The number of windows that a rogue records, and that a trespasser fills.
 const MOST_WINDOWS: usize = 12;
 /// The queue pair and memory of a rogue.
 const SHAPE: Shape =
@@ -22,14 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7 };
 
-/// A rogue and how far it is.
+/// A rogue and its progress.
 pub struct Rogue {
     deviation: Deviation,
     backend: SoftSim,
     stage: Stage,
     /// When it gives up.
     until: Instant,
-    /// Whether it came to its script.
+    /// Whether it began its script.
     acted: bool,
     /// Whether its script was executed by the victim's device.
     pub executed: bool,
@@ -48,16 +48,16 @@ struct Connected {
     established: bool,
     /// The victim's first windows.
     windows: Vec<Window>,
-    /// Whether it has asked for the victim's features, ...
+    /// Whether it has asked for the victim's features.
     asked: bool,
-    /// ... and was told.
+    /// Whether the victim has answered.
     told: bool,
-    /// The rest of the script, which began.
+    /// The rest of the script, once it has begun.
     script: VecDeque<Step>,
 }
 
 impl Rogue {
-    /// A rogue client of `peer`.
+    /// Creates a rogue client of `peer`.
     pub fn dial(
         backend: &SoftSim,
         peer: SocketAddr,
@@ -66,7 +66,7 @@ impl Rogue {
         Ok(Self::new(backend, deviation, Connecting::dial(backend, peer, PATIENCE)?))
     }
 
-    /// A rogue server.
+    /// Creates a rogue server.
     pub fn listen(
         backend: &SoftSim,
         address: SocketAddr,
@@ -76,7 +76,7 @@ impl Rogue {
     }
 
     fn new(backend: &SoftSim, deviation: Deviation, connecting: Connecting<SoftSim>) -> Self {
-        // Longer than any victim waits for it.
+        // Longer than any victim waits.
         let patience = if deviation == Deviation::NeverReady { PATIENCE * 15 } else { PATIENCE };
         let until = backend.now().after(patience);
         Self {
@@ -90,7 +90,8 @@ impl Rogue {
         }
     }
 
-    /// Returns the deviation that its victim could notice: only silence, if the victim ended before the rogue came to its script.
+    /// Returns the deviation that its victim could notice. It is silence if the victim ended before
+    /// the rogue began its script.
     pub const fn shown(&self) -> Deviation {
         if self.acted { self.deviation } else { Deviation::Silence }
     }
@@ -100,12 +101,12 @@ impl Rogue {
         matches!(self.stage, Stage::Over)
     }
 
-    /// When it wants to run, if nothing else happens.
+    /// Returns when it wants to run, if nothing else happens.
     pub const fn next_wake(&self) -> Instant {
         self.until
     }
 
-    /// Returns whether something waits for it.
+    /// Returns whether an event waits for it.
     pub fn is_readable(&self) -> bool {
         match &self.stage {
             Stage::Connecting(connecting) => connecting.events().is_readable(),
@@ -118,7 +119,7 @@ impl Rogue {
         }
     }
 
-    /// Goes on. Whatever fails is its end: rogues report nothing.
+    /// Continues. Any failure ends it: rogues report nothing.
     pub fn run(&mut self) {
         let stage = core::mem::replace(&mut self.stage, Stage::Over);
         if self.backend.now() < self.until
@@ -152,7 +153,7 @@ impl Rogue {
                         script: VecDeque::new(),
                     });
                     if self.deviation == Deviation::NeverReady {
-                        // It is for whoever reads that it was accepted to say so.
+                        // The side that reads reports that it was accepted.
                         (self.acted, self.executed) = (true, true);
                         return Some(Stage::Connected(connected));
                     }
@@ -184,20 +185,20 @@ impl Rogue {
                 },
                 Incoming::Notified(_) => {}
                 Incoming::Read => self.read_succeeded = true,
-                // The last of them: requests complete in order.
+                // The last request: requests complete in order.
                 Incoming::Sent => {
                     let all = self.acted && connected.script.is_empty();
                     let done = connected.session.outstanding() == 0 && connected.session.unsuccessful() == 0;
                     self.executed |= all && done;
                 }
-                // What the victim refuses, its device has executed.
+                // The victim's device has executed what the victim refuses.
                 Incoming::Failed(_) | Incoming::Gone(_) => return None,
             }
         }
         if connected.established && !self.acted {
             self.act(connected)?;
         }
-        // What finds no room in the send queue has some when one of those before it is done.
+        // The send queue has room once an earlier request has completed.
         while let Some(step) = connected.script.front() {
             match connected.session.take(step.clone()) {
                 Ok(()) => _ = connected.script.pop_front(),
@@ -208,7 +209,7 @@ impl Rogue {
         Some(())
     }
 
-    /// Begins with the deviation itself, when all it needs is there.
+    /// Begins the deviation itself, once everything that it needs is there.
     fn act(&mut self, connected: &mut Connected) -> Option<()> {
         let needs_window = matches!(
             self.deviation,
@@ -245,7 +246,7 @@ fn question(select: u16) -> Step {
     message(Message::GetServerFeature { select, features: FeatureSet::NONE })
 }
 
-/// Returns the steps by which a window is full at once, and those before it are written to.
+/// Returns the steps that fill a window at once and write into the windows before it.
 fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
     let at = |window: &Window| RemoteAddress { address: window.address, rkey: window.rkey };
     let fill = Step::Post(SendOp::WriteImmediate(at(&window), Immediate(window.length)), Vec::new());
@@ -254,7 +255,8 @@ fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
     std::iter::once(fill).chain(writes)
 }
 
-/// Returns the script of a deviation, with a window of its own and the victim's. `None`: the rogue goes away.
+/// Returns the script of a deviation, from a window of its own and the victim's. `None` means that
+/// the rogue disappears.
 fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>> {
     let remote = RemoteAddress { address: victim.address, rkey: victim.rkey };
     let bytes = |bytes: &[u8]| Step::Post(SendOp::Send, bytes.to_vec());
@@ -283,7 +285,7 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
         Deviation::EarlyRegistration => vec![register(Window { length: 4096, ..own }); 2],
         Deviation::WindowsWithoutEnd => {
             let choice = Message::SetClientFeature { select: 0, features: FeatureSet::MULTI_BUFFER };
-            // The one that is filled, three behind it, and one more.
+            // The window that is being filled, three behind it, and one more.
             let windows = vec![register(Window { length: 4096, ..own }); 5];
             [vec![message(choice)], windows].concat()
         }

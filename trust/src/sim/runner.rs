@@ -19,42 +19,42 @@ use super::{Scenario, Violation, timeline};
 /// Arguments of `sim`.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// Seeds, as A..B: those from A on, without B.
+    /// Seeds, as A..B: A and all up to B, without B.
     #[arg(long, default_value = "0..1000", value_parser = seeds)]
     pub seeds: Range<u64>,
-    /// ibta, rxe, mlx5, hostile-but-legal, or all of them.
+    /// ibta, rxe, mlx5, hostile-but-legal, or all.
     #[arg(long, default_value = "all", value_parser = device_kinds)]
     pub device_kind: DeviceKinds,
-    /// Runs at a time; as many as there are processors by default.
+    /// Runs at the same time; by default, the number of processors.
     #[arg(long)]
     pub jobs: Option<NonZeroUsize>,
-    /// Makes the fault plan of the first run that fails as small as it gets, and shows what happened in it.
+    /// Shrink the fault plan of the first run that fails, and show the events of that run.
     #[arg(long)]
     pub shrink: bool,
-    /// Runs every seed twice and compares.
+    /// Run every seed twice and compare.
     #[arg(long)]
     pub twice: bool,
-    /// Instead of the plan that the seed draws: a fault plan, as JSON.
+    /// A fault plan, as JSON, in place of the one that the seed draws.
     #[arg(long, value_parser = plan)]
     pub plan: Option<Plan>,
-    /// Goes on after a run that fails, and lists all that do.
+    /// Continue after a run that fails, and list all that fail.
     #[arg(long)]
     pub keep_going: bool,
-    /// Shows all that happens in the first run, whatever comes of it.
+    /// Show all events of the first run, whether it fails or not.
     #[arg(long)]
     pub trace: bool,
 }
 
-/// A fault plan that was given.
+/// A given fault plan.
 #[derive(Clone, Debug)]
 pub struct Plan(FaultPlan);
 
-/// Which kinds of devices.
+/// The kinds of devices.
 #[derive(Clone, Debug)]
 pub struct DeviceKinds(Vec<DeviceKind>);
 
 impl DeviceKinds {
-    /// All of them.
+    /// All kinds.
     #[must_use]
     pub fn all() -> Self {
         Self(DeviceKind::ALL.to_vec())
@@ -88,9 +88,9 @@ fn plan(text: &str) -> Result<Plan, String> {
 /// A run that broke a rule.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its seed and kind, which reproduce it.
+    /// Its seed, which reproduces it together with the kind.
     pub seed: u64,
-    /// See [`Failure::seed`].
+    /// Its kind of device.
     pub device_kind: DeviceKind,
     /// The rule.
     pub violation: Violation,
@@ -99,19 +99,19 @@ pub struct Failure {
 /// The results of many runs.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// How many there were.
+    /// The number of runs.
     pub runs: u64,
-    /// Events of all of them, ...
+    /// Events of all runs.
     pub events: u64,
-    /// ... bytes read by programs, ...
+    /// Bytes read by programs.
     pub bytes: u64,
-    /// ... windows registered before the last one was full, ...
+    /// Windows registered before the last one was full.
     pub windows_ahead: u64,
-    /// ... faults that struck nothing, ...
+    /// Faults that found no target.
     pub idle_faults: u64,
-    /// ... and classes of failure met.
+    /// Classes of failure that occurred.
     pub failure_counts: FailureCounts,
-    /// Runs that broke a rule. The search stops at the first of each processor.
+    /// Runs that broke a rule. Each processor stops at its first.
     pub failures: Vec<Failure>,
 }
 
@@ -191,14 +191,14 @@ pub fn main(options: &Options) -> ExitCode {
     if options.trace {
         return show(options);
     }
-    // A run that panics is reported as such; the backtraces of thousands would only hide it.
+    // A run that panics is reported as a failure. The backtraces of thousands would hide it.
     std::panic::set_hook(Box::new(|_| {}));
     let begun = Instant::now();
     let seeds = options.seeds.end.saturating_sub(options.seeds.start);
     let (bar, told) = (progress(seeds), AtomicU64::new(0));
     let summary = search(options, || {
         bar.inc(1);
-        // Where there is no terminal to draw on: a line a minute.
+        // Without a terminal, it prints a line each minute.
         let minutes = begun.elapsed().as_secs() / 60;
         if bar.is_hidden() && told.fetch_max(minutes, Ordering::Relaxed) < minutes {
             eprintln!("{} of {seeds} seeds in {minutes} min", bar.position());
@@ -242,7 +242,7 @@ pub fn main(options: &Options) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// One run, in full.
+/// Prints one run in full.
 fn show(options: &Options) -> ExitCode {
     let DeviceKinds(device_kinds) = &options.device_kind;
     let Some(device_kind) = device_kinds.first() else { return ExitCode::FAILURE };
@@ -252,7 +252,7 @@ fn show(options: &Options) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The last `most` lines of a run, and what was wrong with it.
+/// Returns the last `most` lines of a run, and what was wrong with it.
 fn report(scenario: &Scenario, most: usize) {
     let outcome = attempt(scenario, true);
     println!("{}", timeline::render(&outcome.trace, most));

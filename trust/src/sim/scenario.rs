@@ -16,25 +16,26 @@ use super::event_loop::Usage;
 /// A run, as data.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Where all of it comes from.
+    /// The seed of everything else.
     pub seed: u64,
     /// The kind of the devices.
     pub device_kind: DeviceKind,
-    /// The fabric's times.
+    /// The fabric's delays.
     pub settings: SimulationSettings,
     /// The server's settings.
     pub server: Options,
-    /// Its device's limits, and those of the clients.
+    /// The limits of the server's device, and of the clients' devices.
     pub limits: Limits,
-    /// Whether the limits are so tight that connections may fail by them.
+    /// Whether the limits are so tight that connections may fail because of them.
     pub tight: bool,
     /// The connections.
     pub connections: Vec<ScenarioConnection>,
-    /// How long a woken runner may take to run.
+    /// How long a woken runner may wait until it runs.
     pub sluggishness: Duration,
     /// The sides that have one endpoint for all their connections.
     pub endpoints: Endpoints,
-    /// Whether programs of servers with an endpoint for each connection begin when it is accepted, not when it is established.
+    /// Whether the programs of servers with an endpoint for each connection begin when it is
+    /// accepted, and not when it is established.
     pub eager: bool,
     /// The faults.
     pub plan: FaultPlan,
@@ -43,31 +44,31 @@ pub struct Scenario {
 /// Hosts that have an endpoint, and how they use it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Endpoints {
-    /// The server, ...
+    /// The server.
     pub server: Option<Usage>,
-    /// ... and each client.
+    /// Each client.
     pub clients: Option<Usage>,
 }
 
-/// One connection: its client's host is its place in the list, plus one.
+/// One connection. The host of its client is its index in the list, plus one.
 #[derive(Clone, Debug)]
 pub struct ScenarioConnection {
     /// When the client begins.
     pub begins: Duration,
-    /// The client's settings, ...
+    /// The client's settings.
     pub options: Options,
-    /// ... what it does, ...
+    /// What the client does.
     pub client: Workload,
-    /// ... and what its peer does.
+    /// What its peer does.
     pub server: Workload,
-    /// One of the two is a raw peer that breaks the rules.
+    /// The side that is a raw peer which breaks the rules, if one is.
     pub rogue: Option<Rogue>,
 }
 
 /// The side that breaks a rule, and the rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Rogue {
-    /// The server rather than the client.
+    /// Whether it is the server, not the client.
     pub serves: bool,
     /// The deviation.
     pub deviation: Deviation,
@@ -78,7 +79,7 @@ const fn micros(count: u64) -> Duration {
 }
 
 impl Scenario {
-    /// The run of `seed` on devices of a kind.
+    /// Draws the run of `seed` on devices of a kind.
     #[must_use]
     pub fn draw(seed: u64, device_kind: DeviceKind) -> Self {
         let mut random = Random::new(seed ^ 0x51a7_0000_0000_0000);
@@ -128,10 +129,11 @@ impl Scenario {
         this
     }
 
-    /// Where defects hide that independent draws hardly ever reach together.
+    /// Draws settings that independent draws hardly ever combine, and where defects hide.
     fn corners(&mut self, random: &mut Random) {
         if random.chance(1, 8) {
-            // One side says nothing, and nobody gives signs of life: whoever misses a wake-up sleeps on.
+            // One side sends nothing, and there are no keepalives: a side that misses a wake-up
+            // sleeps on.
             self.server.protocol.keepalive = Some(Keepalive::NONE);
             for connection in &mut self.connections {
                 connection.options.protocol.keepalive = Some(Keepalive::NONE);
@@ -141,7 +143,7 @@ impl Scenario {
             }
         }
         if random.chance(1, 8) {
-            // Long queues of small things, and programs that come late.
+            // Long queues of small items, and programs that are late.
             self.sluggishness = micros(500);
             self.settings.cm_jitter = Duration::ZERO;
             self.limits.max_queue_depth = self.limits.max_queue_depth.max(1024);
@@ -154,7 +156,7 @@ impl Scenario {
         }
     }
 
-    /// Draws the endpoints, and rogues that never even begin.
+    /// Draws the endpoints, and rogues that never begin.
     fn faces(&mut self, random: &mut Random) {
         let tight = self.tight;
         let usage = |random: &mut Random| Usage {
@@ -179,7 +181,7 @@ impl Scenario {
         }
     }
 
-    /// Draws the sides that want windows to be registered ahead: in a third of the runs some do (VM-001).
+    /// Draws the sides that want windows registered ahead: in a third of the runs some do (VM-001).
     fn windows_ahead(&mut self, random: &mut Random) {
         if !random.chance(1, 3) {
             return;
@@ -201,7 +203,8 @@ impl Scenario {
         }
     }
 
-    /// Draws rogues that come back to windows that were, of victims that expect enough for windows in memory of their own.
+    /// Draws rogues that return to earlier windows, of victims that expect enough data for windows
+    /// in memory of their own.
     fn trespassers(&mut self, random: &mut Random) {
         for connection in &mut self.connections {
             if let Some(rogue) = &mut connection.rogue
@@ -218,8 +221,9 @@ impl Scenario {
         }
     }
 
-    /// Draws what the processes and their devices are like: those that have forked, whose children hold all descriptors, programs of
-    /// servers that begin before their connections are established, and devices that do not say whose requests they have flushed.
+    /// Draws properties of processes and devices: processes that have forked, whose children hold
+    /// all descriptors; programs of servers that begin before their connections are established;
+    /// and devices that do not report whose requests they have flushed.
     fn processes(&mut self, random: &mut Random) {
         self.settings.held_descriptors = random.chance(1, 3);
         self.settings.unnamed_flushes = random.chance(1, 4);
@@ -232,7 +236,7 @@ impl Scenario {
         let server_receives = self.server.receives.min(deepest);
         for connection in &mut self.connections {
             if self.settings.accept_rnr_retry.is_some() {
-                // A peer that cannot wait counts on the receives that it was promised.
+                // A peer that cannot wait relies on the receives that it was promised.
                 let protocol = &mut connection.options.protocol;
                 protocol.peer_receives = protocol.peer_receives.min(server_receives).max(2);
             }
@@ -241,11 +245,11 @@ impl Scenario {
             self.settings.accept_rnr_retry = None;
         }
         if self.settings.accept_rnr_retry.is_some() {
-            // One receive that is not ready would be the end, and not by any program's fault.
+            // One receive that is not ready would end the connection, without any program's fault.
             self.plan.retain(|injection| !matches!(injection.fault, Fault::NotReady { .. }));
         }
         if self.plan.iter().any(|injection| injection.fault.may_end_connections()) {
-            // Without a sign of life nobody would ever learn of an end that makes no noise.
+            // Without keepalives no side would learn of an end without a disconnect.
             let keepalive = &mut self.server.protocol.keepalive;
             keepalive.get_or_insert(Keepalive::NONE).every.get_or_insert(Duration::from_secs(3));
             for connection in &mut self.connections {
@@ -314,7 +318,8 @@ impl ScenarioConnection {
         }
         let mut client = Workload::draw(random, &options.protocol, &server.protocol);
         let mut peer = Workload::draw(random, &server.protocol, &options.protocol);
-        // Somebody has to end it, and whoever waits for everything needs a peer that lets it finish.
+        // One side must end the connection. A side that waits for everything needs a peer that lets
+        // it finish.
         match random.below(8) {
             0 => (client.end, peer.end) = (AppEnd::Close { reads_first: false }, AppEnd::Wait),
             1 => (client.end, peer.end) = (AppEnd::Wait, AppEnd::Close { reads_first: false }),
@@ -336,7 +341,8 @@ impl ScenarioConnection {
     }
 }
 
-/// Faults by two coins: one says which kinds this run has at all, the other how many of each.
+/// Draws faults by two coins: the first decides which kinds this run has, the second how many of
+/// each.
 fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
     let mut plan = FaultPlan::new();
     for kind in 0..25 {

@@ -7,8 +7,8 @@ use super::{Outcome, Scenario, run};
 /// Runs that shrinking may take.
 const MOST_RUNS: u32 = 500;
 
-/// Makes the plan of a scenario that breaks a rule smaller, as long as `breaks` says that it still does: first by leaving faults
-/// out, then by making what is left earlier and shorter.
+/// Makes the plan of a scenario that breaks a rule smaller, as long as `breaks` returns that it
+/// still does: first by leaving faults out, then by making the rest earlier and shorter.
 #[must_use]
 pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Scenario {
     let mut runs = 0;
@@ -22,7 +22,7 @@ pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Sce
         less.remove(place);
         if fails(&less, &scenario) {
             scenario.plan = less;
-            // What was needed before may not be any more.
+            // A fault that was needed before may not be needed any more.
             place = 0;
         } else {
             place += 1;
@@ -57,7 +57,7 @@ pub fn attempt(scenario: &Scenario, keep_trace: bool) -> Outcome {
     })
 }
 
-/// Half as late, or half as long.
+/// Halves the time, or the duration.
 fn smaller(injection: Injection) -> Option<Injection> {
     let when = match injection.when {
         When::Event(0) | When::Pass(_, 0) => None,

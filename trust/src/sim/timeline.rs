@@ -1,4 +1,4 @@
-//! A trace for people: two lanes, the client's and the server's.
+//! A readable trace in two lanes, the client's and the server's.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,8 @@ use intercept::trace::recording::Request;
 use intercept::trace::timeline::{Column, Line, lanes};
 use intercept::trace::words;
 
-/// The last `most` lines of what happened, the clients' to the left and the server's to the right.
+/// Returns the last `most` lines of a trace, with the clients' to the left and the server's to the
+/// right.
 #[must_use]
 pub fn render(trace: &[Entry], most: usize) -> String {
     let mut hosts = BTreeMap::new();
@@ -32,7 +33,8 @@ pub fn render(trace: &[Entry], most: usize) -> String {
     lanes(&format!("{:>7} {:>13}", "event", "µs"), last)
 }
 
-/// On which host, and in words. Receives posted and completions that wait are left out: polling shows them.
+/// Returns the host of an entry and its text. Posted receives and waiting completions are left out:
+/// polling shows them.
 fn describe(what: &EntryKind, hosts: &BTreeMap<u32, u32>) -> Option<(u32, String)> {
     let on = |pair: &u32| hosts.get(pair).copied().unwrap_or(0);
     Some(match what {

@@ -1,4 +1,4 @@
-//! A run: hosts, their programs, and the loop that lets time pass.
+//! A run: hosts, their programs, and the loop that advances time.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,14 +16,14 @@ use super::oracle::{Oracle, Violation};
 use super::rogue::Rogue;
 use super::scenario::{Scenario, ScenarioConnection};
 
-/// Where the server listens; the second port is for rogue servers, one each.
+/// The server's address. The second port is for rogue servers, one each.
 const PORT: u16 = 6379;
 pub(super) const SERVER: u32 = 0;
-/// After the last fault everything has to come to an end within this time.
+/// After the last fault everything must end within this time.
 const LIVENESS: Duration = Duration::from_secs(200);
-/// No run needs more: each of these is a message, an answer, a completion.
+/// More than any run needs. Each is a message, an answer or a completion.
 const MOST_EVENTS: u64 = 1_000_000;
-/// Turns without an event in between after which a program is not working but spinning.
+/// After so many turns without an event in between, a program does not work but spins.
 const MOST_TURNS: u32 = 200;
 
 /// The result of a run.
@@ -31,9 +31,9 @@ const MOST_TURNS: u32 = 200;
 pub struct Outcome {
     /// The first rule that was broken.
     pub violation: Option<Violation>,
-    /// Stands for everything that happened.
+    /// A hash of all events.
     pub hash: u64,
-    /// How many events there were.
+    /// The number of events.
     pub events: u64,
     /// Bytes read by all programs.
     pub bytes: u64,
@@ -41,14 +41,14 @@ pub struct Outcome {
     pub windows_ahead: u64,
     /// Classes of failure met.
     pub failure_counts: FailureCounts,
-    /// Faults that found nothing to strike.
+    /// Faults that found no target.
     pub idle_faults: usize,
-    /// The trace, if it was asked for.
+    /// The trace, if it was requested.
     pub trace: Vec<Entry>,
 }
 
 impl Outcome {
-    /// Of a run that panicked.
+    /// The outcome of a run that panicked.
     #[must_use]
     pub fn panicked(message: String) -> Self {
         Self {
@@ -76,14 +76,14 @@ pub(super) struct World<'a> {
     /// When woken runners run: the acceptor, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
-    /// Classes of failure that the fabric knows nothing about.
+    /// Classes of failure that the fabric cannot see.
     pub(super) failure_counts: FailureCounts,
     trace: Option<Vec<Entry>>,
-    /// Faults that struck: on which host, and whether connections may end by them.
+    /// Faults that took effect: on which host, and whether connections may end because of them.
     pub(super) struck: Vec<(u32, bool)>,
-    /// Whether somebody ran since the descriptors were last looked at.
+    /// Whether any runner ran since the descriptors were last checked.
     stirred: bool,
-    /// Turns since anything happened.
+    /// Turns since the last event.
     idle_turns: u32,
     last_stir: (u64, Instant),
 }
@@ -91,7 +91,7 @@ pub(super) struct World<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Runner {
     Acceptor,
-    /// An endpoint.
+    /// Adds an endpoint.
     EventLoop(usize),
     Rogue(usize),
 }
@@ -100,7 +100,7 @@ fn address(host: u32) -> IpAddr {
     IpAddr::from([10, 0, 0, host as u8 + 1])
 }
 
-/// Runs a scenario to its end, or to the first rule that is broken.
+/// Runs a scenario to its end, or to the first broken rule.
 #[must_use]
 pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     let mut world = World::new(scenario, keep_trace);
@@ -162,7 +162,7 @@ impl<'a> World<'a> {
                 self.event_loops.push(event_loop);
             }
         } else {
-            // Without a listener, for instance by a fault, all clients are refused.
+            // Without a listener, for instance after a fault, all clients are refused.
             self.acceptor = Acceptor::open(&self.server, listening, self.scenario.server).ok();
         }
         for (place, connection) in self.scenario.connections.iter().enumerate() {
@@ -217,19 +217,20 @@ impl<'a> World<'a> {
             return;
         }
         let usage = usage.unwrap_or_else(|| Usage::draw(&mut self.random));
-        // Without an endpoint, for instance by a fault, there is no connection, and nobody to blame.
+        // Without an endpoint, for instance after a fault, there is no connection, and no side to
+        // blame.
         if let Ok(mut event_loop) = EventLoop::new(backend, host, usage) {
             event_loop.dial(peer, options, at, place, app);
             self.event_loops.push(event_loop);
         }
     }
 
-    /// Returns all ends of connections, on whatever endpoint.
+    /// Returns all ends of connections, of all endpoints.
     pub(super) fn all_ends(&self) -> impl Iterator<Item = &End> {
         self.event_loops.iter().flat_map(EventLoop::ends)
     }
 
-    /// The loop.
+    /// Runs the loop.
     fn live(&mut self) -> Result<(), Violation> {
         while !self.is_over() {
             self.wake();
@@ -383,7 +384,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Looks at what happened since the last look.
+    /// Judges what happened since the last call.
     fn look(&mut self) -> Result<(), Violation> {
         let entries = self.sim.take_trace();
         if entries.is_empty() {
@@ -423,12 +424,12 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Everything goes, and nothing may be left.
+    /// Drops everything, and checks that nothing is left.
     fn clear_up(&mut self) -> Result<(), Violation> {
         self.event_loops.clear();
         self.rogues.clear();
         self.acceptor = None;
-        // Late packets, time-waits.
+        // Late packets and time-waits.
         for _ in 0..10_000 {
             if !self.sim.step() {
                 break;

@@ -1,4 +1,4 @@
-//! Draws what was measured: one panel for each kind of figure, over the same time.
+//! Draws the measurements: one panel for each kind of figure, over the same time.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     output: PathBuf,
 }
 
-/// Draws it.
+/// Draws the picture.
 pub(super) fn run(arguments: &Arguments) -> ExitCode {
     let lines = match figures::read(&arguments.files) {
         Ok(lines) => lines,
@@ -66,7 +66,7 @@ impl Panel {
     }
 }
 
-/// A time in which the network or a process had a fault.
+/// A period in which the network or a process had a fault.
 struct FaultPeriod {
     from: f64,
     to: f64,
@@ -114,7 +114,7 @@ fn panels(lines: &[Line], minutes: &impl Fn(f64) -> f64) -> Vec<Panel> {
     for line in lines {
         match line {
             Line::Clients(figures) => {
-                // A point stands for the interval before it.
+                // A point represents the interval before it.
                 let (minute, seconds) =
                     (minutes(figures.at - figures.seconds / 2.0), figures.seconds.max(0.1));
                 let each = |count: u64| count as f64 / seconds;

@@ -1,4 +1,5 @@
-//! One client: sessions one after another, until it is told to stop, and a last look at everything.
+//! One client: sessions in a row until it is told to stop, and one last session that checks all
+//! keys.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,15 +13,16 @@ use resp_rs::resp2::Frame;
 use super::face::{ExchangeError, Face, LIMIT, SessionEnd};
 use super::keys::{Exchange, Fault, Keys};
 
-/// The longest way through a face: a dial that finds nothing, a second one, and a reply that does not come.
+/// The longest path through a client: a dial that finds nothing, a second one, and a reply that
+/// does not arrive.
 const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
-/// Within this time after the worst faults each client must have got through to its server.
+/// Within this time after the worst faults each client must have reached its server.
 const UNREACHED: Duration = Duration::from_secs(180);
 
 /// The state that all clients share: counts, failures, and whether to stop.
 pub(super) struct LoadState {
     begun: Instant,
-    /// Clients come to their end when it is set.
+    /// Clients finish when it is set.
     pub stop: AtomicBool,
     tally: Mutex<Tally>,
     failures: Mutex<Vec<String>>,
@@ -28,7 +30,7 @@ pub(super) struct LoadState {
     watched: Mutex<Vec<Watched>>,
 }
 
-/// The counts since they were last taken.
+/// The counts since the last call.
 pub(super) struct Tally {
     pub operations: u64,
     pub bytes_sent: u64,
@@ -36,11 +38,11 @@ pub(super) struct Tally {
     pub connected: u64,
     pub refused: u64,
     pub lost: u64,
-    /// Of exchanges, in microseconds.
+    /// Times of exchanges, in microseconds.
     pub latency: Histogram<u64>,
     /// Exchanges by client.
     pub exchanges: BTreeMap<String, u64>,
-    /// Why connections were lost or not made, and how often.
+    /// Why connections were lost or not established, and how often.
     pub reasons: BTreeMap<String, u64>,
 }
 
@@ -71,16 +73,16 @@ pub(super) struct ConditionalFailure {
     pub what: String,
 }
 
-/// A client, as the one sees it who looks for hung ones.
+/// A client, as the check for hung clients sees it.
 struct Watched {
     name: String,
     doing: &'static str,
     since: Option<Instant>,
-    /// When it last got through, or began.
+    /// When its last exchange succeeded, or when it began.
     through: Instant,
-    /// Whether it needs no looking after any more.
+    /// Whether it needs no more checks.
     told: bool,
-    /// Whether it has come to its end.
+    /// Whether it has finished.
     over: bool,
 }
 
@@ -127,7 +129,8 @@ impl LoadState {
         std::mem::take(&mut lock(&self.tally))
     }
 
-    /// Fails for each client that is in one call for longer than any may take, or has not got through for long; once each.
+    /// Reports each client, once, that is in one call for longer than any call may take, or that
+    /// has not reached its server for long.
     pub(super) fn look_for_hung(&self) {
         let mut late = Vec::new();
         for client in lock(&self.watched).iter_mut().filter(|client| !client.told) {
@@ -144,17 +147,18 @@ impl LoadState {
         late.into_iter().for_each(|what| self.fail(what));
     }
 
-    /// Returns the number of clients that have not been reported as hung: these would be waited for in vain.
+    /// Returns the number of running clients, except those that were reported as hung: waiting for
+    /// these would not end.
     pub(super) fn at_work(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.told).count()
     }
 
-    /// Returns the number of clients that have not come to their end.
+    /// Returns the number of clients that have not finished.
     pub(super) fn hung(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.over).count()
     }
 
-    /// Takes on a client; its number.
+    /// Adds a client, and returns its number.
     pub(super) fn watch(&self, name: &str) -> usize {
         let mut watched = lock(&self.watched);
         let (name, through) = (name.to_string(), Instant::now());
@@ -163,25 +167,26 @@ impl LoadState {
     }
 }
 
-/// The work of a client.
+/// What a client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Stores, reads and deletes keys of its own.
     Keys,
-    /// Nothing that stays: for clients that are killed themselves.
+    /// Stores nothing that stays: for clients that are killed themselves.
     Echoes,
 }
 
-/// A client at work.
+/// A running client.
 pub(super) struct LoadClient {
     pub name: String,
     pub face: Box<dyn Face + Send>,
     pub work: Work,
     /// Its server's name.
     pub server: String,
-    /// Whether its server is killed from time to time, with all its data.
+    /// Whether its server is killed from time to time, and loses all its data.
     pub server_is_killed: bool,
-    /// Whether it does nothing now and then, also for so long that it asks whether its peer is there.
+    /// Whether it pauses now and then, some times for so long that it asks whether its peer is
+    /// alive.
     pub idles: bool,
     pub seed: u64,
 }
@@ -195,7 +200,7 @@ struct Run<'a> {
 }
 
 impl LoadClient {
-    /// Works until the progress says stop.
+    /// Works until it is told to stop.
     pub(super) fn run(self, progress: &LoadState, number: usize) {
         let mut rng = Rng::with_seed(self.seed);
         let keys = Keys::new(self.name.clone(), rng.fork());
@@ -207,7 +212,7 @@ impl Run<'_> {
     fn run(&mut self) {
         let mut last = false;
         loop {
-            // One session more after the word to stop: it looks at everything once again.
+            // One more session after it is told to stop: it checks all keys again.
             if self.progress.stopped() && std::mem::replace(&mut last, true) {
                 break;
             }
@@ -228,7 +233,7 @@ impl Run<'_> {
         (client.told, client.over) = (true, true);
     }
 
-    /// Something that only a server does which ends.
+    /// Reports a failure that is excused if its server has ended.
     fn died(&self, what: String) {
         if self.client.server_is_killed {
             self.note(&what);
@@ -241,7 +246,7 @@ impl Run<'_> {
         *lock(&self.progress.tally).reasons.entry(reason.to_string()).or_default() += 1;
     }
 
-    /// Does something that is watched.
+    /// Makes a call that the check for hung clients watches.
     fn watched<T>(
         &mut self,
         doing: &'static str,
@@ -283,8 +288,9 @@ impl Run<'_> {
         Ok(replies)
     }
 
-    /// An exchange whose replies must be right. A connection that makes itself anew may have come to a server that began anew: what is
-    /// missing ends the session, and the next one looks for it and for the mark.
+    /// Makes an exchange whose replies must be right. A connection that reconnects may reach a
+    /// server that was started again. Then a missing key ends the session, and the next session
+    /// checks for the mark.
     fn checked(&mut self, exchange: &Exchange) -> Result<(), ExchangeError> {
         let replies = self.exchange(exchange)?;
         self.keys.judge(exchange, &replies).map_err(|fault| match fault {
@@ -328,7 +334,7 @@ impl Run<'_> {
         self.watched("ending a session", |face| face.leave(how))
     }
 
-    /// Looks whether all that the last session left is there.
+    /// Checks that all keys of the last session are there.
     fn open(&mut self) -> Result<(), ExchangeError> {
         if let Some(question) = self.keys.begin() {
             let replies = self.exchange(&question)?;
@@ -342,7 +348,7 @@ impl Run<'_> {
         self.checked(&mark)
     }
 
-    /// Does nothing, but ends when everything does.
+    /// Pauses, or ends when everything ends.
     fn idle(&self, time: Duration) {
         let begun = Instant::now();
         while begun.elapsed() < time && !self.progress.stopped() {

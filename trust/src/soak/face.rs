@@ -1,4 +1,5 @@
-//! The clients under test: blocking streams, tokio streams, redis-rs. Each does the same exchanges.
+//! The clients under test: blocking streams, tokio streams, redis-rs. Each makes the same
+//! exchanges.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -17,20 +18,21 @@ use tokio::runtime::Handle;
 
 use super::keys::Command;
 
-/// How long anything may take: a reply, a connection with its handshake. A fault of the network ends a connection long before:
-/// retries run out after 20 s, and a client that waits asks after 10 s.
+/// How long anything may take: a reply, a connection with its handshake. A fault of the network
+/// ends a connection long before: retries run out after 20 s, and a client that waits asks after 10
+/// s.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long an orderly end may take before the rest is given up.
+/// How long an orderly end may take. Unsent data is dropped afterwards.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Why an exchange did not come about.
+/// Why an exchange failed.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
-    /// The connection is lost, or was not made: what faults do.
+    /// The connection was lost or not established: an effect of faults.
     Lost(String),
-    /// An effect of a server that ends: it has lost its data; its device refuses its own window, for a process loses its memory before its
-    /// queue pairs (seen on kernel 6.1).
+    /// An effect of a server that ends: it has lost its data, or its device refuses its own window,
+    /// because a process loses its memory before its queue pairs (seen on kernel 6.1).
     Died(String),
     /// An error that no fault may cause.
     Wrong(String),
@@ -39,11 +41,11 @@ pub(super) enum ExchangeError {
 /// How a session ends.
 #[derive(Debug)]
 pub(super) enum SessionEnd {
-    /// Everything is delivered first.
+    /// All data is delivered first.
     Orderly,
     /// The stream is dropped.
     Dropped,
-    /// The stream is dropped after these commands, whose replies nobody waits for.
+    /// The stream is dropped after these commands, without a wait for their replies.
     MidReply(Vec<Command>),
 }
 
@@ -51,13 +53,13 @@ pub(super) enum SessionEnd {
 pub(super) trait Face {
     /// Connects.
     fn connect(&mut self) -> Result<(), ExchangeError>;
-    /// Sends commands together, and takes their replies.
+    /// Sends commands together, and receives their replies.
     fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError>;
     /// Ends the session.
     fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError>;
 }
 
-/// Returns the settings with which all of them connect.
+/// Returns the options with which all of them connect.
 fn connect() -> Connect {
     Connect::default().timeout(Duration::from_secs(15))
 }
@@ -86,7 +88,7 @@ fn lost(error: &io::Error) -> ExchangeError {
     }
 }
 
-/// Classifies the error of a connection that was not made.
+/// Classifies the error of a connection that was not established.
 fn refused(error: &io::Error) -> ExchangeError {
     use io::ErrorKind as Kind;
     match error.kind() {
@@ -130,7 +132,7 @@ impl<B: Descriptors> Blocking<B> {
 }
 
 impl<B: Descriptors> Open<B> {
-    /// All commands, in as few writes as they can be put into, but for values that are lent.
+    /// Writes all commands in as few writes as possible, except lent values.
     fn send(&mut self, commands: &[Command]) -> io::Result<()> {
         let mut head = Vec::new();
         for command in commands {
@@ -209,7 +211,7 @@ impl<B: Descriptors> Face for Blocking<B> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         match how {
             SessionEnd::Orderly => open.stream.close(LINGER).or_else(|error| match refused(&error.into()) {
-                // That the end was not answered in time is what an outage does.
+                // During an outage the end is not answered in time.
                 ExchangeError::Lost(_) => Ok(()),
                 other => Err(other),
             }),
@@ -233,7 +235,7 @@ impl<B: Descriptors> Tasks<B> {
     }
 }
 
-/// Writes commands and reads as many replies, both at once.
+/// Writes commands and reads as many replies, at the same time.
 async fn talk<B: Descriptors>(
     (stream, received): &mut (AsyncStream<B>, Frames),
     commands: &[Command],
@@ -300,7 +302,7 @@ impl<B: Descriptors> Face for Tasks<B> {
                     },
                 },
                 SessionEnd::Dropped => Ok(()),
-                // The future is dropped wherever it is then.
+                // The future is dropped wherever it is at that moment.
                 SessionEnd::MidReply(commands) => {
                     match tokio::time::timeout(Duration::from_millis(2), talk(&mut open, &commands)).await {
                         Ok(Err(wrong @ ExchangeError::Wrong(_))) => Err(wrong),
@@ -312,7 +314,8 @@ impl<B: Descriptors> Face for Tasks<B> {
     }
 }
 
-/// redis-rs, with the connection that makes itself anew; commands of an exchange go as concurrent requests.
+/// redis-rs, with the connection that reconnects. The commands of an exchange are concurrent
+/// requests.
 pub(super) struct Redis<B: Descriptors> {
     client: Client<B>,
     runtime: Handle,
@@ -344,14 +347,16 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     })
 }
 
-/// Classifies an error of redis-rs. Requests find their connection themselves, so any may fail for want of one, and says so in words of
-/// rdma-conn or rdma-redis. A time-out without words is redis-rs's own: a reply that did not come.
+/// Classifies an error of redis-rs. Requests find their connection themselves, so any request may
+/// fail because there is none, with a text of rdma-conn or rdma-redis. A time-out without such a
+/// text is redis-rs's own: a reply that did not arrive.
 fn failed(error: &RedisError) -> ExchangeError {
     let Some(io) = io_error(error) else {
-        // The driver that carried the requests is gone, and redis-rs says no more than that.
+        // The driver that carried the requests is gone, and redis-rs reports nothing more.
         return match error.to_string() {
             text if error.is_connection_dropped() => ExchangeError::Lost(text),
-            // The server's device gave up and the server disconnected: a stream that ends within a reply cannot be parsed.
+            // The server's device gave up and the server disconnected: a stream that ends within a
+            // reply cannot be parsed.
             text if text.contains("end of input") => {
                 ExchangeError::Lost("the stream ended within a reply".into())
             }
@@ -395,9 +400,9 @@ impl<B: Descriptors> Face for Redis<B> {
 
     fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError> {
         match how {
-            // redis-rs has no other end than to be dropped.
+            // A redis-rs connection can only be dropped.
             SessionEnd::Orderly => self.connection = None,
-            // The connection stays, and makes itself anew when it was lost.
+            // The connection stays, and reconnects if it was lost.
             SessionEnd::Dropped => {}
             SessionEnd::MidReply(commands) => {
                 let Some(connection) = self.connection.take() else { return Ok(()) };

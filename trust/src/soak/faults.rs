@@ -1,5 +1,5 @@
-//! Faults of the network, by `tc netem` on one side's interface. Each side has its own turn of faults, so both directions
-//! suffer, at times both at once.
+//! Faults of the network, by `tc netem` on the interface of one side. Each side has its own
+//! sequence of faults, so both directions are affected, at times both at once.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use super::figures::{Line, Log};
 pub(super) struct Fault {
     /// Its name in the log.
     pub name: &'static str,
-    /// The arguments of `netem`; packets that wait are not to be lost for want of room.
+    /// The arguments of `netem`. The queue is long enough that waiting packets are not dropped.
     pub netem: &'static str,
     /// How long it lasts.
     pub lasts: Duration,
@@ -26,8 +26,9 @@ const fn fault(name: &'static str, netem: &'static str, seconds: u64) -> Fault {
 /// No fault.
 pub(super) const NONE: Fault = fault("none", "limit 20000", 15);
 
-/// All of them. The link goes and comes by losing everything: an interface that is down would break soft-RoCE's connection manager for
-/// good (`lab/README.md`). Of the two outages the shorter is mended by retransmission, the longer ends connections.
+/// All faults. A link goes down and up by losing every packet: an interface that is down would
+/// break soft-RoCE's connection manager permanently (`lab/README.md`). Of the two outages,
+/// retransmission repairs the shorter; the longer ends connections.
 pub(super) const ALL: &[Fault] = &[
     NONE,
     fault("loss 0.1 %", "limit 20000 loss 0.1%", 15),
@@ -43,7 +44,8 @@ pub(super) const ALL: &[Fault] = &[
     fault("outage 30 s", "limit 20000 loss 100%", 30),
 ];
 
-/// All faults in an order of this seed, and so on for ever; a while without any between two outages is a matter of luck.
+/// Returns all faults in an order drawn from this seed, endlessly. The time between two outages
+/// varies.
 pub(super) fn schedule(seed: u64) -> impl Iterator<Item = Fault> {
     let mut order = fastrand::Rng::with_seed(seed);
     std::iter::repeat_with(move || {
@@ -63,7 +65,7 @@ pub(super) fn apply(interface: &str, fault: Fault) -> Result<(), String> {
     output.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {}", said.trim()))
 }
 
-/// One fault after another until it is over, then none.
+/// Applies one fault after another until the end, then none.
 pub(super) fn take_turns(
     interface: &str,
     seed: u64,
@@ -83,7 +85,7 @@ pub(super) fn take_turns(
     apply(interface, NONE)
 }
 
-/// Waits, but no longer than until all is over.
+/// Waits, but not beyond the end.
 pub(super) fn pause(time: Duration, over: &AtomicBool) {
     let begun = Instant::now();
     while begun.elapsed() < time && !over.load(Ordering::Relaxed) {

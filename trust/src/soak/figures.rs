@@ -1,4 +1,4 @@
-//! Measurements, and the lines in which they are logged.
+//! Measurements, and the lines of the log that hold them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(super) enum Line {
-    /// The work of the clients since the line before.
+    /// The work of the clients since the previous line.
     Clients(Clients),
     /// The resources of a server.
     Server {
@@ -42,7 +42,7 @@ pub(super) enum Line {
         side: String,
         /// The failures; none, if it passed.
         failures: Vec<String>,
-        /// Sums over the whole run.
+        /// Totals of the whole run.
         totals: BTreeMap<String, u64>,
     },
 }
@@ -60,23 +60,23 @@ pub(super) struct Clients {
     pub bytes_sent: u64,
     /// Bytes of their replies.
     pub bytes_received: u64,
-    /// Connections made.
+    /// Connections established.
     pub connected: u64,
-    /// Attempts that brought none.
+    /// Attempts that failed.
     pub refused: u64,
     /// Connections that ended by an error.
     pub lost: u64,
     /// Median time from the first byte of an exchange to its last, in microseconds.
     pub p50: u64,
-    /// The 99th percentile, likewise.
+    /// The 99th percentile of that time, in microseconds.
     pub p99: u64,
-    /// The maximum, likewise.
+    /// The maximum of that time, in microseconds.
     pub max: u64,
     /// The resources of the clients' process.
     pub process: Process,
     /// Objects of the device in use, by kind.
     pub objects: Objects,
-    /// The counters of the device since the line before.
+    /// The counters of the device since the previous line.
     pub device: BTreeMap<String, u64>,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Of the process with this id, or of this one for "self".
+    /// Reads those of the process with this id, or of this process for "self".
     pub(super) fn of(id: &str) -> io::Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
         let number = |name: &str| {
@@ -109,7 +109,8 @@ impl Process {
         })
     }
 
-    /// Returns the resources held beyond `before`, in words, memory in use apart: that is judged by its trend.
+    /// Returns the resources held beyond `before`, as text. Memory in use is left out: it is judged
+    /// by its trend.
     pub(super) fn beyond(self, before: Self) -> Option<String> {
         (self.descriptors > before.descriptors || self.pinned_kib > before.pinned_kib).then(|| {
             format!(
@@ -123,12 +124,12 @@ impl Process {
 /// Objects of a device in use, by kind: protection domains, queues, regions, identifiers.
 pub(super) type Objects = BTreeMap<String, u64>;
 
-/// An RDMA device, as the system shows it.
+/// An RDMA device, as the system reports it.
 #[derive(Clone, Debug)]
 pub(super) struct Device(pub String);
 
 impl Device {
-    /// Its objects in use, of all processes; none if the tool `rdma` is not there.
+    /// Returns its objects in use, of all processes; none if the tool `rdma` is not installed.
     pub(super) fn objects(&self) -> Objects {
         let Ok(output) = Command::new("rdma").args(["-j", "resource", "show", &self.0]).output() else {
             return Objects::new();
@@ -142,7 +143,7 @@ impl Device {
             .collect()
     }
 
-    /// Returns the counts of the device since it was made; nothing if it does not count.
+    /// Returns the counts of the device since it was created; nothing if it has no counters.
     pub(super) fn counters(&self) -> BTreeMap<String, u64> {
         let folder = format!("/sys/class/infiniband/{}/ports/1/hw_counters", self.0);
         let Ok(files) = std::fs::read_dir(folder) else { return BTreeMap::new() };
@@ -157,7 +158,8 @@ impl Device {
     }
 }
 
-/// Returns the output of the tool `rdma` for one kind of objects, on all devices; nothing if it is not there.
+/// Returns the output of the tool `rdma` for one kind of objects, on all devices; nothing if it is
+/// not installed.
 fn shown(kind: &str) -> Vec<serde_json::Value> {
     let output = Command::new("rdma").args(["-j", "resource", "show", kind]).output();
     output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok()).unwrap_or_default()
@@ -176,7 +178,7 @@ pub(super) fn listening() -> u64 {
     shown("cm_id").iter().filter(|one| one["state"] == "LISTEN").count() as u64
 }
 
-/// Returns the kinds of objects of which there are more than `before`, in words.
+/// Returns the kinds of objects of which there are more than `before`, as text.
 pub(super) fn more(now: &Objects, before: &Objects) -> Option<String> {
     let grown: Vec<String> = now
         .iter()
@@ -188,7 +190,7 @@ pub(super) fn more(now: &Objects, before: &Objects) -> Option<String> {
     (!grown.is_empty()).then(|| grown.join("; "))
 }
 
-/// Asks again until there is nothing to complain of, for at most `limit`.
+/// Repeats the check until it finds nothing, for at most `limit`.
 pub(super) fn settled(limit: Duration, complaint: impl Fn() -> Option<String>) -> Option<String> {
     let begun = Instant::now();
     loop {
@@ -200,8 +202,8 @@ pub(super) fn settled(limit: Duration, complaint: impl Fn() -> Option<String>) -
     }
 }
 
-/// Returns a description of the growth of memory in use, if the most in the second half of a run exceeds the most in its first half by more than a
-/// quarter and 16 MiB.
+/// Returns a description of the growth of memory in use, if the maximum of the second half of a run
+/// exceeds the maximum of its first half by more than a quarter and 16 MiB.
 pub(super) fn growth(resident_kib: &[u64]) -> Option<String> {
     let (first, second) = resident_kib.split_at(resident_kib.len() / 2);
     let (first, second) = (first.iter().max()?, second.iter().max()?);
@@ -216,17 +218,18 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// A new file, when both sides begin: two machines need not agree on what time it is.
+    /// Creates a file, when both sides begin: the clocks of two machines may differ.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         Ok(Self { begun: Instant::now(), file: Mutex::new(File::create(path)?) })
     }
 
-    /// Seconds since then.
+    /// Returns the seconds since then.
     pub(super) fn now(&self) -> f64 {
         (self.begun.elapsed().as_secs_f64() * 10.0).round() / 10.0
     }
 
-    /// Appends a line. A line that cannot be written is a loss that the reader of the file sees.
+    /// Appends a line. If a line cannot be written, the reader of the file notices that it is
+    /// missing.
     pub(super) fn write(&self, line: &Line) {
         let Ok(mut text) = serde_json::to_string(line) else { return };
         text.push('\n');

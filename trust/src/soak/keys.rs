@@ -1,7 +1,9 @@
-//! The values that a client expects of its keys: made from numbers, so that every byte can be compared without being kept.
+//! The values that a client expects of its keys. They are made from numbers, so that every byte can
+//! be compared without being kept.
 //!
-//! A session has keys of its own. What an older connection sent may be carried out long after that connection is gone, so a key whose
-//! store was not answered is never used again; all others must be there in the next session, unless the server was killed meanwhile.
+//! A session has keys of its own. A command of an older connection may be executed long after that
+//! connection is gone. So a key whose store was not answered is never used again. All other keys
+//! must be there in the next session, unless the server was killed meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +11,9 @@ use bytes::Bytes;
 use fastrand::Rng;
 use resp_rs::resp2::Frame;
 
-/// Keys of one session.
+/// The number of keys of one session.
 const SLOTS: u32 = 12;
-/// No value is longer.
+/// The longest value.
 const LONGEST: usize = 2 << 20;
 
 /// One command.
@@ -19,16 +21,16 @@ const LONGEST: usize = 2 << 20;
 pub(super) enum Command {
     /// Stores a value.
     Set(String, Bytes),
-    /// Reads one.
+    /// Reads a value.
     Get(String),
     /// Deletes a key.
     Del(String),
-    /// Says something and wants to hear it again.
+    /// Sends text that the server echoes.
     Echo(Bytes),
 }
 
 impl Command {
-    /// Its words.
+    /// Returns its words.
     pub(super) fn words(&self) -> Vec<&[u8]> {
         match self {
             Self::Set(key, value) => vec![b"SET", key.as_bytes(), value],
@@ -38,7 +40,8 @@ impl Command {
         }
     }
 
-    /// Appends it as it goes over the wire, up to the value of a SET, which is left to the caller with the line end behind it.
+    /// Appends it in wire format, up to the value of a SET. The caller appends the value and the
+    /// line end behind it.
     pub(super) fn write_head(&self, into: &mut Vec<u8>) {
         let words = self.words();
         let whole = words.len() - usize::from(self.value().is_some());
@@ -48,7 +51,7 @@ impl Command {
         }
     }
 
-    /// The value that it stores.
+    /// Returns the value that it stores.
     pub(super) const fn value(&self) -> Option<&Bytes> {
         match self {
             Self::Set(_, value) => Some(value),
@@ -57,7 +60,7 @@ impl Command {
     }
 }
 
-/// A value by the numbers that it is made from.
+/// A value, given by the numbers that it is made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Value {
     seed: u64,
@@ -82,7 +85,7 @@ impl Value {
     }
 }
 
-/// Commands that belong together, and what must come back.
+/// Commands that belong together, and their expected replies.
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
     /// The commands.
@@ -114,13 +117,14 @@ impl Exchange {
 /// A fault in replies.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Something is gone, of a server that may have lost everything: the next session finds out by the mark.
+    /// A key is missing on a server that may have lost everything. The next session finds out by
+    /// the mark.
     Missing(String),
-    /// No loss explains it.
+    /// A fault that no loss explains.
     Wrong(String),
 }
 
-/// A session that is over: what must still be there.
+/// A session that has ended: the keys that must still be there.
 #[derive(Debug)]
 struct EndedSession {
     session: u64,
@@ -134,7 +138,7 @@ pub(super) struct Keys {
     session: u64,
     /// Whether this session's mark was answered.
     marked: bool,
-    /// The value that each key of this session must have; missing if that is not known.
+    /// The value that each key of this session must have. Keys with unknown values are missing.
     certain: BTreeMap<u32, Option<Value>>,
     past: Option<EndedSession>,
     /// Keys of older sessions, to be deleted.
@@ -142,7 +146,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Of a client of this name, which no other has.
+    /// Creates the keys of a client with this name, which no other client has.
     pub(super) const fn new(name: String, rng: Rng) -> Self {
         Self {
             name,
@@ -163,10 +167,12 @@ impl Keys {
         format!("soak:{}:{session}:mark", self.name)
     }
 
-    /// Begins a session. The exchange asks for all that must be there of the last one that left something behind, its mark first:
-    /// together, because a connection that makes itself anew may find another server each time.
+    /// Begins a session. The exchange requests all keys of the last session that left any, its mark
+    /// first. It requests them together, because a connection that reconnects may find another
+    /// server each time.
     pub(super) fn begin(&mut self) -> Option<Exchange> {
-        // A session that never got its mark knows nothing that must be there; the past before it stays what it was.
+        // A session that never got its mark knows of no keys that must be there; those before it
+        // stay as they were.
         let certain = std::mem::take(&mut self.certain);
         if self.marked {
             self.past = Some(EndedSession { session: self.session, certain });
@@ -187,8 +193,9 @@ impl Keys {
         Some(exchange)
     }
 
-    /// Takes the answer to what [`Keys::begin`] asked. What is gone although the mark is there, is wrong; without the mark everything
-    /// is gone, as with a server that was killed: returns the mark's key then.
+    /// Judges the replies to [`Keys::begin`]. A key that is missing although the mark is there is a
+    /// fault. Without the mark all keys are gone, as with a server that was killed: then it returns
+    /// the mark's key.
     pub(super) fn remembered(
         &mut self,
         exchange: &Exchange,
@@ -206,7 +213,7 @@ impl Keys {
         }
     }
 
-    /// Deletes what older sessions left; their keys were audited.
+    /// Deletes the keys of older sessions; they were checked.
     pub(super) fn open(&mut self) -> Exchange {
         self.past = None;
         let mut exchange = Exchange::default();
@@ -216,7 +223,7 @@ impl Keys {
         exchange
     }
 
-    /// Once that is done: leaves this session's mark. Its keys count from the answer on.
+    /// Afterwards: stores this session's mark. Its keys count once the mark is answered.
     pub(super) fn leave_mark(&mut self) -> Exchange {
         self.rubbish.clear();
         let mut exchange = Exchange::default();
@@ -225,13 +232,13 @@ impl Keys {
         exchange
     }
 
-    /// Gives up what is known, after something that should not be.
+    /// Drops what is known, after a fault.
     pub(super) fn forget(&mut self) {
         (self.past, self.marked) = (None, false);
         self.certain.clear();
     }
 
-    /// Something to do. What it stores or deletes is not known until it is answered.
+    /// Returns commands. What they store or delete is unknown until they are answered.
     pub(super) fn any(&mut self) -> Exchange {
         let mut exchange = Exchange::default();
         let usable: Vec<u32> = self.certain.keys().copied().collect();
@@ -267,7 +274,7 @@ impl Keys {
         exchange
     }
 
-    /// Something to do that leaves nothing behind.
+    /// Returns commands that leave nothing behind.
     pub(super) fn echoes(&mut self) -> Exchange {
         let mut exchange = Exchange::default();
         let count = self.rng.usize(1..8);
@@ -275,7 +282,8 @@ impl Keys {
         exchange
     }
 
-    /// Together short enough for one window, for who writes everything before reading anything.
+    /// Returns commands that fit into one window together, for a client that writes everything
+    /// before it reads anything.
     fn say(&mut self, count: usize, exchange: &mut Exchange) {
         for _ in 0..count {
             let value = Value { seed: self.rng.u64(..), len: self.rng.usize(0..=16 << 10) };
@@ -283,7 +291,7 @@ impl Keys {
         }
     }
 
-    /// Compares what came back, byte for byte, and learns from it.
+    /// Compares the replies byte for byte, and records what they prove.
     pub(super) fn judge(&mut self, exchange: &Exchange, replies: &[Frame]) -> Result<(), Fault> {
         if replies.len() != exchange.commands.len() {
             let what = format!("{} replies to {} commands", replies.len(), exchange.commands.len());
@@ -346,7 +354,7 @@ fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
     Some(format!("byte {at} of {} differs", expected.len()))
 }
 
-/// A reply in a few words.
+/// Returns a reply in a few words.
 fn told(reply: Option<&Frame>) -> String {
     match reply {
         None => "no reply".into(),

@@ -1,4 +1,4 @@
-//! The clients' side: runs them, writes down figures, and says how it went.
+//! The clients' side: runs the clients, logs figures, and reports the result.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,28 +29,28 @@ pub(crate) struct Arguments {
     /// A server that is killed from time to time and loses its data.
     #[arg(long)]
     killed_server: Vec<NamedServer>,
-    /// How long to work, in seconds; the last look at everything comes after that.
+    /// How long to work, in seconds. The last check of all keys follows.
     #[arg(long, default_value_t = 300)]
     seconds: u64,
     /// Clients of each kind at each server.
     #[arg(long, default_value_t = 1)]
     clients: u32,
-    /// Where all pseudo-random choices begin.
+    /// The seed of all pseudo-random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds between two lines of figures.
     #[arg(long, default_value_t = 60)]
     interval: u64,
-    /// The device whose objects and counters are figures.
+    /// The device whose objects and counters are logged.
     #[arg(long, default_value = "rxe1")]
     device: String,
     /// The interface whose network gets faults; none without it.
     #[arg(long)]
     interface: Option<String>,
-    /// Where to meet the servers' side, and to write `clients.jsonl`.
+    /// The folder shared with the servers' side, for its phases and `clients.jsonl`.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Be a client that is killed: exchange echoes until then.
+    /// Run as a client that is killed: exchange echoes until then.
     #[arg(long, hide = true)]
     echoes: bool,
 }
@@ -131,7 +131,7 @@ fn runtime() -> std::io::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
 }
 
-/// For a process that is killed: nothing but exchanges. It ends by itself only if something is wrong.
+/// Runs in a process that is killed: only exchanges. It ends without a kill only on a failure.
 fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
     let Ok(runtime) = runtime() else { return super::cannot_run("no runtime") };
     let progress = Arc::new(LoadState::new());
@@ -160,7 +160,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     if arguments.out.is_some() {
         phases.wait(Phase::Ready, Duration::from_secs(120))?;
     }
-    // What a process makes only once is made by its first connections.
+    // The first connections create what a process creates only once.
     for (server, _) in arguments.servers() {
         let first = || Stream::connect(backend, server.address).err().map(|error| error.to_string());
         if let Some(why) = figures::settled(Duration::from_secs(60), first) {
@@ -308,7 +308,7 @@ fn show(since: Duration, figures: &Clients) {
     );
 }
 
-/// Judges a run that is over.
+/// Judges the finished run.
 fn judge(
     progress: &LoadState,
     phases: &Phases,
@@ -317,7 +317,7 @@ fn judge(
     totals: &mut Totals,
 ) -> std::io::Result<()> {
     for ConditionalFailure { server, what } in progress.conditional_failures() {
-        // The servers' side finds out within seconds, and judges it.
+        // The servers' side notices within seconds, and judges it.
         let unexplained = || (!phases.has_ended(&server)).then(|| what.clone());
         match figures::settled(Duration::from_secs(10), unexplained) {
             Some(what) => progress.fail(what),
@@ -350,7 +350,7 @@ fn judge(
     Ok(())
 }
 
-/// Gives the network one fault after another, and none at the end.
+/// Applies one fault after another to the network, and none at the end.
 fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let Some(interface) = &arguments.interface else { return };
     if let Err(error) = faults::take_turns(interface, arguments.seed ^ 1, "clients", log, over) {
@@ -358,10 +358,10 @@ fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadS
     }
 }
 
-/// Starts a client of the same servers and kills it, again and again.
+/// Starts a client of the same servers and kills it, repeatedly.
 fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let mut rng = fastrand::Rng::with_seed(arguments.seed ^ 2);
-    // How this program was called, up to its part.
+    // The command line of this program up to its subcommand.
     let mut words: Vec<_> = std::env::args_os().take_while(|word| word != "load").collect();
     if words.is_empty() || arguments.out.is_none() {
         return;

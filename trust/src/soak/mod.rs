@@ -1,6 +1,7 @@
-//! The soak: our clients against Valkey and against our server over a network that loses, delays and reorders packets and goes away,
-//! while servers and clients are killed. Every byte is compared, every wait is timed, and what is held at the end is what was held
-//! at the beginning. `lab/run soak` runs it in two guests.
+//! The soak: our clients against Valkey and against our server, over a network that loses, delays
+//! and reorders packets and goes down, while servers and clients are killed. Every byte is
+//! compared, every wait is timed, and the resources held at the end must equal those at the
+//! beginning. `lab/run soak` runs it in two guests.
 
 mod chart;
 mod client;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-/// A fault of what is under test.
+/// A fault of the software under test.
 const FAILED: u8 = 1;
 /// There is no RDMA here.
 const NO_ENVIRONMENT: u8 = 69;
@@ -26,11 +27,12 @@ const NO_ENVIRONMENT: u8 = 69;
 /// The parts of a soak.
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Runs the clients, and judges what they see.
+    /// Run the clients, and judge what they see.
     Load(load::Arguments),
-    /// Runs the servers, kills them from time to time, and judges what the others hold at the end.
+    /// Run the servers, kill some of them from time to time, and judge what the others hold at the
+    /// end.
     Serve(serve::Arguments),
-    /// Draws what was measured.
+    /// Draw the measurements.
     Chart(chart::Arguments),
 }
 
@@ -43,7 +45,7 @@ pub(crate) fn run(command: &Command) -> ExitCode {
     }
 }
 
-/// A verdict in words, and as an exit status.
+/// A verdict as text, and as an exit status.
 fn conclude(who: &str, failures: &[String]) -> ExitCode {
     if failures.is_empty() {
         println!("{who}: passed");
@@ -55,7 +57,7 @@ fn conclude(who: &str, failures: &[String]) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// There is nothing to run it on.
+/// There is no device to run it on.
 fn cannot_run(why: impl std::fmt::Display) -> ExitCode {
     eprintln!("cannot run here: {why}");
     ExitCode::from(NO_ENVIRONMENT)

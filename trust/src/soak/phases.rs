@@ -1,23 +1,24 @@
-//! The phases of a soak, as files by which its two sides wait for each other. They share a directory and, on purpose, no network but the one under test.
+//! The phases of a soak: files by which its two sides wait for each other. The sides share a
+//! directory and, on purpose, no network except the one under test.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// A directory that both sides see.
+/// A directory that both sides can read.
 #[derive(Clone, Debug)]
 pub(super) struct Phases(pub PathBuf);
 
 /// The phases that one side announces to the other, in this order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Phase {
-    /// The servers run.
+    /// The servers are running.
     Ready,
-    /// The clients have connected once and left: whatever is made only once exists.
+    /// The clients have connected once and left: everything that is created only once exists.
     Warm,
-    /// The servers' side knows what it holds without clients.
+    /// The servers' side has recorded what it holds without clients.
     Measured,
-    /// The clients are done and gone.
+    /// The clients have finished and left.
     Ended,
 }
 
@@ -26,27 +27,27 @@ impl Phases {
         self.0.join(format!("{phase:?}").to_lowercase())
     }
 
-    /// Tells the other side.
+    /// Announces a phase to the other side.
     pub(super) fn tell(&self, phase: Phase) -> io::Result<()> {
         std::fs::write(self.file(phase), [])
     }
 
-    /// Returns whether the other side has told.
+    /// Returns whether the other side has announced it.
     pub(super) fn told(&self, phase: Phase) -> bool {
         self.file(phase).exists()
     }
 
-    /// Tells that a server ended by itself. What its clients see of that is no fault of theirs.
+    /// Announces that a server ended on its own. Its clients are not blamed for the effects.
     pub(super) fn tell_end_of(&self, server: &str) -> io::Result<()> {
         std::fs::write(self.0.join(format!("ended.{server}")), [])
     }
 
-    /// Returns whether this server has ended by itself.
+    /// Returns whether this server has ended on its own.
     pub(super) fn has_ended(&self, server: &str) -> bool {
         self.0.join(format!("ended.{server}")).exists()
     }
 
-    /// Waits until the other side has told; not for one that has ended.
+    /// Waits until the other side has announced it. Returns at once if the other side has ended.
     pub(super) fn wait(&self, phase: Phase, limit: Duration) -> io::Result<()> {
         let begun = Instant::now();
         while !self.told(phase) {

@@ -1,4 +1,5 @@
-//! The servers' side: runs them, kills those that are to be killed, and says what the others hold when all clients are gone.
+//! The servers' side: runs the servers, kills those that are to be killed, and reports what the
+//! others hold when all clients have left.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,13 +28,14 @@ pub(crate) struct Arguments {
     /// A server that is killed from time to time.
     #[arg(long)]
     killed_server: Vec<Program>,
-    /// A server that is not judged, by name: others' programs. What it holds is written down, and that it ended by itself is told.
+    /// A server that is not judged, by name: other people's programs. Its resources are logged, and
+    /// if it ends on its own, that is announced.
     #[arg(long)]
     not_ours: Vec<String>,
     /// How long servers are killed and the network gets faults, in seconds.
     #[arg(long, default_value_t = 300)]
     seconds: u64,
-    /// Where all pseudo-random choices begin.
+    /// The seed of all pseudo-random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Seconds between two lines of figures.
@@ -45,7 +47,8 @@ pub(crate) struct Arguments {
     /// The interface whose network gets faults; none without it.
     #[arg(long)]
     interface: Option<String>,
-    /// Where to meet the clients' side, and to write `servers.jsonl` and what servers say.
+    /// The folder shared with the clients' side, for its phases, `servers.jsonl` and the servers'
+    /// output.
     #[arg(long)]
     out: PathBuf,
 }
@@ -66,12 +69,12 @@ impl std::str::FromStr for Program {
     }
 }
 
-/// A server that runs.
+/// A running server.
 struct ServerProcess {
     program: Program,
     child: Child,
     killed: bool,
-    /// Starts since it last lasted.
+    /// Starts since it last ran for a while.
     starts: u32,
     begun: Instant,
     resident_kib: Vec<u64>,
@@ -123,7 +126,8 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
         .chain(arguments.killed_server.iter().map(|program| (program, true)))
         .map(|(program, killed)| ServerProcess::start(program, killed, out))
         .collect::<Result<Vec<_>, _>>()?;
-    // Clients come when every server takes connections, which each shows by a listening identifier of its own.
+    // Clients start when every server accepts connections. Each shows that by a listening
+    // identifier.
     let wanted = servers.len() as u64;
     let listening = || {
         let count = figures::listening();
@@ -134,7 +138,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
     }
     phases.tell(Phase::Ready)?;
     phases.wait(Phase::Warm, Duration::from_secs(120))?;
-    // The first clients have left; what they leave behind is what is there from now on.
+    // The first clients have left. The resources of each server now are its baseline.
     thread::sleep(Duration::from_secs(3));
     let before: Vec<_> = servers.iter().map(|server| (server.holds(), server.objects())).collect();
     phases.tell(Phase::Measured)?;
@@ -162,7 +166,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
     Ok(failures)
 }
 
-/// Kills and starts servers, and writes down what they hold, until the clients are done.
+/// Kills and starts servers, and logs their resources, until the clients are done.
 fn attend(
     arguments: &Arguments,
     phases: &Phases,
@@ -174,7 +178,8 @@ fn attend(
     let mut rng = Rng::with_seed(arguments.seed ^ 4);
     let (begun, mut measured) = (Instant::now(), Instant::now());
     let mut kill_at = Duration::from_secs(rng.u64(15..30));
-    // The clients' side has limits of its own for everything; this one is for the case that it is no more.
+    // The clients' side has limits of its own for everything. This limit is for the case that it is
+    // gone.
     let limit = Duration::from_secs(arguments.seconds + 900);
     while !phases.told(Phase::Ended) {
         if begun.elapsed() > limit {
@@ -222,8 +227,8 @@ fn kill(server: &mut ServerProcess, rng: &mut Rng, log: &Log, out: &Path) -> std
     Ok(())
 }
 
-/// Nobody ends a server but [`kill`]. One that was just started again may not come up at once. That one of others ends by itself is
-/// told, not judged.
+/// Reports servers that ended without [`kill`]. One that was just started again may fail at first.
+/// An end of other people's servers is announced, not judged.
 fn look_after(
     server: &mut ServerProcess,
     arguments: &Arguments,
@@ -249,7 +254,7 @@ fn look_after(
     Ok(())
 }
 
-/// Returns the resources of our server that it must not hold when all clients have left.
+/// Returns the resources that our server must not hold when all clients have left.
 fn judge(server: &ServerProcess, before: Process, objects: &Objects, ours: bool) -> Option<String> {
     let name = &server.program.name;
     let left = || {
@@ -260,7 +265,7 @@ fn judge(server: &ServerProcess, before: Process, objects: &Objects, ours: bool)
     println!("{name}: at the beginning {before:?}, {objects:?}");
     println!("{name}: at the end       {:?}, {:?}", server.holds().unwrap_or_default(), server.objects());
     let left = left.map(|what| format!("left behind by the clients of {name}: {what}"));
-    // A server that is killed begins anew each time.
+    // A killed server starts with a new process each time.
     let grown = if server.killed { None } else { figures::growth(&server.resident_kib) };
     let wrong = left.or_else(|| grown.map(|what| format!("the memory of {name} grows: {what}")))?;
     if ours {

@@ -1,4 +1,5 @@
-//! Tests that the soak finds the faults it is for: bytes that changed, keys that were lost, calls that hang, and resources left behind.
+//! Tests that the soak finds the faults that it is for: changed bytes, lost keys, calls that hang,
+//! and resources that stay.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,17 +17,18 @@ use super::figures::{Clients, Line, Objects, growth, more};
 use super::keys::Command;
 use super::{chart, faults};
 
-/// How a server treats what it has answered with OK.
+/// How a server treats data that it has acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
     Nothing,
     /// A byte of a long value changes.
     Changes,
-    /// A key is gone when the client comes again.
+    /// A key is gone when the client returns.
     Forgets,
-    /// Everything is gone then, as of a server that was killed.
+    /// All keys are gone then, as on a server that was killed.
     Killed,
-    /// Everything is gone in the middle of a session, of which a connection that makes itself anew tells nothing.
+    /// All keys are gone in the middle of a session. A connection that reconnects does not report
+    /// it.
     KilledUnseen,
 }
 
@@ -89,14 +91,15 @@ fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> LoadClien
     LoadClient { name, face, work: Work::Keys, server, server_is_killed, idles: false, seed: 5 }
 }
 
-/// Lets a client work until it has done some sessions or complained; what it complained of.
+/// Lets a client run until it has completed some sessions or reported a failure, and returns the
+/// failure.
 fn complaints(client: LoadClient) -> Vec<String> {
     let (failures, conditional_failures) = all_failures(client);
     assert_eq!(conditional_failures, [""; 0]);
     failures
 }
 
-/// Runs the client; returns its failures, and those that are failures unless the server has ended.
+/// Runs the client. Returns its failures, and those that are excused if the server has ended.
 fn all_failures(client: LoadClient) -> (Vec<String>, Vec<String>) {
     let progress = Arc::new(LoadState::new());
     let number = progress.watch(&client.name);
@@ -145,7 +148,7 @@ fn only_a_server_that_ended_may_lose_everything() {
     }
 }
 
-/// The clients under test, on the fabric inside the process.
+/// The clients under test, on the embedded fabric.
 #[test]
 fn every_kind_of_client_works() {
     let fabric = Fabric::new();

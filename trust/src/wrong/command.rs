@@ -20,22 +20,22 @@ use suite::Verdict;
 use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
 use suite::terminal;
 
-/// Most of the time of a wrong target is spent waiting for what does not come.
+/// How many run at the same time. A wrong target mostly waits for something that does not arrive.
 const AT_ONCE: usize = 24;
 
 /// A target, its role, and a case to judge it.
 pub type Line = (Target, Role, &'static str);
 
-/// Mutates the runner's verdicts: runs each case against targets that are wrong.
+/// Test the suite's verdicts: run each case against wrong targets.
 #[derive(Args, Clone, Debug)]
 pub struct Verdicts {
     /// Only cases whose id matches one of these.
     #[arg(long, value_name = "GLOB", value_delimiter = ',')]
     select: Vec<Pattern>,
-    /// Instead of the table, tell which mistakes fail each case and pass the plainest.
+    /// Instead of the table, list which mistakes fail each case and pass the sanity case.
     #[arg(long)]
     search: bool,
-    /// Instead of the table, tell what the suite says first of each mistake.
+    /// Instead of the table, print the suite's first line for each mistake.
     #[arg(long, conflicts_with_all = ["search", "select"])]
     first: bool,
 }
@@ -45,12 +45,12 @@ pub fn all_cases() -> Vec<(Role, &'static str)> {
     blackbox::cases::<SoftSim>().iter().filter_map(|case| Some((case.role?, case.id))).collect()
 }
 
-/// Judges all of these, several at a time; the results in the same order.
+/// Judges all of these, several at a time. The results have the same order.
 ///
 /// # Errors
 /// One cannot be set up.
 pub fn judge_all(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
-    // What a mistake makes of a thread of the target is told by the case.
+    // The case reports what a mistake does to a thread of the target.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let judged = judge_quietly(lines);
@@ -60,7 +60,7 @@ pub fn judge_all(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
 
 fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
     let cases = blackbox::cases::<SoftSim>();
-    // Such a case looks at the whole process, where others must not be at work meanwhile.
+    // Such a case looks at the whole process, so no other case may run meanwhile.
     let is_alone = |(_, role, id): &Line| {
         cases.iter().any(|case| case.role == Some(*role) && case.id == *id && case.is(Tag::Local))
     };
@@ -102,8 +102,8 @@ fn wanted(options: &Verdicts, case: &str) -> bool {
     options.select.is_empty() || options.select.iter().any(|select| select.matches(case))
 }
 
-/// Returns all trials: each mistake with its case, each unresponsive target with every case, and the right side with the cases of the
-/// mistakes.
+/// Returns all trials: each mistake with its case, each unresponsive target with every case, and
+/// the right side with the cases of the mistakes.
 pub fn lines() -> Vec<Line> {
     let mut right: Vec<Line> = TABLE.iter().map(|(_, role, case)| (Target::Right, *role, *case)).collect();
     right.sort_by_key(|(_, role, case)| (*case, role.name()));
@@ -113,12 +113,12 @@ pub fn lines() -> Vec<Line> {
         Unresponsive::ALL.map(|unresponsive| (Target::Unresponsive(unresponsive), role, case))
     });
     let mut lines: Vec<Line> = mistaken.chain(unresponsive).chain(right).collect();
-    // What takes longest begins first.
+    // The longest begin first.
     lines.sort_by_key(|(_, role, case)| (*case != "keep.vanished", *case, role.name()));
     lines
 }
 
-/// Returns whether a verdict is as it should be for such a target.
+/// Returns whether a verdict is right for this target.
 pub fn is_right(target: Target, verdict: Verdict) -> bool {
     match target {
         Target::Right => verdict.is_pass(),
@@ -150,8 +150,8 @@ fn table(options: &Verdicts) -> Result<ExitCode, String> {
     Ok(ExitCode::from(code))
 }
 
-/// Returns each mistake of each side with the first case that fails by it, as far as that is known: the sanity case, or the first of
-/// those of the table.
+/// Returns each mistake of each side with the first case that it fails, where known: the sanity
+/// case, or the first of those in the table.
 ///
 /// # Errors
 /// One cannot be set up.

@@ -1,5 +1,6 @@
-//! Wrong implementations, to see whether the suite notices: those of [`intercept::mistakes`], which make one mistake each, and
-//! some that do not respond. [`table::TABLE`] says for each mistake which case has to notice; [`judge`] runs that case.
+//! Wrong implementations, which the suite must notice: those of [`intercept::mistakes`], which make
+//! one mistake each, and some that do not respond. [`table::TABLE`] has for each mistake the case
+//! that must notice it; [`judge`] runs that case.
 
 pub mod command;
 pub mod table;
@@ -28,11 +29,13 @@ use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
 pub use unresponsive::Unresponsive;
 
-/// How long a right implementation may take for anything, and any to be connected: more than a busy machine needs.
+/// How long a right implementation may take for anything, and any to be connected: more than a busy
+/// machine needs.
 const MUCH_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
+/// How long a wrong implementation may take for anything: less than our side takes to give up for
+/// another reason.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// How long an unresponsive one may take: it does nothing, however long the suite waits.
+/// How long an unresponsive target may take. It does nothing, however long the suite waits.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
 
 /// The target of a case.

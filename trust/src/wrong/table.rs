@@ -1,4 +1,4 @@
-//! Which case has to notice which mistake.
+//! The case that must notice each mistake.
 
 use conformance::requirements::Role::{self, Client, Server};
 use intercept::mistakes::Mistake::{self, *};
@@ -249,7 +249,8 @@ pub const TABLE: &[(Mistake, Role, &str)] = &[
     (SelectUnchecked, Client, "feat.other-select"),
 ];
 
-/// Cases that no mistake of a side on the embedded fabric can fail, each with the reason. What does nothing fails them, too.
+/// Cases that no mistake of a side on the embedded fabric can fail, each with the reason.
+/// Unresponsive targets fail them as well.
 pub const NO_MISTAKE: &[(Role, &str, &str)] = &[
     (
         Server,

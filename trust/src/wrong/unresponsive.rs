@@ -13,30 +13,30 @@ use conformance::client::Failure;
 use conformance::tester::{Incoming, Listener, Peer, Shape};
 use suite::resources::ProcessResources;
 
-/// How a target has ceased to do anything.
+/// How a target does not respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unresponsive {
     /// It accepts or connects, and then does nothing.
     Hung,
-    /// It registers windows and takes bytes, and never says anything.
+    /// It registers windows and receives data, and never sends.
     Silent,
     /// Its process was ended by a signal at once.
     Crashed,
 }
 
 impl Unresponsive {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Hung, Self::Silent, Self::Crashed];
 }
 
-/// How often an unresponsive target looks whether it is over.
+/// How often an unresponsive target checks whether to end.
 const TURN: Duration = Duration::from_millis(10);
 
 fn shape() -> Shape {
     Shape { patience: Duration::from_secs(2), ..Shape::small() }
 }
 
-/// Handles what has come as a silent side does. Returns false when the connection is over.
+/// Handles an event as a silent side does. Returns false when the connection has ended.
 fn take<B: Descriptors>(peer: &mut Peer<B>) -> Result<bool, Failure> {
     while let Some(incoming) = peer.receive_within(Duration::ZERO)? {
         match incoming {
@@ -69,7 +69,7 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It has nothing to tell.
+            // It has nothing to report.
             let _ended = thread.join();
         }
     }

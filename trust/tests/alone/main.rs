@@ -1,5 +1,5 @@
-//! Trials that look at the whole process, its descriptors and its use of the processor: each in a process of its own. Nearly all of
-//! their time is spent waiting, so they wait side by side.
+//! Trials that look at the whole process, its descriptors and its processor time. Each has a
+//! process of its own. Most of their time is spent waiting, so they run at the same time.
 
 mod own;
 mod semantics;
@@ -12,14 +12,15 @@ use conformance::blackbox;
 use rdma_softsim::SoftSim;
 use suite::Tag;
 
-/// Runs the program once with each of these arguments, all at the same time, and returns what they printed. Each must end well.
+/// Runs the program once with each of these arguments, all at the same time, and returns their
+/// output. Each must succeed.
 fn programs(all: &[Vec<&str>]) -> Vec<String> {
     let started = all.iter().map(|arguments| {
         let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust"));
         program.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     });
     let started: Vec<_> = started.collect();
-    // None waits for room in its pipe while another is awaited.
+    // No child waits for room in its pipe while another is awaited.
     let reading = started.into_iter().map(|child| std::thread::spawn(|| child.wait_with_output().unwrap()));
     let ended: Vec<_> = reading.collect();
     let outputs = all.iter().zip(ended).map(|(arguments, ended)| {
@@ -33,8 +34,10 @@ fn programs(all: &[Vec<&str>]) -> Vec<String> {
     ended_well.into_iter().map(|(_, told)| told).collect()
 }
 
-/// The cases of the suite, as `--select` takes them, in two rounds: first, in one process, those that mind no other beside them; then, in
-/// one each, those that look at their process, which are timed more narrowly and want a processor that is not busy with the first.
+/// The cases of the suite, as `--select` takes them, in two rounds. The first runs the cases that
+/// no other case disturbs, in one process. The second runs those that look at their process, in a
+/// process each: they have narrower time limits, and need a processor that the first round does not
+/// use.
 fn rounds() -> [Vec<String>; 2] {
     let (looking, together): (Vec<_>, Vec<_>) =
         blackbox::cases::<SoftSim>().into_iter().partition(|case| case.is(Tag::Local));

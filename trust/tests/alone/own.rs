@@ -1,4 +1,4 @@
-//! Our own side under the suite, by what it says of it, on the embedded fabric.
+//! Our own side under the suite, judged by the errors that it reports, on the embedded fabric.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -33,7 +33,7 @@ fn our_server_and_client() {
     assert_eq!(passed.sum::<usize>(), cases.len(), "{told:#?}");
 }
 
-/// VR-CLOSE-002: our client reads what came right before the disconnect, and then the end.
+/// VR-CLOSE-002: our client reads data that arrived right before the disconnect, and then the end.
 #[test]
 fn last_words_are_read() {
     let fabric = Fabric::new();
@@ -68,7 +68,7 @@ fn rows_are_about_cases_that_exist() {
     }
 }
 
-/// Every row of the suite that this one replaced has its place.
+/// Every row of the suite that this one replaced has a counterpart.
 #[test]
 fn nothing_of_the_hostile_suite_was_lost() {
     let cases = own::suite_cases::<SoftSim>();
@@ -95,7 +95,7 @@ fn nothing_of_the_hostile_suite_was_lost() {
     }
 }
 
-/// What is piped fits 120 columns, tables too: whoever reads it later has no terminal to ask.
+/// Output to a pipe fits 120 columns, tables as well: its reader may have no terminal.
 #[test]
 fn what_is_piped_is_not_wide() {
     for arguments in [

@@ -1,4 +1,4 @@
-//! The verbs semantics suite on the embedded fabric: what the simulator claims of RDMA is what the suite says.
+//! The suite of verbs semantics on the embedded fabric: the simulator keeps the rules of RDMA.
 
 use crate::programs;
 

@@ -1,5 +1,6 @@
-//! Is the suite blind? Every wrong implementation fails the case that is about its mistake, the right one passes it, every case is
-//! failed by some mistake, and none passes what does nothing. `valkey-rdma-trust verdicts` prints the table.
+//! Does the suite notice mistakes? Every wrong implementation fails the case about its mistake, the
+//! right one passes that case, some mistake fails every case, and an unresponsive target passes
+//! none. `valkey-rdma-trust verdicts` prints the table.
 
 use std::time::Duration;
 
@@ -36,7 +37,8 @@ fn every_case_is_failed_by_a_mistake() {
     assert!(missing.is_empty(), "{} without a mistake: {missing:?}", missing.len());
 }
 
-/// Windows of three lengths, each of which once had the suite accuse a right side; `valkey-rdma-trust right --windows all` takes more.
+/// Windows of three lengths for which the suite once failed a right side. `valkey-rdma-trust right
+/// --windows all` tries more.
 #[test]
 fn windows_of_any_length_are_right() {
     let ours = ["right", "--who", "ours", "--windows", "17,1000,1000000", "--select"];
@@ -52,7 +54,8 @@ fn windows_of_any_length_are_right() {
     assert!(tried.sum::<usize>() > 500);
 }
 
-/// What a right side may do otherwise than ours, in the cases that once took it for wrong, on devices of every kind and with latency.
+/// What a right side may do in other ways than ours, in the cases that once failed it, on devices
+/// of every kind and with latency.
 #[test]
 fn what_is_allowed_is_right() {
     const ACCUSED: &[(Who, Role, &str)] = &[
@@ -89,7 +92,8 @@ fn what_is_allowed_is_right() {
     assert!(told.is_empty(), "{}:\n{}", told.len(), told.join("\n"));
 }
 
-/// What somebody sees first of a mistake names it, or its cause, nine times of ten: `docs/mistakes.md` has the words.
+/// The first line that the suite prints names the mistake, or its cause, for nine of ten mistakes.
+/// `docs/mistakes.md` lists the lines.
 #[test]
 fn first_lines_name_the_mistake() {
     let page = include_str!("../../../docs/mistakes.md");
@@ -103,7 +107,8 @@ fn first_lines_name_the_mistake() {
     for mistake in Mistake::value_variants().iter().filter_map(Mistake::to_possible_value) {
         assert!(rows.iter().any(|row| row[0] == mistake.get_name()), "{} is not there", mistake.get_name());
     }
-    // A machine that stands still may have the suite say something else of a target. It does not stand still each time.
+    // On a machine that stands still, the suite may report something else. It does not stand still
+    // each time.
     let mut wrong = Vec::new();
     for _ in 0..3 {
         wrong = told_otherwise(&rows);
@@ -114,10 +119,10 @@ fn first_lines_name_the_mistake() {
     panic!("{}", wrong.join("\n"));
 }
 
-/// Returns the rows whose words are not what the suite says now.
+/// Returns the rows whose text differs from the suite's present output.
 fn told_otherwise(rows: &[Vec<&str>]) -> Vec<String> {
     let told = programs(&[vec!["verdicts", "--first"]]).concat();
-    // Behind the line that the call of the program is.
+    // The line after the program's command line.
     let mut blocks: Vec<String> = Vec::new();
     for line in told.lines().skip(1) {
         match blocks.last_mut() {

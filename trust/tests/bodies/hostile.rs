@@ -1,10 +1,11 @@
 //! A peer that does anything, against a client or a server of ours.
 //!
-//! The peer is raw verbs, and its program is the input. It sends messages and nonsense, writes where it may and where it may
-//! not, announces what it did not write, takes its memory and its receives away, and leaves when it likes. What must
-//! hold: no panic; our side keeps every rule, whatever the peer does to it (the simulator's oracles); an error says the same
-//! from then on and never that the machine is confused; nobody spins; all comes to an end and leaves nothing behind; and another
-//! client of the same server gets every byte.
+//! The peer uses raw verbs, and its program is the fuzzer's input. It sends valid and invalid
+//! messages, writes inside and outside its windows, announces bytes that it did not write, takes
+//! its memory and its receives away, and leaves at any time. The test checks: no panic; our side
+//! keeps every rule (the simulator's oracles); an error stays the same, and is never an internal
+//! one; no program spins; everything ends and leaves nothing behind; and another client of the same
+//! server gets every byte.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -27,9 +28,9 @@ pub(crate) const HOSTILE: u8 = 1;
 const BYSTANDER: u8 = 2;
 const PORT: u16 = 6379;
 const USAGE: Usage = Usage { edges: false, abandons: false, limits: rdma_conn::Limits::NONE };
-/// Turns without an event of the fabric in between after which a program spins.
+/// After so many turns without an event of the fabric, a program spins.
 const MOST_TURNS: u32 = 100;
-/// Events after the peer has gone quiet after which nothing comes to an end.
+/// So many events after the peer has fallen silent, everything should have ended.
 const MOST_EVENTS: u32 = 100_000;
 
 fn address(host: u8) -> IpAddr {
@@ -57,7 +58,7 @@ struct World {
     peer: Peer,
     /// The client of the same server that does nothing wrong, and its server's side.
     bystander: Option<(Workloads, EventLoop, Option<EventLoop>)>,
-    /// Bytes our application has written and read.
+    /// Bytes that our application has written and read.
     wrote: u64,
     read: u64,
     pair: Option<u32>,
@@ -106,7 +107,7 @@ impl World {
         let mut options = options(script, Options::default());
         let accompanied = serves && script.flag();
         if accompanied {
-            // A bystander that takes its time does nothing wrong.
+            // A slow bystander does nothing wrong.
             options.protocol.keepalive = Some(Keepalive::NONE);
             options.protocol.stall_limit = None;
         }
@@ -135,7 +136,7 @@ impl World {
             2 | 3 => self.consume(script.byte().into()),
             4 => {
                 let linger = Duration::from_millis(script.byte().into());
-                // Rare, for little comes after it.
+                // Rare, because little follows it.
                 if let (0..32, Some((endpoint, id))) = (script.byte(), self.open()) {
                     endpoint.close(id, linger).expect("it is there");
                 }
@@ -153,7 +154,7 @@ impl World {
         }
     }
 
-    /// Our connection, once bytes can flow.
+    /// Returns our connection, once data can flow.
     fn open(&mut self) -> Option<(&mut Endpoint<SoftSim>, ConnectionId)> {
         let (endpoint, id) = self.victim.as_mut()?;
         endpoint.is_open(*id).then_some((endpoint, *id))
@@ -176,7 +177,7 @@ impl World {
         }
     }
 
-    /// Lets time pass, as it passes for event loops.
+    /// Advances time, as event loops see it.
     fn advance(&mut self, by: Duration) {
         let until = self.sim.now().after(by);
         while let Some(next) = self.next().filter(|next| *next <= until) {
@@ -186,7 +187,7 @@ impl World {
         self.sim.advance(until);
     }
 
-    /// When somebody wants to run, or something happens.
+    /// Returns when a program wants to run, or an event is due.
     fn next(&self) -> Option<Instant> {
         let victim = self.victim.as_ref().and_then(|(endpoint, _)| endpoint.next_timeout());
         let event_loops =
@@ -195,7 +196,7 @@ impl World {
         victim.into_iter().chain(event_loops).chain(self.sim.deadline()).min()
     }
 
-    /// Everybody whose descriptor or timer says so has a turn, until nobody's does.
+    /// Gives every program with a ready descriptor or timer a turn, until none is ready.
     fn settle(&mut self) {
         let mut turns = 0;
         while self.turn() {
@@ -234,7 +235,7 @@ impl World {
         woken
     }
 
-    /// The event loop of our side.
+    /// Runs the event loop of our side.
     fn drive(&mut self) -> bool {
         let now = self.sim.now();
         let wanted = self.victim.as_ref().is_some_and(|(endpoint, _)| {
@@ -250,7 +251,8 @@ impl World {
         let Some((endpoint, id)) = &mut self.victim else { return };
         endpoint.progress().expect("nothing befell the endpoint");
         while endpoint.next_event().is_some() {}
-        // A dial that has not come about has no queue pair that anybody knows of.
+        // A connection that was not established has no queue pair number that the program could
+        // know.
         if self.acceptor.is_some() || endpoint.is_open(*id) {
             self.pair = endpoint.connection(*id).map(Connection::queue_pair_number).or(self.pair);
         }
@@ -261,7 +263,7 @@ impl World {
         let now = now.map(|error| error.to_string());
         if let Some(before) = self.failed.take() {
             let now = now.as_ref().expect("an error is for good");
-            // What a flush hides may still come to light.
+            // A flush may hide a cause that shows later.
             assert!(before == *now || before.contains("WR_FLUSH_ERR"), "{before}, then {now}");
         }
         self.failed = now;
@@ -302,7 +304,7 @@ impl World {
         }
     }
 
-    /// Our application has had enough. Whatever the peer did and does, that is the end in bounded time.
+    /// Our application ends the connection. Whatever the peer does, it ends in bounded time.
     fn finish(&mut self) {
         let mut events = 0;
         loop {
@@ -333,7 +335,7 @@ impl World {
     }
 
     fn is_over(&self) -> bool {
-        // None: a peer that never asked to connect.
+        // `None`: a peer that never asked to connect.
         let victim = self.victim.as_ref().is_none_or(|(endpoint, id)| match endpoint.connection(*id) {
             Some(connection) => matches!(connection.state(), State::Closed | State::Failed(_)),
             None => endpoint.check(*id).is_err(),
@@ -361,7 +363,7 @@ impl World {
     }
 }
 
-/// A peer is never the proof that we are wrong.
+/// A peer never proves that our side is wrong.
 fn assert_reasonable(error: &Error) {
     let ours = matches!(error, Error::Protocol(rdma_proto::Error::Bug(_) | rdma_proto::Error::ApiMisuse(_)));
     assert!(!ours, "{error}");

@@ -1,4 +1,4 @@
-//! The peer of `hostile`: a raw peer, and a script that is drawn at random.
+//! The peer of `hostile`: a raw peer, and a script drawn at random.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,9 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(4);
 pub(crate) struct Peer {
     stage: Stage,
     params: ConnectParams,
-    /// How it answers who wants to connect: accepts, refuses, or lets them wait.
+    /// How it answers a connection request: it accepts, refuses, or lets it wait.
     welcome: u8,
-    /// Receives it posts before it connects.
+    /// Receives that it posts before it connects.
     receives: usize,
 }
 
@@ -33,7 +33,7 @@ enum Stage {
 
 struct Connected {
     session: Session<SoftSim>,
-    /// The victim's windows: the last one, and how far it is filled.
+    /// The victim's last window, and how far it is filled.
     target: Option<Window>,
     used: u32,
 }
@@ -59,7 +59,7 @@ impl Peer {
         Self { stage: Stage::Connecting(connecting), params, welcome, receives }
     }
 
-    /// Connects, as far as it wants to. Whatever fails is its end.
+    /// Connects as far as its script goes. A failure ends it.
     pub(crate) fn run(&mut self) {
         let stage = std::mem::replace(&mut self.stage, Stage::Gone);
         self.stage = match stage {
@@ -83,19 +83,19 @@ impl Peer {
             _ => {}
         }
         let mut session = candidate.session(SHAPE).ok()?;
-        // Without a queue pair, nothing can be received; it goes on as far as that goes.
+        // Without a queue pair it cannot receive. It continues as far as possible.
         let _gone = session.create_queue_pair();
         let _refused = session.take(Step::Receive(self.receives));
         if asked { session.accept(&self.params, &[]) } else { session.connect(&self.params, &[]) }.ok()?;
         Some(Stage::Connected(Box::new(Connected { session, target: None, used: 0 })))
     }
 
-    /// One step of its program.
+    /// Takes one step of its program.
     pub(crate) fn step(&mut self, step: u8, script: &mut Script<'_>) {
         if let Stage::Connected(connected) = &mut self.stage
             && let Some(step) = connected.draw(step, script)
         {
-            // What the device refuses was worth a try.
+            // A request that the device refuses is part of the trial.
             let _refused = connected.session.take(step);
         }
         if step == 15 && script.byte() < 16 {
@@ -109,7 +109,7 @@ impl Peer {
 }
 
 impl Connected {
-    /// Takes what came. It always looks, and need not act on what it sees.
+    /// Takes what arrived. It always looks, and need not act on it.
     fn look(&mut self) {
         while let Ok(Some(incoming)) = self.session.poll() {
             match incoming {
@@ -127,7 +127,7 @@ impl Connected {
     fn draw(&mut self, step: u8, script: &mut Script<'_>) -> Option<Step> {
         Some(match step {
             8 => Step::Post(SendOp::Send, self.message(script)?),
-            // As it should be: what follows what was written, and its length.
+            // Correct: an immediate that follows its data and has its length.
             9 | 10 => {
                 let target = self.target?;
                 let count = u32::from(script.byte()).min(target.length - self.used);
@@ -140,7 +140,7 @@ impl Connected {
                 self.used += count;
                 Step::Post(op, vec![0; count as usize])
             }
-            // As it should not be.
+            // Incorrect.
             11 => {
                 let target = self.target?;
                 let address = target.address.wrapping_add(u64::from(script.byte()) * 4);
@@ -153,7 +153,7 @@ impl Connected {
                     _ => SendOp::WriteImmediate(at, Immediate(immediate)),
                 };
                 let count = usize::from(script.byte());
-                // A READ of no bytes is not checked by any device, and reads nothing.
+                // No device checks a READ of no bytes, and it reads nothing.
                 let least = usize::from(matches!(op, SendOp::Read(_)));
                 Step::Post(op, vec![0; count.max(least)])
             }

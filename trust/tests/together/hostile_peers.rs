@@ -1,4 +1,4 @@
-//! The fuzz target `hostile` as an ordinary test; see `rdma-proto/tests/fuzz_bodies.rs` for the others.
+//! The fuzz target `hostile` as a test. `rdma-proto/tests/fuzz_bodies.rs` has the others.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Trials that mind no other in the same process.
+//! Trials that other tests in the same process do not disturb.
 
 // The bodies are those of the fuzz target.
 #[path = "../bodies/hostile.rs"]

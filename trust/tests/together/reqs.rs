@@ -1,4 +1,4 @@
-//! The requirements held against the workspace, their pages, and the text.
+//! The requirements compared with the workspace, their pages, and the text.
 
 use std::path::Path;
 
@@ -29,7 +29,8 @@ fn every_requirement_stands_beside_code() {
     assert_none(&unnamed);
 }
 
-/// So is every requirement of the snapshot protocol, and a case of the suite is about it, or it says why none can be.
+/// Every requirement of the snapshot protocol is named where the code meets it. A case of its suite
+/// is about it, or the requirement says why none can be.
 #[test]
 fn every_requirement_of_snapshots_is_shown() {
     let coverage = Coverage::of_snapshots(&workspace().unwrap()).unwrap();
@@ -49,7 +50,7 @@ fn a_must_that_nothing_shows_is_a_problem() {
     let _from_an_earlier_run = std::fs::remove_dir_all(&root);
     std::fs::create_dir_all(root.join("spec")).unwrap();
     std::os::unix::fs::symlink(workspace().unwrap().join("spec/vectors"), root.join("spec/vectors")).unwrap();
-    // In two parts, for this is no mention.
+    // In two parts, because this is no mention.
     let id = format!("VR-{}-901", "CTRL");
     let real = read(&workspace().unwrap().join("spec/requirements.toml"));
     let problems = |level: &str, more: &str, code: &str| -> Vec<String> {
@@ -75,7 +76,7 @@ fn a_must_that_nothing_shows_is_a_problem() {
     );
 }
 
-/// Requirements about messages or the machine are shown to other implementations, too.
+/// Requirements about messages or the machine are also shown to other implementations.
 #[test]
 fn every_must_about_messages_or_the_machine_has_a_vector() {
     let no_vector_can_show = [
@@ -96,7 +97,7 @@ fn every_must_about_messages_or_the_machine_has_a_vector() {
     assert_eq!(without, no_vector_can_show.map(|(id, _)| id));
 }
 
-/// The wire contract asks for nothing that only a peer which does wrong makes necessary.
+/// The wire requirements ask for nothing that only a faulty peer makes necessary.
 #[test]
 fn the_wire_contract_has_no_hardening_in_it() {
     let both = |one: &&Requirement| one.profile == Profile::Wire && one.origin == Origin::Hardening;
@@ -104,7 +105,8 @@ fn the_wire_contract_has_no_hardening_in_it() {
     assert_none(&wrong);
 }
 
-/// Normative text names no products: what programs do is in `differs`, in notes and in spec/deployed.md.
+/// Normative text names no products: their behavior belongs in `differs`, in notes and in
+/// spec/deployed.md.
 #[test]
 fn rules_name_no_products() {
     let names = |text: &str| {

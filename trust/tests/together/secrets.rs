@@ -1,5 +1,5 @@
-//! A password is never printed: not by `Debug` of anything public that has one, not by an error on its way, and not in a log. Programs
-//! are asked in tests of their own packages.
+//! A password is never printed: not by `Debug` of a public type that contains one, not by an error,
+//! and not in a log. Tests in the packages of programs check their output.
 //!
 //! A type that gets a password is added here.
 
@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::user_errors::{SERVER, hosts};
 
-/// Nothing else contains it.
+/// No other value contains it.
 const PASSWORD: &str = "hunter2";
 
 #[track_caller]
@@ -35,7 +35,7 @@ fn debug(what: &str, value: &impl Debug) {
     hidden(what, &format!("{value:#?}"));
 }
 
-/// An error, and all that it was caused by.
+/// Returns an error and all of its causes.
 #[track_caller]
 fn error(what: &str, error: &(impl std::error::Error + 'static)) {
     let mut next: Option<&dyn std::error::Error> = Some(error);
@@ -71,10 +71,10 @@ fn logged() -> MutexGuard<'static, Vec<u8>> {
     LOGGED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to keep what is logged.
+/// Starts to record the log.
 fn log() {
     let logging = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(|| Log);
-    // Another test of this process may have been first.
+    // Another test of this process may have done it.
     let _kept = logging.try_init();
 }
 
@@ -82,7 +82,8 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-/// A server that answers everything so. It serves for as long as the test's process lives.
+/// A server that gives the same answer to everything. It serves as long as the test's process
+/// lives.
 fn answers(host: &SoftSim, reply: &'static [u8]) {
     let listener = Listener::bind(host, SERVER).expect("a free port");
     std::thread::spawn(move || {

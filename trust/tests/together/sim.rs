@@ -1,4 +1,5 @@
-//! A share of the simulator that every test run can afford; `cargo run --release -p trust -- sim` does the rest.
+//! A share of the simulator that every test run can afford. `cargo run --release -p trust -- sim`
+//! runs the rest.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ fn seeds(seeds: std::ops::Range<u64>) -> Options {
     }
 }
 
-/// Nothing is broken, and nothing is left out: every class of failure is brought about, and somebody has to deal with it.
+/// No rule is broken, and no class of failure is left out: each occurs, and a program handles it.
 #[test]
 fn seeds_of_every_personality_break_no_rule_and_meet_every_class_of_failure() {
     let summary = search(&seeds(0..600), || {});
@@ -55,7 +56,7 @@ fn a_share_of_the_hosts_has_endpoints_and_a_share_of_the_rogues_is_never_ready()
     assert!(count(|scenario| deviates(scenario, Deviation::Trespass)) > 3);
 }
 
-/// Their victims' devices execute what they write into windows that were.
+/// Their victims' devices execute what they write into earlier windows.
 #[test]
 fn trespassers_come_back_to_windows_that_were() {
     let trespasses = |scenario: &Scenario| {
@@ -103,7 +104,8 @@ fn a_seed_is_one_run() {
     assert_ne!(hash(1), hash(2));
 }
 
-/// Starts programs as long as `body` runs: between fork and exec each holds all descriptors of this process.
+/// Starts programs while `body` runs: between fork and exec each holds all descriptors of this
+/// process.
 fn beside_forks<T>(body: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -131,22 +133,23 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A run follows from its seed, whatever other threads of the process do: here they fork. A descriptor that was closed and not taken out of
-/// an epoll instance before would be reported for as long as a child holds it.
+/// A run follows from its seed, whatever other threads of the process do: here they fork. A
+/// descriptor that was closed without being removed from an epoll instance would be reported as
+/// long as a child holds it.
 #[test]
 fn a_seed_is_one_run_beside_forks() {
     beside_forks(|| (0..5).for_each(|_| a_seed_is_one_run()));
 }
 
-/// As above, for as long as it takes to see what happens once in a thousand times.
+/// As above, long enough to see an event that happens once in a thousand runs.
 #[test]
 #[ignore = "takes a quarter of an hour"]
 fn a_seed_is_one_run_a_thousand_times_beside_forks() {
     beside_forks(|| (0..1000).for_each(|_| a_seed_is_one_run()));
 }
 
-/// In a share of the runs somebody else holds all descriptors, in another one programs begin before their connections are established, and
-/// in a third one devices do not say whose requests they flushed.
+/// In some runs another process holds all descriptors. In some, programs begin before their
+/// connections are established. In some, devices do not report whose requests they flushed.
 #[test]
 fn processes_of_every_kind_are_drawn() {
     let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, DeviceKind::Ibta)).collect();
@@ -156,25 +159,29 @@ fn processes_of_every_kind_are_drawn() {
     assert!(count(|scenario| scenario.eager && scenario.endpoints.server.is_none()) > 80);
 }
 
-/// Seeds that found something once. What they are about changes when scenarios are drawn differently; then they are only
-/// seeds like any other.
+/// Seeds that once found a defect. When scenarios are drawn differently, they become seeds like any
+/// other.
 #[test]
 fn seeds_that_found_something_find_nothing_any_more() {
     let found = [
-        // A dial armed its completion queue, took the event that this had raised off the channel, and slept for ever.
+        // A dial armed its completion queue, took the event that this had raised, and slept
+        // forever.
         (836, DeviceKind::Ibta),
         // A reply and the end that followed at once: connecting failed and the reply was lost.
         (19, DeviceKind::Ibta),
-        // Credits used up towards a peer whose queue pair had failed: no keepalive could leave to find out.
+        // All credits were used on a peer whose queue pair had failed: no keepalive could leave to
+        // find out.
         (1851, DeviceKind::Rxe),
-        // Something came while a program took what waited: softsim's descriptor stayed readable for ever, and an endpoint spun.
+        // Data came while a program took what waited: softsim's descriptor stayed readable, and an
+        // endpoint spun.
         (741, DeviceKind::HostileButLegal),
         (1633, DeviceKind::HostileButLegal),
-        // Questions in a window of one byte, and receives that only just suffice.
+        // Questions in a window of one byte, and receives that are just enough.
         (62, DeviceKind::Rxe),
-        // A rogue that slept until its victim had given up was held to have done what it was made for.
+        // A rogue that slept until its victim had given up counted as having done its deviation.
         (631_408, DeviceKind::Ibta),
-        // Memory of a receive was gone where none was posted: an end that made no noise, and an outage swallowed the rest.
+        // The memory of a receive was gone where none was posted: an end without a message, and an
+        // outage swallowed the rest.
         (655_528, DeviceKind::HostileButLegal),
     ];
     for (seed, device_kind) in found {
@@ -183,13 +190,15 @@ fn seeds_that_found_something_find_nothing_any_more() {
     }
 }
 
-/// No protocol survives the silent loss of both sides' completion queues, so no scenario has both. Written down as a plan,
-/// the mix shows that a run which never ends is noticed, and what is left of a plan when it is made smaller.
+/// No protocol survives the silent loss of both sides' completion queues, so no scenario has both.
+/// As a given plan, this mix shows that a run which never ends is noticed, and what remains of a
+/// plan when it is shrunk.
 #[test]
 fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
     let lost = |host| Injection { when: When::Pass(Site::Report, 40), host, fault: Fault::QueueLost };
     let noise = |fault| Injection { when: When::Event(30), host: 0, fault };
-    // Nothing that breaks a rule of the simulator's own is known, so the rule is the test's: not both sides may lose their queues.
+    // No run is known that breaks one of the simulator's own rules. So the rule is the test's: both
+    // sides must not lose their queues.
     let breaks = |scenario: &Scenario| {
         let page = timeline::render(&attempt(scenario, true).trace, usize::MAX);
         page.matches("*** FAULT: QueueLost").count() == 2
@@ -208,7 +217,7 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
             ];
             Scenario { plan, ..scenario }
         })
-        // In some the noise alone makes the last report come that a queue is lost at.
+        // In some runs the noise alone triggers the last report at which a queue is lost.
         .find(|scenario| {
             let quiet = Scenario { plan: vec![lost(0), lost(1)], ..scenario.clone() };
             breaks(scenario) && breaks(&quiet)
@@ -224,7 +233,7 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
     assert!(page.contains("RegisterXferMemory"), "{page}");
 }
 
-/// A search that would run nothing finds nothing, which must not be taken for a result.
+/// A search that runs nothing finds nothing. That must not count as a result.
 #[test]
 fn a_search_of_nothing_is_refused() {
     for nothing in [["--seeds", "5..5"], ["--seeds", "6..5"], ["--jobs", "0"]] {

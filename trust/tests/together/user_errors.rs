@@ -14,7 +14,8 @@ pub(crate) const SERVER: SocketAddr =
     SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
 const LONG: Duration = Duration::from_secs(60);
 
-/// The error says all of this, and becomes an [`io::Error`] of this kind that says the same.
+/// The error contains all of these texts, and becomes an [`io::Error`] of this kind with the same
+/// text.
 #[track_caller]
 fn says(error: &Error, kind: io::ErrorKind, parts: &[&str]) {
     let text = error.to_string();
@@ -30,24 +31,24 @@ fn failure(client: &SoftSim, host: &str) -> Error {
     Stream::connect_with(client, host, &Connect::default().timeout(LONG)).expect_err("this cannot work")
 }
 
-/// Where a time-out is what is to come.
+/// Where a time-out is expected.
 fn soon(client: &SoftSim, host: &str) -> Error {
     let impatient = Connect::default().timeout(Duration::from_millis(300));
     Stream::connect_with(client, host, &impatient).expect_err("this cannot work")
 }
 
-/// A fabric with our two hosts.
+/// A fabric with two hosts of ours.
 pub(crate) fn hosts() -> (Fabric, SoftSim, SoftSim) {
     let fabric = Fabric::new();
     let (server, client) = (fabric.host(&[SERVER.ip()]), fabric.host(&[CLIENT]));
     (fabric, server, client)
 }
 
-/// On a machine without RDMA; where there is a device, there is nothing to see.
+/// On a machine without RDMA. With a device there is nothing to see.
 #[test]
 fn no_device() {
     let error = match Verbs::load() {
-        // No libraries: the message is that of the loader.
+        // Without the libraries, the message is the loader's.
         Err(error) => {
             let text = error.to_string();
             println!("{text}");
@@ -121,7 +122,8 @@ fn address_in_use() {
     says(&error, io::ErrorKind::AddrNotAvailable, &["listening: 192.0.2.1:6379 is in use"]);
 }
 
-/// The client is told what it lacks, and the server why it turned somebody away; the one turned away learns that it was.
+/// The client learns what it lacks, the server why it turned a client away, and that client that it
+/// was turned away.
 #[test]
 fn locked_memory_too_small() {
     let fabric = Fabric::new();

@@ -52,15 +52,14 @@ pub struct ServerRun {
 /// A client under test.
 #[derive(Args, Clone, Debug)]
 pub struct ClientRun {
-    /// Shell command that has it connect to {host} and {port} and do what it does; started for each
-    /// case. See docs/adopt.md for what it should do.
+    /// Shell command that starts the client, which connects to {host} and {port}. It runs once for
+    /// each case. docs/adopt.md says what the client should do.
     #[arg(long, requires = "listen", conflicts_with = "wait")]
     pub(super) exec: Option<String>,
-    /// Connections that the command makes before the one that counts; they are served as they
-    /// should be.
+    /// Connections that the command makes before the one that counts. They are served correctly.
     #[arg(long, default_value_t = 0, requires = "exec")]
     pub(super) first: u32,
-    /// Somebody else has it connect, again and again.
+    /// Wait for a client that you start yourself and that reconnects.
     #[arg(long, requires = "listen")]
     pub(super) wait: bool,
     #[command(flatten)]

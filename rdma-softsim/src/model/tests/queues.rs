@@ -193,7 +193,7 @@ fn overrun_loses_the_queue_and_its_queue_pairs() {
     let lost = Error::Overrun { depth: 4 };
     assert_eq!(w.model.poll(w.a.queue, &mut [Completion::EMPTY]), Err(lost));
     assert_eq!(w.model.arm(w.a.queue), Err(lost));
-    assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, queue_pair::State::Error);
+    assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, queue_pair::QueuePairState::Error);
     // The peer notices only by its own requests.
     w.b.post(&mut w.model, 9, SendOp::Write(w.a.remote(0)), 4).unwrap();
     w.pass(Duration::from_secs(1));
