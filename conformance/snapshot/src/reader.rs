@@ -223,7 +223,9 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
                 for _ in 0..4 {
                     match publisher.talk.listen(LEASE)? {
                         Heard::Frame(frame) if frame.kind == kind::PROGRESS => {}
-                        other => return Err(Failure::wrong(format!("while a lease passed, it said {other}"))),
+                        other => {
+                            return Err(Failure::wrong(format!("while a lease passed, it said {other}")));
+                        }
                     }
                     publisher.talk.send(&Frame::new(kind::ALIVE, &[]))?;
                 }
