@@ -173,6 +173,7 @@ struct Causes<'a> {
 /// Failures of one cause: the first lines of one, and the cases.
 struct CauseGroup<'a> {
     first: Cell<'a>,
+    expected: Option<&'a str>,
     cases: Vec<(String, &'a str)>,
 }
 
@@ -184,6 +185,7 @@ impl<'a> Causes<'a> {
             .into_iter()
             .map(|group| CauseGroup {
                 first: Cell::new(number, run, group[0]),
+                expected: group[0].expected.as_deref(),
                 cases: group.iter().map(|one| (format!("{role}-{}", one.id), one.id.as_str())).collect(),
             })
             .collect();
