@@ -88,7 +88,7 @@ const PUBLISHERS: [(Mistake, &str, Layout, &str); 19] = [
     (Mistake::ProvesNothing, "publisher.whole", Layout::Chunks, "the code in its Welcome is wrong"),
     (Mistake::TakesAnyReader, "publisher.secret", Layout::Chunks, "kind: 04"),
     (Mistake::AdmitsStrangers, "publisher.stranger", Layout::Chunks, "it accepted a stranger"),
-    (Mistake::NamesEarly, "publisher.names-late", Layout::Chunks, "kind: 5"),
+    (Mistake::NamesEarly, "publisher.names-late", Layout::Chunks, "it said Chunks (5)"),
     (Mistake::AnyVersion, "publisher.version", Layout::Chunks, "kind: 02"),
     (Mistake::IgnoresNoFrames, "publisher.no-frame", Layout::Chunks, "the session goes on"),
     (Mistake::IgnoresDisorder, "publisher.out-of-order", Layout::Chunks, "the session goes on"),
