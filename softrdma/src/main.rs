@@ -133,7 +133,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         Action::Run { fabric, address, faults, record, latency, device_kind, vectors, command } => {
             let place = Place::of(&fabric)?;
             let libraries = place.libraries()?;
-            // Keeps the fabric alive until the program has ended, which replaces this one.
+            // Keeps the fabric alive until the program, which replaces this one, has ended.
             let mut presence = place.enter()?;
             if latency.is_some() || device_kind.is_some() || vectors.is_some() {
                 let change = Request::Configure { latency, device_kind, vectors };
@@ -162,7 +162,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         }
         Action::Fabric { directory } => {
             Place::host(&directory, || {
-                // The program that started this one waits until its standard output is closed.
+                // The program that started this one waits until this standard output is closed.
                 let _told = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
             })?;
             Ok(ExitCode::SUCCESS)

@@ -260,8 +260,8 @@ fn an_address_is_on_one_machine() {
     for taken in [vec![vec![address(1), address(2)]], vec![vec![address(2)], vec![address(1)]]] {
         assert_eq!(come_with(taken), refused(rustix::io::Errno::ADDRINUSE));
     }
-    // A machine has devices, and each has addresses, of a bounded number; an address is on one
-    // device, once.
+    // A machine has devices and each has addresses, a bounded number of them; each address is on
+    // one device, once.
     let many = (2..19).map(|last| vec![address(last)]).collect();
     let (twice, on_two) = (vec![vec![address(2); 2]], vec![vec![address(2)], vec![address(3), address(2)]]);
     for wrong in [vec![], vec![vec![]], twice, on_two, many] {

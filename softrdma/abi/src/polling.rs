@@ -100,8 +100,8 @@ unsafe fn take(cq: *mut QueueEx) -> c_int {
         Ok(None) => return libc::ENOENT,
         Err(errno) => return errno,
     };
-    // SAFETY: the caller vouches for `cq`, which was made as a `Queue`. Only the thread whose turn
-    // it is reads the two fields.
+    // SAFETY: the caller vouches for `cq`, which was made as a `Queue`. The program reads the two
+    // fields only during its turn, which this thread has.
     let current = unsafe {
         (&raw mut (*cq).status).write(found.status);
         (&raw mut (*cq).wr_id).write(found.id);

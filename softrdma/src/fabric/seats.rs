@@ -60,7 +60,7 @@ impl Seat {
     }
 
     /// Takes the next step of a message into the seat of this thread. Returns it if the thread has
-    /// no seat.
+    /// no seat, or was replaced.
     pub(super) fn take(process: &Arc<Process>, load: Load) -> Option<Load> {
         SEAT.with_borrow(|seat| {
             let Some(seat) = seat else { return Some(load) };
