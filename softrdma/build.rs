@@ -1,7 +1,9 @@
-//! Makes a shared object of the binary `librdmacm-softrdma`, with the names and symbol versions of rdma-core's libraries.
+//! Links the binary `librdmacm-softrdma` as a shared object, with the names and symbol versions of
+//! rdma-core's libraries.
 //!
-//! A `cdylib` cannot have them: rustc passes the linker a version script of its own for it, and linkers take no second one.
-//! A binary has none, and what makes it a shared object is one argument.
+//! A `cdylib` cannot have them: rustc passes the linker a version script of its own for it, and
+//! linkers take no second one. A binary has no such script, and one argument makes it a shared
+//! object.
 
 use std::path::Path;
 
@@ -16,7 +18,8 @@ fn main() {
     argument("-shared");
     argument("-Wl,-soname,librdmacm.so.1");
     argument(&format!("-Wl,--version-script={}", map.display()));
-    // Nothing in the binary names the functions; so they are taken from their library by name.
+    // The binary's code refers to none of the functions, so each is named to link it from its
+    // library.
     for line in text.lines() {
         let name = line.trim().strip_suffix(';').unwrap_or_default();
         if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {

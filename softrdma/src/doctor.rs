@@ -1,4 +1,4 @@
-//! What `softrdma doctor` finds out: whether programs can run here.
+//! `softrdma doctor`: finds out whether programs can run here.
 
 use std::os::fd::AsFd as _;
 
@@ -9,13 +9,13 @@ use softrdma_wire::{Reply, Request, Socket, VERSION};
 
 use crate::runtime::{Error, Place, exchange, has_rdma_core};
 
-/// Whether Yama restricts who may reach into whom, and how far.
+/// Where Yama states whether it restricts access between processes, and how far.
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
-/// Some memory of this process.
+/// A byte of this process, which the fabric tries to reach.
 static PROBE: u8 = 0;
 
-/// Starts a fabric as a program would, and returns what is there and what is missing, in lines.
+/// Starts a fabric as a program would, and reports what is there and what is missing, in lines.
 pub fn report() -> Result<String, Error> {
     let place = Place::of("doctor")?;
     let libraries = place.libraries()?;
@@ -32,14 +32,15 @@ pub fn report() -> Result<String, Error> {
     ))
 }
 
-/// Whether the fabric reaches into this process: it takes an offer to copy only where it does not.
+/// Whether the fabric can access this process's memory. It accepts an offer to copy only if it
+/// cannot.
 fn is_reached(fabric: &mut Socket) -> Result<bool, Error> {
     let devices = vec![vec![[192, 0, 2, 1].into()]];
     let hello = Request::Hello { version: VERSION, program: "doctor".into(), devices, above: 0 };
     let Reply::Welcome { fabric: process, .. } = exchange(fabric, &hello, None)? else {
         return Err(Error::Refused);
     };
-    // As programs do (`PR_SET_PTRACER(2const)`); without Yama it fails, and is not needed.
+    // As programs do (`PR_SET_PTRACER(2const)`). Without Yama the call fails, and is not needed.
     let tracer = i32::try_from(process).ok().and_then(Pid::from_raw);
     let _not_needed = set_ptracer(tracer.map_or(PTracer::None, PTracer::ProcessID));
     let kind = SocketType::SEQPACKET;
@@ -53,8 +54,9 @@ fn is_reached(fabric: &mut Socket) -> Result<bool, Error> {
     }
 }
 
-/// How memory of programs is reached, and why so, with what Yama's `ptrace_scope` says where there is one
-/// (`Documentation/admin-guide/LSM/Yama.rst`).
+/// States how the fabric reaches programs' memory, and why.
+///
+/// `scope` is Yama's `ptrace_scope`, if there is one (`Documentation/admin-guide/LSM/Yama.rst`).
 fn reaching(reaches: bool, scope: Option<&str>) -> String {
     const SLOWLY: &str = "programs copy their memory themselves, which is slower";
     match (reaches, scope) {
@@ -76,7 +78,7 @@ mod tests {
             (true, None, "allowed".into()),
             (true, Some("0"), "allowed".into()),
             (true, Some("1"), "restricted by Yama (ptrace_scope 1); programs allow it themselves".into()),
-            // Who has CAP_SYS_PTRACE.
+            // With CAP_SYS_PTRACE.
             (true, Some("2"), "allowed".into()),
             (false, Some("2"), format!("forbidden by Yama (ptrace_scope 2){slowly}")),
             (false, Some("3"), format!("forbidden by Yama (ptrace_scope 3){slowly}")),

@@ -1,4 +1,4 @@
-//! Faults as people write them: on a command line and in a file.
+//! Parses faults from a command line or a file.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -7,47 +7,47 @@ use rdma_softsim::{Chance, Fault, Site};
 use serde::Deserialize;
 use softrdma_wire as wire;
 
-/// Why a fault is not understood.
+/// Why a fault is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
     #[error("{path}: {error}")]
     File {
-        /// Which.
+        /// The file.
         path: String,
-        /// Why.
+        /// The reason.
         #[source]
         error: std::io::Error,
     },
-    /// It is no list of faults.
+    /// The file is no list of faults.
     #[error("{path}: {error}")]
     Syntax {
-        /// Which file.
+        /// The file.
         path: String,
         /// Where and why.
         #[source]
         error: Box<toml::de::Error>,
     },
-    /// No fault is called so.
+    /// No fault has this name.
     #[error("{0:?} is no fault; faults are {known}, with a number where one stands (microseconds, or how often)", known = known())]
     Unknown(String),
-    /// Its time is said twice, or not at all understood.
+    /// More than one time was given, or an invalid one.
     #[error("a fault comes at an event, at a pass through a site ({sites}), or by chance (up to 1): say one of them", sites = sites())]
     When,
-    /// Which connection is said twice, or not at all understood.
+    /// More than one choice of connections was given, or an invalid one.
     #[error(
         "a connection goes by its queue pair's number, or by its peer: an address, or an address and a port"
     )]
     Connection,
-    /// It is no connection that this strikes.
+    /// The fault strikes a whole machine, so no connection can be chosen.
     #[error("{0:?} strikes a machine, not one connection of it")]
     Machine(String),
 }
 
-/// What an argument of a fault makes of it.
+/// Makes a fault from its number.
 type Make = fn(u32) -> Fault;
 
-/// Faults by name; those that take a number, with one for an example.
+/// Faults by name. Those that take a number have an example for it.
 const FAULTS: [(&str, Option<u32>, Make); 25] = [
     ("not-ready", Some(2), |times| Fault::NotReady { times: u8::try_from(times).unwrap_or(u8::MAX) }),
     ("link-down", Some(1_000_000), |micros| Fault::LinkDown { micros }),
@@ -96,7 +96,7 @@ fn sites() -> String {
     SITES.map(|(name, _)| name).join(", ")
 }
 
-/// The names of all faults, with a number where they take one.
+/// Lists the names of all faults, with an example number where they take one.
 pub fn examples() -> impl Iterator<Item = String> {
     FAULTS.iter().map(|(name, number, _)| match number {
         Some(number) => format!("{name}={number}"),
@@ -104,7 +104,7 @@ pub fn examples() -> impl Iterator<Item = String> {
     })
 }
 
-/// The fault that is spelled so: `lose`, `not-ready=3`, `link-down=200000`.
+/// Parses a fault: `lose`, `not-ready=3`, `link-down=200000`.
 pub fn parse(text: &str) -> Result<Fault, Error> {
     let unknown = || Error::Unknown(text.into());
     let (name, number) = match text.split_once('=') {
@@ -118,31 +118,32 @@ pub fn parse(text: &str) -> Result<Fault, Error> {
     found.map(|(.., make)| make(number.unwrap_or(0))).ok_or_else(unknown)
 }
 
-/// The site of this name.
+/// Returns the site with this name.
 pub(crate) fn site(name: &str) -> Option<Site> {
     SITES.iter().find(|(known, _)| *known == name).map(|(_, site)| *site)
 }
 
-/// A fault, with whom it befalls and when.
+/// A fault as it was written, with where and when it strikes.
 #[derive(Clone, Debug, Deserialize, clap::Args)]
 #[serde(deny_unknown_fields)]
 pub struct Written {
-    /// The address of the machine that it befalls.
+    /// The address of the machine that the fault strikes.
     #[arg(long)]
     pub address: IpAddr,
     /// Only the connection of the queue pair with this number; `softrdma status` lists them.
     #[arg(long)]
     pub pair: Option<u32>,
-    /// Only connections with a peer at this address, or at this address and port: `192.0.2.2`, `192.0.2.1:6379`.
+    /// Only connections with a peer at this address, or at this address and port: `192.0.2.2`,
+    /// `192.0.2.1:6379`.
     #[arg(long)]
     pub peer: Option<String>,
-    /// After so many events of the fabric; messages, answers and completions are some.
+    /// Strikes after this many events of the fabric, such as messages, answers and completions.
     #[arg(long)]
     pub event: Option<u64>,
-    /// At this pass through a place that faults can strike: `arrive:10`.
+    /// Strikes at this pass through a site, such as `arrive:10`.
     #[arg(long)]
     pub pass: Option<String>,
-    /// Again and again, this often of all times that it could strike: a number up to 1.
+    /// Strikes repeatedly, with this probability at each chance: a number up to 1.
     #[arg(long)]
     pub chance: Option<f64>,
     /// What happens: `lose`, `not-ready=3`, `link-down=200000` (microseconds).
@@ -150,7 +151,7 @@ pub struct Written {
 }
 
 impl Written {
-    /// As the fabric takes it.
+    /// Checks the fault and converts it to the wire's type.
     pub fn check(&self) -> Result<wire::Fault, Error> {
         let fault = parse(&self.what)?;
         let connections = match (self.pair, &self.peer) {
@@ -193,7 +194,7 @@ struct File {
     fault: Vec<Written>,
 }
 
-/// Reads a file of faults: the seed, and the faults.
+/// Reads a file of faults. Returns the seed and the faults.
 pub fn read(path: &Path) -> Result<(u64, Vec<wire::Fault>), Error> {
     let name = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| Error::File { path: name.clone(), error })?;

@@ -1,4 +1,4 @@
-//! Runs programs with an RDMA device that needs no device.
+//! Runs programs with an emulated RDMA device.
 #![forbid(unsafe_code)]
 
 use std::ffi::{OsStr, OsString};
@@ -23,7 +23,7 @@ use softrdma_wire::{
     ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, VIEW, format_devices, parse_addresses,
 };
 
-/// Columns of what is printed, where no terminal says how wide it is.
+/// How many columns the output has if no terminal states its width.
 const WIDTH: usize = 120;
 
 const EXAMPLES: &str = "\
@@ -36,7 +36,7 @@ Examples:
 
 `run` becomes the program: from then on, the exit status is the program's own.";
 
-/// Soft RDMA for programs as they are: no device, no kernel module, no root.
+/// Soft RDMA for unmodified programs: no device, no kernel module, no root.
 #[derive(Parser)]
 #[command(version, max_term_width = WIDTH, after_help = EXAMPLES)]
 struct Arguments {
@@ -48,60 +48,66 @@ struct Arguments {
 enum Action {
     /// Runs a program with an RDMA device.
     Run {
-        /// Programs on fabrics of one name, of one user, reach each other.
+        /// The fabric's name: the programs of one user on the fabric of one name reach each other.
         #[arg(long, default_value = "default")]
         fabric: String,
-        /// The addresses of the machine's device, separated by commas; again for each further device, of which softrdma1 is the second. Programs
-        /// with the same devices are on one machine.
+        /// The addresses of the machine's device, separated by commas. Repeat the option for each
+        /// further device, of which softrdma1 is the second. Programs with the same devices are on
+        /// one machine.
         #[arg(long, default_value = "192.0.2.1")]
         address: Vec<Addresses>,
-        /// A file of faults that befall machines of the fabric: TOML, with a `seed` and a `[[fault]]` for each, of the fields `address`,
-        /// `what`, and `pair`, `peer`, `event`, `pass` or `chance` as `softrdma fault` has them.
+        /// A file of faults for machines of the fabric: TOML, with a `seed` and a `[[fault]]` for
+        /// each, of the fields `address`, `what`, and `pair`, `peer`, `event`, `pass` or `chance`
+        /// as `softrdma fault` has them.
         #[arg(long)]
         faults: Option<PathBuf>,
-        /// Records all messages that pass on the fabric, from now on until its last program has ended, as the packets that RoCE v2 would
-        /// carry: a pcapng file, which is overwritten.
+        /// Records all messages on the fabric, from now on until its last program has ended, as the
+        /// packets that RoCE v2 would carry: a pcapng file, which is overwritten.
         #[arg(long)]
         record: Option<PathBuf>,
-        /// Microseconds that a message travels, one way, on the whole fabric from now on. The machine's own speed comes on top.
+        /// Microseconds that a message travels, one way, on the whole fabric from now on, besides
+        /// the machine's own time.
         #[arg(long)]
         latency: Option<u32>,
-        /// The kind of the fabric's devices from now on: where verbs leaves a device a choice, they do as this one does.
+        /// The kind of the fabric's devices from now on: they behave like this kind where verbs
+        /// leaves a device a choice.
         #[arg(long, value_parser = DeviceKind::ALL.map(DeviceKind::name))]
         device_kind: Option<String>,
-        /// Completion vectors of the fabric's devices from now on, each with a thread of the fabric that raises its events: vector-0, vector-1 and
-        /// so on, which can be pinned to processors. By default there are two, and whoever brings a completion raises its event.
+        /// Completion vectors of the fabric's devices from now on. Each has a thread of the fabric
+        /// that raises its events: vector-0, vector-1 and so on, which can be pinned to processors.
+        /// By default there are two vectors, and the thread that adds a completion raises its
+        /// event.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
         vectors: Option<u32>,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-    /// Shows who is on a fabric, what they hold, and their connections.
+    /// Shows the programs on a fabric, what they hold, and their connections.
     Status {
-        /// Which fabric.
+        /// The fabric's name.
         #[arg(long, default_value = "default")]
         fabric: String,
     },
-    /// Lets a fault befall a machine of a running fabric, or connections of it.
+    /// Injects a fault into a machine of a running fabric, or into connections of it.
     Fault {
-        /// Which fabric.
+        /// The fabric's name.
         #[arg(long, default_value = "default")]
         fabric: String,
-        /// Draws what comes by chance from this number.
+        /// The seed from which faults by chance are drawn.
         #[arg(long)]
         seed: Option<u64>,
         #[command(flatten)]
         fault: Written,
     },
-    /// Says whether programs can run here, and what is missing.
+    /// Reports whether programs can run here, and what is missing.
     Doctor,
-    /// Is a fabric. Started by `run`.
+    /// Runs the fabric. `run` starts it.
     #[command(hide = true)]
     Fabric { directory: PathBuf },
 }
 
-/// Those of one device.
+/// The addresses of one device.
 #[derive(Clone)]
 struct Addresses(Vec<IpAddr>);
 
@@ -127,7 +133,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         Action::Run { fabric, address, faults, record, latency, device_kind, vectors, command } => {
             let place = Place::of(&fabric)?;
             let libraries = place.libraries()?;
-            // Keeps the fabric there until the program has ended, which takes the place of this one.
+            // Keeps the fabric alive until the program, which replaces this one, has ended.
             let mut presence = place.enter()?;
             if latency.is_some() || device_kind.is_some() || vectors.is_some() {
                 let change = Request::Configure { latency, device_kind, vectors };
@@ -156,7 +162,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         }
         Action::Fabric { directory } => {
             Place::host(&directory, || {
-                // The program that started it waits for the end of this.
+                // The program that started this one waits until this standard output is closed.
                 let _told = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
             })?;
             Ok(ExitCode::SUCCESS)
@@ -164,20 +170,19 @@ fn act(action: Action) -> Result<ExitCode, Error> {
     }
 }
 
-/// Tells the fabric of faults.
 fn inject(socket: &mut Socket, seed: Option<u64>, faults: Vec<softrdma_wire::Fault>) -> Result<(), Error> {
     tell(socket, &Request::Inject { seed, faults }, None)?.map_err(|_refused| Error::Fault)
 }
 
-/// Lets the fabric record in this file.
+/// Starts a recording to this file.
 fn record_in(socket: &mut Socket, path: PathBuf) -> Result<(), Error> {
     let failed = |error| Error::Record { path: path.clone(), error };
-    // The fabric empties it, unless it refuses: it may be writing to this file.
+    // The fabric empties the file, unless it refuses the request: it may be writing to it already.
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
     tell(socket, &Request::Record, Some(file.as_fd()))?.map_err(failed)
 }
 
-/// Tells the fabric something to which it has nothing to say, but perhaps refuses it.
+/// Sends a request that has no answer but success or a refusal.
 fn tell(
     socket: &mut Socket,
     request: &Request<'_>,
@@ -189,7 +194,7 @@ fn tell(
     }
 }
 
-/// Becomes the program.
+/// Replaces this program by the given one.
 fn run(
     place: &Place,
     libraries: &Libraries,
@@ -199,7 +204,7 @@ fn run(
 ) -> Result<ExitCode, Error> {
     rustix::io::fcntl_setfd(presence, FdFlags::empty())
         .map_err(|errno| Error::System { what: "the fabric's socket".into(), error: errno.into() })?;
-    // The command line has one.
+    // The command line always has a program.
     let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
     let mut started = Command::new(program);
     started
@@ -211,11 +216,11 @@ fn run(
     if !has_rdma_core() {
         started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));
     }
-    // Signals and the exit status are the program's own from here on.
+    // From here on, signals and the exit status are the program's own.
     Err(Error::System { what: program.to_string_lossy().into_owned(), error: started.exec() })
 }
 
-/// A list of paths in the environment, with one more in front.
+/// Returns a list of paths from the environment, with one more in front.
 fn before(mut first: OsString, variable: &str) -> OsString {
     if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
         first.push(":");
@@ -224,7 +229,7 @@ fn before(mut first: OsString, variable: &str) -> OsString {
     first
 }
 
-/// A connection to a fabric that is there.
+/// Connects to a running fabric.
 fn running(fabric: &str) -> Result<Socket, Error> {
     Place::at(fabric)?.connect()?.ok_or_else(|| Error::Nothing(fabric.into()))
 }
@@ -262,7 +267,7 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The text in lines that are no wider than they may be, if their words allow.
+/// Wraps a text into lines of at most `WIDTH` columns, unless a word is longer.
 fn wrapped(text: &str) -> String {
     let mut result = String::new();
     for line in text.lines() {
@@ -285,7 +290,7 @@ fn wrapped(text: &str) -> String {
     result
 }
 
-/// A table as wide as the terminal, or as it may be without one.
+/// Makes a table as wide as the terminal, or `WIDTH` without one.
 fn table() -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Dynamic);
@@ -294,7 +299,7 @@ fn table() -> Table {
     table
 }
 
-/// Who is there, as a table.
+/// Makes a table of the programs.
 fn present(sessions: Vec<Session>) -> Table {
     let mut table = table();
     table.set_header([
@@ -331,10 +336,11 @@ fn present(sessions: Vec<Session>) -> Table {
     table
 }
 
-/// What a Valkey server keeps of connections that have ended, if it does: it looks like a leak of the fabric's.
+/// Explains what Valkey servers keep of connections that have ended, as it looks like a leak of the
+/// fabric.
 fn left_by_valkey(sessions: &[Session]) -> Option<String> {
     let valkey = |session: &&Session| session.program.contains("valkey") || session.program.contains("redis");
-    // One domain is that of a connection that is being made.
+    // One domain may belong to a connection that is being established.
     let kept = |session: &Session| session.domains.saturating_sub(session.queue_pairs);
     let kept: u32 = sessions.iter().filter(valkey).map(kept).filter(|kept| *kept > 1).sum();
     (kept > 0).then(|| {
@@ -345,7 +351,7 @@ fn left_by_valkey(sessions: &[Session]) -> Option<String> {
     })
 }
 
-/// The classes of failure that came about on a fabric, as a table.
+/// Makes a table of the classes of failure that occurred on a fabric.
 fn classes(failures: &[Failure]) -> Table {
     let mut table = table();
     table.set_header(["failure", "brought about", "met by a program"]);
@@ -355,7 +361,7 @@ fn classes(failures: &[Failure]) -> Table {
     table
 }
 
-/// The queue pairs of a fabric, as a table.
+/// Makes a table of the queue pairs of a fabric.
 fn connections(pairs: &[Pair]) -> Table {
     const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
     let mut table = table();
@@ -390,7 +396,7 @@ mod tests {
         }
     }
 
-    /// What Valkey leaves behind is told apart from what others do, and from connections that are there.
+    /// What Valkey keeps is told apart from other programs' objects, and from live connections.
     #[test]
     fn what_valkey_keeps_is_said_to_be_valkeys() {
         let session = |program: &str, domains, queue_pairs| Session {
@@ -432,7 +438,7 @@ mod tests {
         fits(&connections(&[pair]).to_string());
         let words = "a class of failure that takes many words to say ".repeat(4);
         fits(&classes(&[Failure { words, injected: u64::MAX, observed: u64::MAX }]).to_string());
-        // All faults are named.
+        // The error names all faults.
         let unknown = faults::parse("?").expect_err("no fault");
         fits(&wrapped(&format!("softrdma: {}", Error::from(unknown))));
         fits(&wrapped(&format!("softrdma: {}", Error::Fault)));

@@ -1,4 +1,5 @@
-//! Where a fabric lives: a directory of its user's, with a socket, a lock, a log and the libraries' names.
+//! Where a fabric lives: a directory of its user, with a socket, a lock, a log and the libraries'
+//! names.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -16,64 +17,64 @@ use softrdma_wire::{Listener, Reply, Request, Socket};
 
 use crate::fabric::Fabric;
 
-/// What goes wrong before a program runs.
+/// Why a program was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The name would be no file's name.
+    /// The fabric's name would be no file name.
     #[error("{0:?} is no name for a fabric: letters, digits, `-` and `_`, at most 32 of them")]
     Name(String),
     /// No program runs on this fabric.
     #[error("no fabric `{0}`: `softrdma run --fabric {0} -- COMMAND` starts one")]
     Nothing(String),
-    /// The directory belongs to somebody else.
+    /// The directory is not this user's alone.
     #[error("{} is not this user's alone; remove it, or set XDG_RUNTIME_DIR", .0.display())]
     Foreign(PathBuf),
-    /// A file or a process.
+    /// A call on a file or a process failed.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// The file or the action.
         what: String,
-        /// Why it failed.
+        /// The reason.
         #[source]
         error: io::Error,
     },
-    /// The fabric's socket.
+    /// The fabric's socket failed.
     #[error("the fabric at {}: {error}; its log is beside it", .path.display())]
     Fabric {
-        /// Where it is.
+        /// The socket's path.
         path: PathBuf,
-        /// Why it failed.
+        /// The reason.
         #[source]
         error: softrdma_wire::Error,
     },
-    /// The fabric's answer did not come.
+    /// The fabric did not answer.
     #[error("the fabric: {error}")]
     Told {
-        /// Why.
+        /// The reason.
         #[source]
         error: softrdma_wire::Error,
     },
-    /// The fabric refuses what every program asks for.
+    /// The fabric refused a request that every program makes.
     #[error("the fabric refuses a program: it is of another version; end its programs")]
     Refused,
-    /// A fault is not understood.
+    /// A fault is invalid.
     #[error(transparent)]
     Written(#[from] crate::faults::Error),
-    /// The fabric takes no such fault.
+    /// The fabric refused a fault.
     #[error(
         "the fabric refuses this: what strikes by itself has no chance, kill comes at once, and at most 1024 faults wait for machines"
     )]
     Fault,
-    /// The fabric does not record there.
+    /// The fabric refused to record to a file.
     #[error("{}: {error}", .path.display())]
     Record {
         /// The file.
         path: PathBuf,
-        /// Why: it is no ordinary file, or the fabric records in another one.
+        /// The reason: it is no regular file, or the fabric records to another one.
         #[source]
         error: io::Error,
     },
-    /// It was not built, or not installed, together with this program.
+    /// The library was not built, or not installed, together with this program.
     #[error("{} is not there: it is built and installed together with this program", .0.display())]
     Library(PathBuf),
 }
@@ -83,7 +84,10 @@ pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error
     move |error| Error::System { what, error }
 }
 
-/// Sends the fabric a request, with a descriptor if there is one, and waits for its answer. [`Error::Told`] if either fails.
+/// Sends the fabric a request, with a descriptor if there is one, and waits for its answer.
+///
+/// # Errors
+/// [`Error::Told`] if either fails.
 pub fn exchange(
     fabric: &mut Socket,
     request: &Request<'_>,
@@ -95,14 +99,14 @@ pub fn exchange(
     Ok(reply)
 }
 
-/// The place of one fabric.
+/// The directory of one fabric.
 #[derive(Clone, Debug)]
 pub struct Place {
     directory: PathBuf,
 }
 
 impl Place {
-    /// The place of the fabric of this user with this name, whether it is there or not.
+    /// Returns the place of this user's fabric with this name, which need not exist.
     pub fn at(name: &str) -> Result<Self, Error> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if name.is_empty() || name.len() > 32 || !name.chars().all(allowed) {
@@ -114,7 +118,7 @@ impl Place {
             _ => std::env::temp_dir().join(format!("softrdma-{user}")),
         };
         let directory = base.join(name);
-        // Somebody else may have made it, to see what comes.
+        // Another user may have made the directory, to intercept connections.
         for directory in [&base, &directory] {
             match std::fs::symlink_metadata(directory) {
                 Ok(found) if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 => {}
@@ -126,7 +130,8 @@ impl Place {
         Ok(Self { directory })
     }
 
-    /// The same place, made if it is not there.
+    /// Returns the place of this user's fabric with this name, and makes its directory if there is
+    /// none.
     pub fn of(name: &str) -> Result<Self, Error> {
         let Self { directory } = Self::at(name)?;
         DirBuilder::new()
@@ -134,11 +139,11 @@ impl Place {
             .mode(0o700)
             .create(&directory)
             .map_err(system(directory.display().to_string()))?;
-        // Between the two, somebody else may have made it.
+        // Another user may have made it between the check and the creation.
         Self::at(name)
     }
 
-    /// The socket to which programs come.
+    /// Returns the path of the socket to which programs connect.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.directory.join("socket")
@@ -148,13 +153,13 @@ impl Place {
         &self.directory
     }
 
-    /// What the fabric had to say.
+    /// Returns the path of the fabric's log.
     #[must_use]
     pub fn log(&self) -> PathBuf {
         self.directory.join("log")
     }
 
-    /// Nobody else starts or ends the fabric while this lives.
+    /// Locks the fabric: no other process starts or ends it until the result is dropped.
     pub(crate) fn lock(&self) -> Result<File, Error> {
         let path = self.directory.join("lock");
         let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -163,7 +168,7 @@ impl Place {
         Ok(file)
     }
 
-    /// A connection to the fabric, if it is there.
+    /// Connects to the fabric, if it is running.
     pub fn connect(&self) -> Result<Option<Socket>, Error> {
         let path = self.socket();
         match Socket::connect(&path) {
@@ -175,7 +180,8 @@ impl Place {
         }
     }
 
-    /// A connection to the fabric, which is started if it is not there; it lives for as long as somebody is connected.
+    /// Connects to the fabric, which is started if it is not running. It lives for as long as a
+    /// program is connected.
     pub fn enter(&self) -> Result<Socket, Error> {
         let _lock = self.lock()?;
         if let Some(socket) = self.connect()? {
@@ -195,11 +201,12 @@ impl Place {
             .stdout(Stdio::piped())
             .stderr(log)
             .current_dir("/")
-            // Not a signal to the terminal's programs ends it, but the last of them.
+            // The fabric must end with its last program, not by a signal to the terminal's
+            // processes.
             .process_group(0)
             .spawn()
             .map_err(system("starting the fabric"))?;
-        // It closes its output when it listens, or ends.
+        // The fabric closes its output when it listens, or ends.
         if let Some(mut output) = started.stdout.take() {
             let _said = output.read_to_end(&mut Vec::new());
         }
@@ -207,23 +214,24 @@ impl Place {
         Socket::connect(&path).map_err(|error| Error::Fabric { path, error })
     }
 
-    /// Is the fabric of this place, until the last program has left. `ready` is called when programs can come.
+    /// Runs the fabric of this place until the last program has left. Calls `ready` when programs
+    /// can connect.
     pub fn host(directory: &Path, ready: impl FnOnce()) -> Result<(), Error> {
         let place = Self { directory: directory.to_path_buf() };
         let path = place.socket();
-        // Whoever starts a fabric holds the lock.
+        // The process that starts a fabric holds the lock, so this socket is a leftover.
         let _old = std::fs::remove_file(&path);
         let failed = |error| Error::Fabric { path: path.clone(), error };
         let listener = Listener::bind(&path).map_err(failed)?;
         let fabric = Fabric::new().map_err(|errno| system("the fabric")(errno.into()))?;
-        // Programs' channels are descriptors of this process too.
+        // The channels of programs are also descriptors of this process.
         let limit = getrlimit(Resource::Nofile);
         _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         ready();
         loop {
             fabric.serve(&listener).map_err(failed)?;
             let _lock = place.lock()?;
-            // Somebody may have come before the lock was ours.
+            // A program may have connected before the lock was taken.
             if deserted(&fabric, &listener) {
                 fabric.end_recording();
                 let _gone = std::fs::remove_file(&path);
@@ -232,7 +240,7 @@ impl Place {
         }
     }
 
-    /// A directory in which the libraries have the names that programs look for.
+    /// Makes a directory in which the libraries have the names that programs look for.
     pub fn libraries(&self) -> Result<Libraries, Error> {
         let program = std::env::current_exe().map_err(system("this program"))?;
         let library = program.with_file_name("librdmacm-softrdma");
@@ -251,7 +259,7 @@ impl Place {
             if std::fs::read_link(&link).is_ok_and(|there| there == library) {
                 continue;
             }
-            // In one step: a program may be loading the one that is there.
+            // Replaced in one step, as a program may be loading the old one.
             let new = link.with_extension("new");
             let _old = std::fs::remove_file(&new);
             symlink(&library, &new)
@@ -268,20 +276,20 @@ fn deserted(fabric: &Arc<Fabric>, listener: &Listener) -> bool {
     fabric.is_deserted() && !coming
 }
 
-/// Both libraries under their names.
+/// Both libraries, under the names that programs look for.
 #[derive(Clone, Debug)]
 pub struct Libraries {
     directory: PathBuf,
 }
 
 impl Libraries {
-    /// What has to be loaded before anything else.
+    /// Returns the library that must be loaded before all others.
     #[must_use]
     pub fn preload(&self) -> PathBuf {
         self.directory.join("librdmacm.so.1")
     }
 
-    /// Where to look for libraries, where the real ones are not installed.
+    /// Returns the directory to search for libraries if the real ones are not installed.
     #[must_use]
     pub fn search(&self) -> &Path {
         &self.directory

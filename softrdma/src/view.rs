@@ -1,7 +1,9 @@
-//! What a kernel would show of a machine's devices: their files in `/dev/infiniband`, and `/sys/class/infiniband`.
+//! Writes what a kernel would show of a machine's devices: their files in `/dev/infiniband` and
+//! `/sys/class/infiniband`.
 //!
-//! Programs look there for more than verbs say, and some take no device that they do not see there. `softrdma run` writes a folder for
-//! the machine, and the library that programs load looks in it for these two places.
+//! Programs look there for more than verbs reports, and some use no device that they do not see
+//! there. `softrdma run` writes a folder for the machine, and the library that programs load looks
+//! in it for these two places.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Write as _;
@@ -24,10 +26,11 @@ enum Entry {
 }
 
 impl Place {
-    /// The folder of a machine with these devices. It stays, for all programs on such a machine.
+    /// Returns the folder of a machine with these devices, and makes it if there is none. It stays,
+    /// for all programs on such a machine.
     pub fn show(&self, devices: &[Vec<IpAddr>]) -> Result<PathBuf, Error> {
         let entries = entries(devices);
-        // By what is in it, so that it never has to change.
+        // The folder is named by its contents, so it never has to change.
         let mut hasher = DefaultHasher::new();
         entries.hash(&mut hasher);
         let folder = self.directory().join(format!("view-{:016x}", hasher.finish()));
@@ -57,10 +60,11 @@ fn made(folder: &Path, entries: &[Entry]) -> io::Result<()> {
     Ok(())
 }
 
-/// What there is, as Linux has it for devices that are no hardware (`Documentation/ABI/stable/sysfs-class-infiniband`).
+/// Lists the files and links that Linux has for software devices
+/// (`Documentation/ABI/stable/sysfs-class-infiniband`).
 fn entries(devices: &[Vec<IpAddr>]) -> Vec<Entry> {
     let mut entries = vec![
-        // Programs ask whether it is a device that they may open. They use it through verbs alone.
+        // Programs ask whether it is a device that they may open, but use it only through verbs.
         Entry::Link("dev/infiniband/rdma_cm".into(), "/dev/null".into()),
         Entry::File("sys/class/infiniband_verbs/abi_version".into(), "6".into()),
     ];
@@ -112,7 +116,7 @@ fn entries(devices: &[Vec<IpAddr>]) -> Vec<Entry> {
     entries
 }
 
-/// Bytes in groups of two, as the kernel prints them.
+/// Formats bytes in groups of two, as the kernel prints them.
 fn grouped(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (place, byte) in bytes.iter().enumerate() {

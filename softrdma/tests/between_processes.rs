@@ -1,6 +1,6 @@
-//! Programs of our own, through the C ABI, between processes: they need nothing installed.
+//! Our own programs, through the C ABI, between processes. They need nothing installed.
 //!
-//! A program here is this test itself, run again by `softrdma` in a role.
+//! A program here is this test itself, which `softrdma` runs again in a role.
 
 mod common;
 
@@ -15,7 +15,7 @@ use softrdma_wire::Socket;
 
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
-/// What the client has echoed: several windows.
+/// How many bytes the client has echoed: several windows.
 const BYTES: usize = 5 << 20;
 
 fn role(name: &str) -> Option<String> {
@@ -28,7 +28,7 @@ fn role(name: &str) -> Option<String> {
     Some(argument.unwrap_or_default())
 }
 
-/// This test as a program.
+/// Returns the command that runs this test as a program.
 fn program(home: &Home, address: &str, role: &str, argument: &str) -> std::process::Command {
     let own = std::env::current_exe().expect("this test");
     let own = own.to_str().expect("a path in UTF-8");
@@ -44,7 +44,7 @@ fn server(home: &Home) -> (Running, String, Pid) {
     (server, address, pid)
 }
 
-/// A program: echoes what one client sends.
+/// A program that echoes the bytes of one client.
 #[test]
 fn echoes() {
     let Some(_) = role("echoes") else { return };
@@ -67,7 +67,7 @@ fn echoes() {
     }
 }
 
-/// A program: has `BYTES` echoed, and closes.
+/// A program that has `BYTES` echoed, and closes.
 #[test]
 fn sends_much() {
     let Some(address) = role("sends_much") else { return };
@@ -85,7 +85,7 @@ fn sends_much() {
     println!("done");
 }
 
-/// A program: has bytes echoed until that ends.
+/// A program that has bytes echoed until the connection ends.
 #[test]
 fn sends_for_ever() {
     let Some(address) = role("sends_for_ever") else { return };
@@ -116,7 +116,7 @@ fn bytes_go_there_and_back() {
     home.is_left();
 }
 
-/// A process that is killed is a peer that vanished: whoever talks to it ends with an error, and nothing of it stays.
+/// A killed process is a vanished peer: its connection ends with an error, and nothing of it stays.
 #[test]
 fn a_killed_server_ends_its_client() {
     let home = Home::new("kill");
@@ -131,7 +131,7 @@ fn a_killed_server_ends_its_client() {
     home.is_left();
 }
 
-/// A fabric that is killed is a device that is gone: every call fails, and nobody waits for ever.
+/// A killed fabric is a removed device: every call fails, and none waits without limit.
 #[test]
 fn a_killed_fabric_ends_its_programs() {
     let home = Home::new("fabric");
@@ -158,7 +158,7 @@ fn status_shows_who_is_there() {
     let (server, _address, pid) = server(&home);
     let shown = text(&home);
     assert!(shown.contains(SERVER) && shown.contains(&pid.as_raw_nonzero().to_string()), "{shown}");
-    // `softrdma run` is the program once it runs: a signal to the one is one to the other.
+    // `softrdma run` becomes the program, so a signal to one is a signal to the other.
     drop(server);
     home.is_left();
 }

@@ -1,4 +1,5 @@
-//! What programs cost the fabric in descriptors and mappings. Alone in its process, which it counts those of.
+//! The descriptors and mappings that programs cost the fabric. This test is alone in its process,
+//! as it counts those of the process.
 
 mod session;
 
@@ -10,13 +11,14 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
-/// Mappings of memory that is shared with a program.
+/// Counts the mappings of memory that is shared with a program.
 fn mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("mappings");
     maps.lines().filter(|line| line.contains("/memfd:softrdma")).count()
 }
 
-/// Completion queues without a channel share a descriptor and a mapping, and both go with the program.
+/// Completion queues without a channel share a descriptor and a mapping, and both go with the
+/// program.
 #[test]
 fn completion_queues_share_a_descriptor_and_a_mapping() {
     let fabric = Fabric::new().expect("a fabric");
@@ -26,7 +28,8 @@ fn completion_queues_share_a_descriptor_and_a_mapping() {
         let reply =
             ask(&mut program, &Request::CreateQueue { device: 0, depth: 1, channel: None, vector: 0 });
         let Reply::Queue { name, .. } = reply else { panic!("{reply:?}") };
-        // When this is answered, the descriptor that went with the other answer is closed.
+        // This answer shows that the fabric has closed the descriptor that it sent with the
+        // previous one.
         assert_eq!(ask(&mut program, &Request::Poll(name)), Reply::Done);
     };
     create();

@@ -1,4 +1,5 @@
-//! Machines with several devices, for programs of others and one of our own. What is not installed is skipped.
+//! Machines with several devices, with installed programs and one of our own. Programs that are not
+//! installed are skipped.
 
 mod common;
 
@@ -6,12 +7,12 @@ use std::process::{Command, Stdio};
 
 use common::{Home, Running, await_some, compiled, installed, pinged, served, succeeded, success};
 
-/// The devices of a machine, and of a peer on the network of the second.
+/// The addresses of a machine's devices, and of a peer on the network of the second.
 const FIRST: &str = "192.0.2.1";
 const SECOND: &str = "198.51.100.1";
 const PEER: &str = "198.51.100.2";
 
-/// A program on the machine with both.
+/// Returns the command for a program on the machine with both devices.
 fn run(home: &Home, program: &[&str]) -> Command {
     let devices = ["run", "--address", FIRST, "--address", SECOND, "--"];
     let mut command = home.softrdma(&[&devices[..], program].concat());
@@ -33,7 +34,8 @@ fn both_are_listed_and_shown() {
     home.is_left();
 }
 
-/// `rping` listens everywhere, and is asked at each device. `softrdma status` shows where its queue pair is.
+/// `rping` listens on all devices, and a client connects to each. `softrdma status` shows the
+/// device of its queue pair.
 #[test]
 fn rping_is_reached_at_each_device() {
     if installed("rping").is_none() {
@@ -43,7 +45,7 @@ fn rping_is_reached_at_each_device() {
         let home = Home::new(&format!("devices-rping-{address}"));
         let server = Running::start(&mut run(&home, &["rping", "-s", "-a", "0.0.0.0", "-C", "50", "-V"]));
         await_some("the server's session", || {
-            // The fabric may still start.
+            // The fabric may still be starting.
             let status = home.softrdma(&["status"]).output().expect("runs");
             let text = String::from_utf8_lossy(&status.stdout);
             let both = ["softrdma0: 192.0.2.1 ", "softrdma1: 198.51.100.1 "];
@@ -54,7 +56,7 @@ fn rping_is_reached_at_each_device() {
     }
 }
 
-/// A machine's program connects from the device on its peer's network, or from the one that it names.
+/// A program connects from the device on its peer's network, or from the one that it names.
 #[test]
 fn rping_begins_at_either_device() {
     if installed("rping").is_none() {
@@ -68,7 +70,7 @@ fn rping_begins_at_either_device() {
     }
 }
 
-/// Between the devices of one machine.
+/// Two devices of one machine exchange messages.
 #[test]
 fn ibv_rc_pingpong_between_devices() {
     if installed("ibv_rc_pingpong").is_none() {
@@ -79,7 +81,7 @@ fn ibv_rc_pingpong_between_devices() {
     let server = Running::start(&mut run(&home, &pingpong("softrdma0")));
     let client = [&pingpong("softrdma1")[..], &["127.0.0.1"]].concat();
     let text = served(&home, server, || run(&home, &client), success);
-    // Its own address is the second device's, its peer's the first's.
+    // The client's own address is the second device's, its peer's the first one's.
     let ends = [(SECOND, "local address:"), (FIRST, "remote address:")];
     for (address, what) in ends {
         let line = text.lines().find(|line| line.contains(what)).unwrap_or_default();
@@ -88,7 +90,8 @@ fn ibv_rc_pingpong_between_devices() {
     assert!(text.contains("1000 iters"), "{text}");
 }
 
-/// Names, contexts, tables, objects that belong to one device, and the device that the connection manager takes.
+/// Names, contexts, tables, objects of one device, and the device that the connection manager
+/// chooses.
 #[test]
 fn a_program_of_both() {
     let home = Home::new("devices-program");
@@ -96,10 +99,10 @@ fn a_program_of_both() {
     if installed("rping").is_none() {
         return;
     }
-    // Only its machine is wanted.
+    // Only its machine is needed.
     let peer = Running::start(&mut home.run(PEER, &["rping", "-s", "-a", PEER, "-C", "1"]));
     await_some("the peer's session", || {
-        // The fabric may still start.
+        // The fabric may still be starting.
         let status = home.softrdma(&["status"]).output().expect("runs");
         String::from_utf8_lossy(&status.stdout).contains(PEER).then_some(())
     });

@@ -29,7 +29,7 @@ fn next(socket: &mut Socket, channel: Name) -> Option<Event> {
     }
 }
 
-/// `enum rdma_cm_event_type` of the next event, if one is there.
+/// Returns the `enum rdma_cm_event_type` of the next event, if there is one.
 fn kind(socket: &mut Socket, channel: Name) -> Option<u32> {
     next(socket, channel).map(|event| event.kind)
 }
@@ -52,7 +52,7 @@ fn pair(socket: &mut Socket) -> Name {
     pair
 }
 
-/// A program that has asked to be connected: its channel and its identifier.
+/// Makes a program ask to be connected. Returns its channel and its identifier.
 fn connect(socket: &mut Socket) -> (Name, Name) {
     let channel = make(socket, &Request::CreateEventChannel);
     let id = make(socket, &Request::CreateIdentifier { channel });
@@ -69,8 +69,8 @@ fn connect(socket: &mut Socket) -> (Name, Name) {
     (channel, id)
 }
 
-/// A program that reads its events until there are none, and acts on each, does not find among them that connecting failed: in a
-/// network that takes a journey.
+/// A program reads its events until there are none, and handles each. It does not find among them
+/// that connecting failed: in a network that would take a round trip.
 #[test]
 fn a_reject_is_no_event_of_the_batch_that_connected() {
     let fabric = Fabric::new().expect("a fabric");
@@ -82,7 +82,7 @@ fn a_reject_is_no_event_of_the_batch_that_connected() {
     assert_eq!(kind(&mut program, channel), None);
 }
 
-/// Nor does who reads that it is connected find that the peer has disconnected.
+/// The batch with the event that it is connected does not have the peer's disconnection either.
 #[test]
 fn a_disconnection_is_no_event_of_the_batch_that_connected() {
     let fabric = Fabric::new().expect("a fabric");
@@ -111,8 +111,8 @@ fn a_disconnection_is_no_event_of_the_batch_that_connected() {
     done(&mut client, &Request::Disconnect(id));
 }
 
-/// A program that reads its completion channel, and asks the fabric nothing meanwhile, finds each event, however many there are: more than
-/// a pipe holds. Others are served, and the session too.
+/// A program that only reads its completion channel finds every event, even if they are more than a
+/// pipe holds. Other programs are served, and its session too.
 #[test]
 fn events_that_find_no_room_in_the_pipe_come_later() {
     const EVENTS: usize = 9000;
@@ -140,7 +140,7 @@ fn events_that_find_no_room_in_the_pipe_come_later() {
     }
     for id in 0..EVENTS as u64 {
         shown.arm();
-        // The queue pair has failed: the receive is flushed.
+        // The queue pair has failed, so the receive is flushed.
         let work = vec![softrdma_wire::Receive { id, local: Vec::new() }];
         let posted = ask(&mut program, &Request::PostReceive { pair, work });
         assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });

@@ -1,4 +1,4 @@
-//! Faults into programs that know nothing of them.
+//! Injects faults into unmodified programs.
 
 mod common;
 mod faults_page;
@@ -22,7 +22,7 @@ fn status(home: &Home) -> String {
     common::succeeded(&home.softrdma(&["status"]).output().expect("runs"))
 }
 
-/// How many faults have struck, as `softrdma status` says.
+/// Returns how many faults have struck, as `softrdma status` says.
 fn struck(status: &str) -> u64 {
     status
         .lines()
@@ -30,8 +30,11 @@ fn struck(status: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Faults that do not strike a connection which is there (a receive's memory is for messages, of which an idle one has none); the others strike
-/// that of a client which asks all the time.
+/// Faults that do not strike an established connection. The others strike that of a client that
+/// sends requests all the time.
+///
+/// `receive-gone` is among them because the memory of a receive is for messages, and an idle
+/// connection has none.
 const AT_CONNECTING: [&str; 9] = [
     "receive-gone",
     "address-error",
@@ -48,18 +51,20 @@ const AT_CONNECTING: [&str; 9] = [
 struct Befallen {
     fault: String,
     struck: u64,
-    /// What a client that came then got.
+    /// What a client got that connected then.
     after: String,
-    /// Classes of failure that came about, and how often.
+    /// The classes of failure that occurred, and how often.
     classes: BTreeMap<&'static str, (u64, u64)>,
-    /// Whether it brought no program down, but by `kill`: the server serves until it is asked to end, and no client ends by a signal.
+    /// Whether no program crashed, except by `kill`: the server serves until it is asked to end,
+    /// and no signal ends a client.
     all_live: bool,
 }
 
-/// Lets a fault befall the machine at this address while clients talk to a server. They end, whatever they make of it.
+/// Injects a fault into the machine at this address while clients talk to a server, and waits until
+/// they end.
 fn befall(server: &str, client: &str, fault: &str, address: &str) -> Befallen {
     let home = Home::new("faults");
-    // Keeps the fabric and its counts there, whoever ends.
+    // Keeps the fabric and its counts alive when other programs end.
     let mut keeper = home.run(CLIENT, &["cat"]).stdin(Stdio::piped()).spawn().expect("starts");
     let arguments =
         ["--rdma-bind", SERVER, "--rdma-port", "6379", "--port", "0", "--save", "", "--protected-mode", "no"];
@@ -69,20 +74,22 @@ fn befall(server: &str, client: &str, fault: &str, address: &str) -> Befallen {
         let to = [client, "--rdma", "-h", SERVER, "-p", "6379", "-t", patience];
         Running::start(&mut home.run(CLIENT, &[&to, commands].concat()))
     };
-    // Somebody who is connected when it comes, however long that takes on a busy machine, and somebody who connects then.
+    // One client is connected when the fault is injected, however long that takes on a busy
+    // machine; another connects then.
     let mut before = talk("60", &["-r", "-1", "-i", "0.01", "PING"]);
     before.line("PONG");
     let inject = ["fault", "--address", address, fault];
     common::succeeded(&home.softrdma(&inject).output().expect("runs"));
-    // A client that is struck while it connects may wait for ever: it has no time-out for the window that it was to get.
+    // A fault at connecting may leave a client waiting without limit: it has no timeout for the
+    // server's first window.
     if !AT_CONNECTING.contains(&fault.split('=').next().unwrap_or(fault)) {
         common::await_some(&format!("{fault} at {address}"), || (struck(&status(&home)) > 0).then_some(()));
     }
-    // Without a time-out an address that is not resolved is waited for.
+    // Without a timeout, the client would wait for an address that is not resolved.
     let (ended, text) = talk("1", &["-r", "3", "SETRANGE", "key", "100000", "x"]).ended();
     let answers = text.lines().filter(|line| line.starts_with("(integer)") || *line == "100001").count();
     let after = if ended.success() { format!("{answers} of 3 answers") } else { "an error".into() };
-    // A message whose answer was lost is repeated, but not at once.
+    // A message whose answer was lost is repeated, but only after a while.
     let repeated = |status: &String| fault != "lose-answer" || status.contains(BufferOwnership.words());
     let status = common::await_some("a repetition", || Some(status(&home)).filter(repeated));
     let count = |class: &FailureClass| {
@@ -106,7 +113,8 @@ fn befall(server: &str, client: &str, fault: &str, address: &str) -> Befallen {
     befallen
 }
 
-/// Every fault befalls an unmodified `valkey-server`, then an unmodified `valkey-cli`. With `RENEW` it writes docs/softrdma-faults.md.
+/// Injects every fault into an unmodified `valkey-server`, then into an unmodified `valkey-cli`.
+/// With `RENEW` it writes docs/softrdma-faults.md.
 #[test]
 fn every_fault_befalls_valkey() {
     let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
@@ -120,7 +128,7 @@ fn every_fault_befalls_valkey() {
             .expect("a file");
     }
     for sides in &all {
-        // It comes at once, from outside the model, and is no fault that struck.
+        // `kill` acts at once, from outside the model, so it does not count as a fault that struck.
         let strikes = sides.iter().any(|side| side.struck > 0) || sides[0].fault == "kill";
         assert!(strikes, "{} struck nobody", sides[0].fault);
     }
@@ -130,7 +138,8 @@ fn every_fault_befalls_valkey() {
     }
 }
 
-/// Of two clients one is struck, by its address; and `status` names the queue pair by which it can be struck again.
+/// A fault strikes one of two clients, chosen by its address. `status` names the queue pair of the
+/// other, by which it is struck next.
 #[test]
 fn a_fault_befalls_one_client_of_two() {
     let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
@@ -153,7 +162,7 @@ fn a_fault_befalls_one_client_of_two() {
     };
     let pair_of = |machine: &str| {
         let status = status(&home);
-        // Number, machine, state, own address, peer's address.
+        // The cells are number, machine, state, own address and peer's address.
         status.lines().find_map(|line| {
             let cells: Vec<_> = line.split('|').map(str::trim).collect();
             let ours = cells.get(2) == Some(&SERVER) && cells.get(5)?.starts_with(machine);
@@ -162,7 +171,7 @@ fn a_fault_befalls_one_client_of_two() {
     };
     let first = pair_of(CLIENT).expect("it is connected");
     inject(&["--peer", CLIENT]);
-    // Whatever the client does then, this connection is over.
+    // Whatever the client does then, this connection has ended.
     let over = |machine: &str, pair: &str| (pair_of(machine).as_deref() != Some(pair)).then_some(());
     common::await_some("the end of a connection", || over(CLIENT, &first));
     assert_eq!(struck(&status(&home)), 1);
@@ -175,7 +184,7 @@ fn a_fault_befalls_one_client_of_two() {
     home.is_left();
 }
 
-/// `run --faults` tells the fabric before the program runs, and so before its machine is there.
+/// `run --faults` tells the fabric before the program runs, and so before its machine exists.
 #[test]
 fn a_file_of_faults_waits_for_its_machine() {
     let home = Home::new("faults-file");
@@ -193,7 +202,7 @@ fn a_file_of_faults_waits_for_its_machine() {
     home.is_left();
 }
 
-/// What a fault is for is found by the address, also of a machine that comes later; and it strikes once.
+/// A fault waits for the machine with its address, and strikes once.
 #[test]
 fn a_fault_waits_for_its_machine() {
     let fabric = Fabric::new().expect("a fabric");

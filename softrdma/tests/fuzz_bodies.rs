@@ -1,4 +1,4 @@
-//! The fuzzer's body on its seeds, and on inputs that are the same every time.
+//! Runs the fuzzer's body on its seeds, and on generated inputs that are the same every time.
 
 mod bodies;
 mod queue;
@@ -13,7 +13,7 @@ fn packet(into: &mut Vec<u8>, program: u8, request: &Request<'_>) {
     into.extend(bytes);
 }
 
-/// Two programs that connect queue pairs and write: what the fuzzer begins with.
+/// Returns the fuzzer's first seed: two programs that connect queue pairs and write.
 fn honest() -> Vec<u8> {
     let mut input = Vec::new();
     let machine = |program: u8| std::net::IpAddr::from([192, 0, 2, program + 1]);
@@ -38,7 +38,7 @@ fn honest() -> Vec<u8> {
             packet(&mut input, program, &request);
         }
     }
-    // Each finds the other's queue pair.
+    // Each program connects to the other's queue pair.
     for program in [0, 1] {
         let (local, remote, number) = (machine(program), machine(1 - program), 3 - u32::from(program));
         for to in [
@@ -52,7 +52,7 @@ fn honest() -> Vec<u8> {
     let local = softrdma_wire::Local::Memory(vec![Sge { address: 4096, len: 64, lkey: 0x101 }]);
     let op = softrdma_wire::Op::Write { address: 4200, rkey: 0x202 };
     let work = vec![Send { id: 1, op, signaled: true, solicited: false, local }];
-    // It arms its queue, in the first page.
+    // The program arms its queue, in the first page.
     input.extend([bodies::SCRIBBLE, 3, queue::ARMED as u8, 0, 2]);
     packet(&mut input, 0, &Request::PostSend { pair: 6, room: 0, work });
     packet(&mut input, 0, &Request::Poll(4));
@@ -69,7 +69,7 @@ fn seeds_and_generated_inputs() {
     }
     assert!(count > 0);
     let mut runner = TestRunner::deterministic();
-    // Bytes of any kind, and a sound conversation of which some bytes are others.
+    // Arbitrary bytes, and a valid conversation with some bytes changed.
     let (bytes, honest) = (proptest::collection::vec(proptest::num::u8::ANY, 0..2000), honest());
     let places = proptest::collection::vec((0..honest.len(), proptest::num::u8::ANY), 0..6);
     for _ in 0..100 {
@@ -82,22 +82,22 @@ fn seeds_and_generated_inputs() {
     }
 }
 
-/// It is what both want: one completion, of the WRITE, which is a success.
+/// The valid conversation ends with one completion, of the WRITE, which is a success.
 #[test]
 fn the_honest_conversation_ends_well() {
-    // The bytes may be on their way still.
+    // The bytes may still be in flight.
     let shown = |memory: Option<&std::os::fd::OwnedFd>| {
         let mut page = [0; queue::ENTRIES as usize + 40];
         assert_eq!(rustix::io::pread(memory.expect("is there"), &mut page, 0), Ok(page.len()));
         let word = |at: u64| page[at as usize];
-        // Its id and status.
+        // The positions are those of the count, the id and the status.
         word(queue::SHOWS) == 1 && word(queue::ENTRIES) == 1 && word(queue::ENTRIES + 12) == 0
     };
     let last = bodies::converse(&honest(), shown).expect("an answer");
     assert_eq!(postcard::from_bytes(&last), Ok(Reply::Done));
 }
 
-/// The seed is that conversation, as this version of the protocol has it.
+/// The seed is that conversation, in this version of the protocol.
 #[test]
 fn the_seed_is_an_honest_conversation() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/fabric/honest");

@@ -1,4 +1,5 @@
-//! A program may write anything into the pages that it shares with the fabric. It reaches its own queues alone.
+//! A program may write anything into the pages that it shares with the fabric. It affects only its
+//! own queues.
 
 mod queue;
 mod session;
@@ -48,7 +49,7 @@ impl Program {
         Self { socket, queue, pair }
     }
 
-    /// Posts a WRITE without bytes: the answer.
+    /// Posts a WRITE without bytes, and returns the answer.
     fn write(&mut self, id: u64) -> Reply {
         let op = softrdma_wire::Op::Write { address: 0, rkey: 0 };
         let local = softrdma_wire::Local::Memory(Vec::new());
@@ -56,7 +57,7 @@ impl Program {
         ask(&mut self.socket, &Request::PostSend { pair: self.pair, room: 0, work })
     }
 
-    /// Posts receives of a queue pair that has failed, which completes them at once.
+    /// Moves the queue pair to ERR and posts receives, which complete at once.
     fn flush(&mut self, ids: std::ops::Range<u64>) {
         let modified = ask(&mut self.socket, &Request::Modify { pair: self.pair, to: Transition::Fail });
         assert_eq!(modified, Reply::Done);
@@ -74,7 +75,7 @@ fn ids(completions: &[Completion]) -> Vec<u64> {
     completions.iter().map(|completion| completion.id).collect()
 }
 
-/// The other finds its completions, and those alone.
+/// Checks that another program finds its completions, and no others.
 fn finds_its_own(program: &mut Program, id: u64) {
     assert_eq!(program.write(id), POSTED);
     assert_eq!(ids(&program.queue.take_shown()), [id]);
@@ -90,7 +91,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // The pages of the first queues, and beyond.
+    // An offset in the pages of the first queues, or beyond.
     let place = prop_oneof![0..8 * PAGE as u64, 0..(PAGE as u64) << 14];
     prop_oneof![
         (place, proptest::collection::vec(any::<u8>(), 1..200))
@@ -105,7 +106,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever it writes there, the fabric answers, and another program finds what is its own.
+    /// Whatever a program writes there, the fabric answers, and another program finds only its own
+    /// completions.
     #[test]
     fn whatever_is_in_a_page(steps in proptest::collection::vec(step(), 1..100)) {
         let fabric = Fabric::new().expect("a fabric");
@@ -113,7 +115,7 @@ proptest! {
         for (id, step) in (0..).zip(steps) {
             match step {
                 Step::Write(at, bytes) => {
-                    // Behind the memory's end there is nothing.
+                    // The write fails beyond the memory's end.
                     let _written = rustix::io::pwrite(&hostile.queue.memory, &bytes, at);
                 }
                 Step::Words(taken, armed) => {
@@ -135,7 +137,8 @@ proptest! {
     }
 }
 
-/// Its memory keeps its size. What it punches out of it reads as zeros, and the fabric goes on.
+/// The memory keeps its size. A hole that the program punches reads as zeros, and the fabric
+/// continues.
 #[test]
 fn the_memory_keeps_its_size() {
     let fabric = Fabric::new().expect("a fabric");
@@ -158,7 +161,8 @@ fn the_memory_keeps_its_size() {
     assert!(matches!(ask(&mut program.socket, &Request::AllocateDomain(0)), Reply::Made(_)));
 }
 
-/// A program that says that it has taken more than it was shown, or less than before, has taken nothing.
+/// A program that claims to have taken more than it was shown, or less than before, has taken
+/// nothing.
 #[test]
 fn positions_that_cannot_be_are_not_believed() {
     let fabric = Fabric::new().expect("a fabric");
@@ -172,7 +176,7 @@ fn positions_that_cannot_be_are_not_believed() {
         program.queue.write(ARMED, &(u64::from(taken) << 32 | 2).to_le_bytes());
         assert_eq!(program.write(9), full, "{taken}");
     }
-    // What it has taken makes room for as many.
+    // Completions that were taken make room for as many.
     program.queue.write(TAKEN, &2_u32.to_le_bytes());
     assert_eq!((program.write(4), program.write(5), program.write(9)), (POSTED, POSTED, full.clone()));
     program.queue.write(TAKEN, &1_u32.to_le_bytes());
@@ -181,7 +185,7 @@ fn positions_that_cannot_be_are_not_believed() {
     assert_eq!(program.write(6), POSTED);
 }
 
-/// What finds no room in the page comes when the program asks.
+/// Completions without room in the page are shown when the program asks.
 #[test]
 fn completions_beyond_the_page_come_when_asked_for() {
     let fabric = Fabric::new().expect("a fabric");
@@ -197,7 +201,7 @@ fn completions_beyond_the_page_come_when_asked_for() {
     assert_eq!(found, (0..all).collect::<Vec<_>>());
 }
 
-/// A program that takes nothing loses its queue, and is told so.
+/// A program that takes no completions loses its queue, and is told so.
 #[test]
 fn a_queue_whose_completions_are_not_taken_is_lost() {
     let fabric = Fabric::new().expect("a fabric");
@@ -210,7 +214,8 @@ fn a_queue_whose_completions_are_not_taken_is_lost() {
     finds_its_own(&mut other, 1);
 }
 
-/// A program has a bounded number of queues; others have theirs, and one that is destroyed makes room for another.
+/// The number of a program's queues is bounded. A destroyed one makes room for another, and other
+/// programs have their own.
 #[test]
 fn pages_are_bounded() {
     let fabric = Fabric::new().expect("a fabric");

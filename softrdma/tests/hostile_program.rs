@@ -1,4 +1,4 @@
-//! A program may send the fabric anything. The fabric lives, and others notice nothing.
+//! A program may send the fabric anything. The fabric survives, and other programs are unaffected.
 
 mod queue;
 mod session;
@@ -20,13 +20,13 @@ use softrdma_wire::{
 };
 use userfault::{PAGE, Pages};
 
-/// Whether an honest program is served.
+/// Checks that an honest program is served.
 fn serves(fabric: &Arc<Fabric>) {
     let mut socket = open(fabric, 250);
     assert!(matches!(ask(&mut socket, &Request::AllocateDomain(0)), Reply::Made(_)));
 }
 
-/// Elements of which a message holds as many.
+/// How many elements fit in a message.
 const MOST_ELEMENTS: usize = 1200;
 
 fn name() -> impl Strategy<Value = u32> {
@@ -75,7 +75,7 @@ fn transition() -> impl Strategy<Value = Transition> {
     ]
 }
 
-/// Data of a request, as long as a message allows.
+/// The data of a request, as long as a message allows.
 static DATA: [u8; 300] = [9; 300];
 
 fn request() -> impl Strategy<Value = Request<'static>> {
@@ -126,7 +126,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::QueryPair),
         (0..3_u32).prop_map(Request::TakeAsyncEvent),
         (0..3_u32).prop_map(Request::AsyncEvents),
-        // With a session it is refused.
+        // With a session this request is refused.
         (0..3_u8, any::<u32>()).prop_map(|(last, times)| Request::Inject {
             seed: None,
             faults: vec![Fault {
@@ -200,7 +200,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Requests that are well formed and mean anything, of two programs in turn.
+    /// Two programs send well-formed requests of any content in turn.
     #[test]
     fn requests_of_any_kind_are_answered(
         requests in proptest::collection::vec((any::<bool>(), request()), 0..200)
@@ -209,13 +209,13 @@ proptest! {
         let mut programs = [open(&fabric, 1), open(&fabric, 2)];
         for (second, request) in &requests {
             let [one, two] = &mut programs;
-            // An answer is all that is asked; what it says is up to the model.
+            // The test requires an answer; the model decides which.
             ask(if *second { two } else { one }, request);
         }
         serves(&fabric);
     }
 
-    /// Bytes that are no requests end the session that sent them, and no other.
+    /// Bytes that are no request end the session that sent them, and no other.
     #[test]
     fn bytes_that_mean_nothing_end_their_session_alone(
         packets in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..300), 1..20)
@@ -223,7 +223,7 @@ proptest! {
         let fabric = Fabric::new().expect("a fabric");
         let socket = raw(&fabric);
         for packet in &packets {
-            // The fabric may have closed it.
+            // The fabric may have closed the session.
             let _sent = rustix::net::send(&socket, packet, SendFlags::NOSIGNAL);
         }
         serves(&fabric);
@@ -260,7 +260,8 @@ fn an_address_is_on_one_machine() {
     for taken in [vec![vec![address(1), address(2)]], vec![vec![address(2)], vec![address(1)]]] {
         assert_eq!(come_with(taken), refused(rustix::io::Errno::ADDRINUSE));
     }
-    // On one device of it, once, and devices have addresses, a bounded number of them.
+    // A machine has devices and each has addresses, a bounded number of them; each address is on
+    // one device, once.
     let many = (2..19).map(|last| vec![address(last)]).collect();
     let (twice, on_two) = (vec![vec![address(2); 2]], vec![vec![address(2)], vec![address(3), address(2)]]);
     for wrong in [vec![], vec![vec![]], twice, on_two, many] {
@@ -280,13 +281,13 @@ fn faults_are_bounded() {
     };
     let refused = |errno: rustix::io::Errno| Reply::Refused(errno.raw_os_error());
     assert_eq!(inject("lose", MAX_BATCH + 1, 1), refused(rustix::io::Errno::INVAL));
-    // Those of a machine that is there, and of one that is awaited.
+    // Pending faults count whether their machine exists or is awaited.
     for last in [1, 2, 1, 2] {
         assert_eq!(inject("lose", MAX_BATCH, last), Reply::Done);
     }
     assert_eq!(inject("lose", 1, 1), refused(rustix::io::Errno::NOMEM));
     assert_eq!(inject("lose", 1, 2), refused(rustix::io::Errno::NOMEM));
-    // It is never ahead. Nobody is at this address.
+    // `kill` is never pending. No machine has this address.
     assert_eq!(inject("kill", MAX_BATCH, 2), Reply::Done);
 }
 
@@ -353,7 +354,7 @@ impl Program {
         assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
     }
 
-    /// Waits for a completion: its id and status.
+    /// Waits for a completion. Returns its id and status.
     fn completion(&mut self) -> (u64, u32) {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         loop {
@@ -366,7 +367,7 @@ impl Program {
     }
 }
 
-/// Memory of three pages, as any other.
+/// Allocates ordinary memory of three pages.
 fn pages() -> u64 {
     Vec::leak(vec![0_u8; 3 * PAGE as usize]).as_ptr().expose_provenance() as u64
 }
@@ -378,8 +379,8 @@ fn connected(one: &mut Program, other: &mut Program) -> (Pair, Pair) {
     (own, theirs)
 }
 
-/// A page of one program that does not come stops what goes there, and nothing else: neither other queue pairs of who writes there, nor other
-/// programs, nor what the program itself asks.
+/// A page that does not come stops only what is written to it: neither the writer's other queue
+/// pairs, nor other programs, nor the requests of the program itself.
 #[test]
 fn a_page_that_does_not_come_stops_no_other_program() {
     let Some(stuck) = Pages::new() else { return };
@@ -403,8 +404,8 @@ fn a_page_that_does_not_come_stops_no_other_program() {
     assert_eq!(writer.completion(), (1, 0));
 }
 
-/// Who writes to a page that never comes is told that nobody answers, and goes on elsewhere. Programs in whose memory the fabric is stuck can
-/// leave.
+/// A writer to a page that never comes gets the error of a peer that does not answer, and its other
+/// connections continue. Programs whose memory blocks the fabric can leave.
 #[test]
 fn a_page_that_never_comes_is_a_peer_that_does_not_answer() {
     /// `IBV_WC_RETRY_EXC_ERR`.
@@ -428,7 +429,8 @@ fn a_page_that_never_comes_is_a_peer_that_does_not_answer() {
     stuck.let_go();
 }
 
-/// Pages of several programs that do not come stop nothing else either, though one program writes to all of them.
+/// Such pages of several programs stop nothing else either, though one program writes to all of
+/// them.
 #[test]
 fn pages_of_several_programs_that_do_not_come_stop_nobody_else() {
     let stuck: Option<Vec<_>> = (0..3).map(|_| Pages::new()).collect();

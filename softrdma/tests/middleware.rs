@@ -1,5 +1,5 @@
-//! Layers above verbs, as Debian has them: UCX and libfabric. And what they look for beside verbs: device files, sysfs and interfaces.
-//! What is not installed is skipped.
+//! Layers above verbs, as Debian has them: UCX and libfabric; and what they look for beside verbs:
+//! device files, sysfs and interfaces. What is not installed is skipped.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn device_files_sysfs_and_interfaces() {
     let home = Home::new("seen");
     let Some(program) = compiled(&home, "seen") else { return };
     let addresses = ["run", "--address", "192.0.2.1,2001:db8::1", "--address", "198.51.100.1", "--"];
-    // The second finds the folder that the first has left.
+    // The second run finds the folder that the first has left.
     for _ in 0..2 {
         let mut command = home.softrdma(&addresses);
         let output = command.arg(&program).stderr(Stdio::piped()).output().expect("runs");
@@ -36,7 +36,7 @@ fn ucx_finds_the_device() {
     home.is_left();
 }
 
-/// Puts, gets and active messages of `rc_verbs`, inline, copied and from where the bytes lie.
+/// Puts, gets and active messages of `rc_verbs`: inline, copied and zero-copy.
 #[test]
 fn ucx_moves_bytes_by_rc_verbs() {
     for (test, layout, port) in [
@@ -70,7 +70,7 @@ fn libfabric_finds_the_device() {
     home.is_left();
 }
 
-/// Messages of connected endpoints, and of reliable datagrams that are built on these.
+/// Messages of connected endpoints, and of reliable datagrams on top of them.
 #[test]
 fn libfabric_by_verbs() {
     for (provider, endpoint, port) in [("verbs", "msg", "18641"), ("verbs;ofi_rxm", "rdm", "18642")] {
@@ -84,7 +84,8 @@ fn libfabric_by_verbs() {
     }
 }
 
-/// A process of another machine is no neighbour: what it binds to loopback is its own.
+/// A process of another machine is not local: an address that it binds to loopback belongs to its
+/// machine.
 #[test]
 fn loopback_is_the_machines_own() {
     if installed("rping").is_none() {

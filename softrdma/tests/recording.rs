@@ -1,4 +1,4 @@
-//! Recordings of a fabric open in tshark. What is not installed is skipped.
+//! Opens recordings of a fabric in tshark. What is not installed is skipped.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{Home, Running, await_some, installed, pinged, served, succeeded, va
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
 
-/// A program at the server's address, on a fabric that records.
+/// Returns the command for a program at the server's address, on a fabric that records.
 fn recorded(home: &Home, file: &Path, options: &[&str], program: &[&str]) -> Command {
     let file = file.to_str().expect("a path in UTF-8");
     let mut command = home.softrdma(&["run", "--address", SERVER, "--record", file]);
@@ -19,7 +19,8 @@ fn recorded(home: &Home, file: &Path, options: &[&str], program: &[&str]) -> Com
     command
 }
 
-/// What tshark says of a recording, a line for each packet, with Valkey's dissector; `None` if there is no tshark.
+/// Returns tshark's output for a recording, a line for each packet, with Valkey's dissector; `None`
+/// if tshark is not installed.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     installed("tshark")?;
     let dissector = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../spec/wireshark/valkey-rdma.lua"));
@@ -38,7 +39,8 @@ fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
 const INFO: [&str; 4] = ["-T", "fields", "-e", "_ws.col.Info"];
 const WRONG: [&str; 2] = ["-Y", "_ws.malformed || valkey_rdma.outside"];
 
-/// Valkey's own programs: a key that is longer than a packet and than a window's rest, there and back.
+/// Records Valkey's own programs, with a key that is longer than a packet and than a window's rest,
+/// there and back.
 #[test]
 fn valkey_is_recorded() {
     let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
@@ -54,7 +56,7 @@ fn valkey_is_recorded() {
     };
     assert_eq!(talk(&["SETRANGE", "key", "9999", "x"]).trim(), "10000");
     assert_eq!(talk(&["GET", "key"]).len(), 10_001);
-    // One recording for a fabric.
+    // A fabric makes one recording.
     let second = home.path().join("second.pcapng");
     let refused = recorded(&home, &second, &[], &["true"]).stderr(Stdio::piped()).output().expect("runs");
     assert!(!refused.status.success());
@@ -64,15 +66,17 @@ fn valkey_is_recorded() {
     home.is_left();
     let Some(page) = tshark(&file, &INFO) else { return };
     let lines = |what: &str| page.lines().filter(|line| line.contains(what)).count();
-    // Each connection: a registration of either side; the server's window has 1 MiB, libvalkey's too.
+    // Each connection has a registration by either side. The server's window has 1 MiB, and so has
+    // libvalkey's.
     assert_eq!(lines("RegisterXferMemory 1048576 bytes at 0x"), 4, "{page}");
-    // The reply: its length in front, a line's end behind it, in packets of 4096.
+    // The reply has its length in front and a line's end behind it, in packets of 4096.
     assert_eq!(lines("imm 10010"), 1, "{page}");
     assert!(lines("Acknowledge") > 0, "{page}");
     assert_eq!(tshark(&file, &WRONG).as_deref(), Some(""));
 }
 
-/// READs, which `rping` makes of its peer's memory, and their answers; on devices of another kind, with a latency.
+/// Records READs, with which `rping` reads its peer's memory, and their answers; on devices of
+/// another kind, with a latency.
 #[test]
 fn rping_is_recorded() {
     if installed("rping").is_none() {
@@ -90,10 +94,10 @@ fn rping_is_recorded() {
     assert_eq!(lines("RDMA Read Request"), 3, "{page}");
     assert_eq!(lines("RDMA Read Response Only"), 3, "{page}");
     assert_eq!(lines("RDMA Write Only"), 3, "{page}");
-    // SENDs of rping are no control messages of Valkey's.
+    // SENDs of rping are not control messages of Valkey.
     let wrong = ["-Y", "_ws.malformed && !valkey_rdma.length_wrong"];
     assert_eq!(tshark(&file, &wrong).as_deref(), Some(""));
-    // Sequence numbers of each queue pair go on from 0, and an answer bears its message's.
+    // Sequence numbers of each queue pair continue from 0, and an answer has its message's number.
     let fields = ["-T", "fields", "-e", "infiniband.bth.destqp", "-e", "infiniband.bth.opcode"];
     let numbers = tshark(&file, &[&fields[..], &["-e", "infiniband.bth.psn", "-Y", "infiniband"]].concat());
     let mut next = std::collections::BTreeMap::new();
@@ -113,7 +117,7 @@ fn rping_is_recorded() {
     assert_eq!(next.len(), 2);
 }
 
-/// The class that a client sets is that of both directions, and no other connection's.
+/// The class that a client sets applies to both directions, and to no other connection.
 #[test]
 fn a_traffic_class_is_on_every_packet() {
     if installed("ucmatose").is_none() {
@@ -136,7 +140,7 @@ fn a_traffic_class_is_on_every_packet() {
     }
 }
 
-/// The file may be the recording that is being written.
+/// A refused recording leaves its file unchanged, as it may be the one that is being written.
 #[test]
 fn a_recording_that_is_refused_leaves_its_file_as_it_is() {
     let home = Home::new("recording-refused");
@@ -145,7 +149,7 @@ fn a_recording_that_is_refused_leaves_its_file_as_it_is() {
     let _serving = Running::start(recorded_program.stdin(Stdio::piped()));
     let content = || std::fs::read(&file).ok().filter(|content| !content.is_empty());
     await_some("the file's head", content);
-    // They stand for frames, which a program with a connection would have brought.
+    // These bytes stand for frames, which a program with a connection would have caused.
     let append = std::fs::OpenOptions::new().append(true).open(&file);
     append.and_then(|mut end| end.write_all(b"frames")).expect("a file");
     let before = content();

@@ -1,4 +1,4 @@
-//! Programs of others, as they are installed. What is not installed is skipped.
+//! Runs programs of others, as they are installed. What is not installed is skipped.
 
 mod common;
 
@@ -38,7 +38,7 @@ fn perftest_write_and_read() {
         ("ib_send_bw", "18614"),
         ("ib_write_lat", "18615"),
     ] {
-        // The newer way to post, and the older one.
+        // By the extended way to post, and by `ibv_post_send(3)`.
         for old in [&[][..], &["--use_old_post_send"]] {
             let common = ["-x", "0", "-n", "100", "-s", "4096", "-F", "-p", port];
             let server: Vec<&str> = [program].into_iter().chain(common).chain(old.iter().copied()).collect();
@@ -50,7 +50,7 @@ fn perftest_write_and_read() {
     }
 }
 
-/// Scatter-gather lists through the C ABI and the headers' inline functions.
+/// Scatter-gather lists, through the C ABI and the headers' inline functions.
 #[test]
 fn elements_of_a_work_request() {
     let home = Home::new("elements");
@@ -61,7 +61,7 @@ fn elements_of_a_work_request() {
     home.is_left();
 }
 
-/// Options of identifiers and of regions answer as Linux and librdmacm do.
+/// Options of identifiers and of regions have the results of Linux and librdmacm.
 #[test]
 fn options_of_identifiers_and_regions() {
     let home = Home::new("options");
@@ -83,7 +83,7 @@ fn long_chains() {
     home.is_left();
 }
 
-/// Each completion vector has its thread, which alone raises what queues raise on it.
+/// Each completion vector has its thread, which alone raises the events of its queues.
 #[test]
 fn completion_vectors_have_threads() {
     let home = Home::new("vectors");
@@ -106,7 +106,8 @@ fn completion_vectors_have_threads() {
     }
 }
 
-/// Completion queues and queue pairs with functions, shared receives, solicited events, SQD, a child, acknowledgements.
+/// Completion queues and queue pairs with functions, shared receives, solicited events, SQD, a
+/// child, acknowledgements.
 #[test]
 fn the_newer_calls() {
     let home = Home::new("extended");
@@ -117,7 +118,7 @@ fn the_newer_calls() {
     home.is_left();
 }
 
-/// The fabric is not asked about each receive of a queue pair that is not connected.
+/// Receives of a queue pair that is not connected cost no requests.
 #[test]
 fn receives_that_are_kept() {
     let home = Home::new("kept");
@@ -142,7 +143,8 @@ fn receives_that_are_kept() {
     home.is_left();
 }
 
-/// One queue pair and one completion queue of several threads, in a process that forks and executes.
+/// Several threads use one queue pair and one completion queue, in a process that forks and
+/// executes.
 #[test]
 fn threads_that_post_and_poll() {
     let home = Home::new("threads");
@@ -153,8 +155,10 @@ fn threads_that_post_and_poll() {
     home.is_left();
 }
 
-/// Where the kernel forbids the fabric to reach into programs, they copy their memory themselves: READs, WRITEs and SENDs of `rping`, and
-/// what `extended.c` does. `doctor` says so.
+/// Where the kernel forbids the fabric to access programs, they copy their memory themselves, and
+/// `doctor` says so.
+///
+/// Covers READs, WRITEs and SENDs of `rping`, and `extended.c`.
 #[test]
 fn programs_that_cannot_be_reached_into() {
     let home = Home::new("forbidden");

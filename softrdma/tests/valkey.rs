@@ -1,5 +1,7 @@
-//! Valkey's own programs, unmodified. Skipped where there is no Valkey with RDMA: `VALKEY_BIN` names the directory of its programs,
-//! or `lab/run setup` has built it.
+//! Runs Valkey's own programs, unmodified.
+//!
+//! Skipped if there is no Valkey with RDMA: `VALKEY_BIN` names the directory of its programs, or
+//! `lab/run setup` has built it.
 
 mod common;
 
@@ -12,10 +14,10 @@ use softrdma_wire::Socket;
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
 const PORT: &str = "6379";
-/// Bytes of a reply: sixteen windows of libvalkey's.
+/// The bytes of a reply: sixteen windows of libvalkey.
 const REPLY: usize = 16 << 20;
 
-/// A Valkey server that takes connections, and its process.
+/// Starts a Valkey server, and returns it with its process when it takes connections.
 fn serve(home: &Home, program: &str) -> (Running, Pid) {
     let arguments =
         ["--rdma-bind", SERVER, "--rdma-port", PORT, "--port", "0", "--save", "", "--protected-mode", "no"];
@@ -31,19 +33,19 @@ fn cli(home: &Home, program: &str, arguments: &[&str]) -> Command {
     command
 }
 
-/// Files open in a process, and its threads.
+/// Counts the open files and the threads of a process.
 fn holds(pid: u32) -> [usize; 2] {
     ["fd", "task"].map(|what| std::fs::read_dir(format!("/proc/{pid}/{what}")).expect("it runs").count())
 }
 
-/// A server is killed in the middle of its replies, as often as `SOFTRDMA_KILLS` says. Its clients end, whatever they make of it, and
-/// nothing stays behind in the fabric or of it.
+/// Kills a server in the middle of its replies, as often as `SOFTRDMA_KILLS` says. Its clients end,
+/// and nothing is left in the fabric.
 #[test]
 fn a_killed_server_leaves_nobody_waiting() {
     let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
     let kills = std::env::var("SOFTRDMA_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
     let home = Home::new("valkey-kill");
-    // Keeps the fabric there from one server to the next.
+    // Keeps the fabric alive from one server to the next.
     let mut keeper = home.run(CLIENT, &["cat"]).stdin(Stdio::piped()).spawn().expect("starts");
     let fabric = await_some("the fabric", || Some(Socket::connect(&home.socket()).ok()?.peer().ok()?.0));
     let nobody =
@@ -55,21 +57,21 @@ fn a_killed_server_leaves_nobody_waiting() {
         common::succeeded(&cli(&home, &client, &["SETRANGE", "key", &last, "x"]).output().expect("runs"));
         let [mut one, two] =
             [(); 2].map(|()| Running::start(&mut cli(&home, &client, &["-r", "-1", "GET", "key"])));
-        // The first has printed a reply, or some of it; the second is somewhere on its way.
+        // The first client has printed some of a reply or all of it; the second is at any point.
         let printed = one.skip(1 + kill * REPLY / kills);
         kill_process(pid, Signal::KILL).expect("it runs");
         if let Err(ended) = printed {
             panic!("kill {kill}: {ended}; the server: {}", running.finish().1);
         }
         for client in [one, two] {
-            // Whatever it makes of it.
+            // The client may succeed or fail.
             let _status = client.finish();
         }
         let (done, _text) = running.finish();
         assert!(!done, "it was killed");
         await_some("the end of all sessions", || nobody().then_some(()));
         let first = *held.get_or_insert_with(|| holds(fabric));
-        // The thread of whoever asked for the status may be on its way out.
+        // The thread that served the request for the status may still be ending.
         await_some("the fabric's files and threads of before", || (holds(fabric) <= first).then_some(()));
     }
     drop(keeper.stdin.take());

@@ -1,9 +1,11 @@
-//! Events that were read and wait for their acknowledgement, which destruction of their object waits for (`ibv_get_cq_event(3)`,
+//! Counts events that the program has read but not yet acknowledged.
+//!
+//! The destruction of an object waits until its events are acknowledged (`ibv_get_cq_event(3)`,
 //! `ibv_get_async_event(3)`, `rdma_get_cm_event(3)`).
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The events of one object.
+/// The unacknowledged events of one object.
 #[derive(Default)]
 pub(crate) struct Unacknowledged {
     count: Mutex<u32>,
@@ -15,20 +17,20 @@ impl Unacknowledged {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An event was read.
+    /// Counts an event that was read.
     pub(crate) fn read(&self) {
         let mut count = self.lock();
         *count = count.saturating_add(1);
     }
 
-    /// So many were acknowledged.
+    /// Counts `events` as acknowledged.
     pub(crate) fn acknowledge(&self, events: u32) {
         let mut count = self.lock();
         *count = count.saturating_sub(events);
         self.fewer.notify_all();
     }
 
-    /// Waits until all were.
+    /// Waits until every event is acknowledged.
     pub(crate) fn wait(&self) {
         let mut count = self.lock();
         while *count > 0 {

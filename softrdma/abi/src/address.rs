@@ -1,18 +1,19 @@
-//! Socket addresses of C.
+//! Reads and writes socket addresses in C's form.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{AF_INET, AF_INET6, in_addr, in6_addr, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 
-/// The address at `place`; `None` if it is null or of another family.
+/// Returns the address at `place`; `None` if it is null or of another family.
 ///
 /// # Safety
-/// `place` is null or points to a socket address of the family that it says.
+/// `place` is null or points to a socket address of the family that it states.
 pub(crate) unsafe fn read(place: *const sockaddr) -> Option<SocketAddr> {
     if place.is_null() {
         return None;
     }
-    // SAFETY: not null, so the caller vouches for the family, which begins every address.
+    // SAFETY: not null, so the caller vouches for the family, which is the first field of every
+    // address.
     match unsafe { i32::from((*place).sa_family) } {
         AF_INET => {
             // SAFETY: the caller vouches for an address of this family.
@@ -30,7 +31,7 @@ pub(crate) unsafe fn read(place: *const sockaddr) -> Option<SocketAddr> {
     }
 }
 
-/// Writes an address to `place`; how many bytes it has.
+/// Writes an address to `place`, and returns its length in bytes.
 ///
 /// # Safety
 /// `place` points to a `sockaddr_storage`.
@@ -43,7 +44,7 @@ pub(crate) unsafe fn write(address: SocketAddr, place: *mut sockaddr_storage) ->
                 sin_addr: in_addr { s_addr: address.ip().to_bits().to_be() },
                 sin_zero: [0; 8],
             };
-            // SAFETY: the caller vouches for room for any address.
+            // SAFETY: the caller vouches for a place that has room for any address.
             unsafe { place.cast::<sockaddr_in>().write(value) };
             size_of::<sockaddr_in>() as libc::socklen_t
         }

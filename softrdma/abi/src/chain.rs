@@ -1,4 +1,5 @@
-//! Posting: chains of work requests, as programs have them and as the wire has them.
+//! Posts chains of work requests: converts them from C to the wire's form and sends them in
+//! batches.
 
 use core::ffi::c_int;
 use std::borrow::Cow;
@@ -12,7 +13,7 @@ use crate::layout::{
 use crate::link::{call, keep};
 use crate::pair::{Pair, name};
 
-/// The scatter-gather list of a work request, of at most `most` elements.
+/// Returns the scatter-gather list of a work request, of at most `most` elements.
 ///
 /// # Safety
 /// `list` points to `count` elements.
@@ -28,7 +29,7 @@ pub(crate) unsafe fn elements<'a>(
     if count == 0 {
         return Ok(&[]);
     }
-    // SAFETY: the caller vouches for as many elements.
+    // SAFETY: the caller vouches for `count` elements.
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
@@ -36,10 +37,10 @@ pub(crate) fn on_wire(list: &[ibv_sge]) -> Vec<Sge> {
     list.iter().map(|&ibv_sge { addr: address, length: len, lkey }| Sge { address, len, lkey }).collect()
 }
 
-/// The bytes of inline data.
+/// Returns the bytes of inline data.
 ///
 /// # Safety
-/// The elements name bytes of this process that stay as they are for `'a`.
+/// The elements name bytes of this process that do not change during `'a`.
 unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
     let total = list.iter().try_fold(0_u32, |sum, element| sum.checked_add(element.length));
     if total.is_none_or(|total| total > MAX_INLINE as u32) {
@@ -60,12 +61,12 @@ unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
     })
 }
 
-/// A work request as the wire has it.
+/// Converts a send work request to the wire's form.
 ///
 /// # Safety
-/// `wr` is as ibv_post_send(3) wants it, and inline bytes stay as they are for `'a`.
+/// `wr` is as ibv_post_send(3) demands, and its inline bytes do not change during `'a`.
 unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> Result<Send<'a>, c_int> {
-    // SAFETY: the caller vouches for the list; both arms of the unions are integers.
+    // SAFETY: the caller vouches for the list; both variants of the unions are integers.
     let (list, immediate, rdma) = unsafe {
         (
             elements(wr.sg_list, wr.num_sge, most_elements)?,
@@ -85,8 +86,8 @@ unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> 
     let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
         Local::Memory(on_wire(list))
     } else {
-        // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the elements name bytes of this process, which are read during the
-        // call and which nobody changes meanwhile.
+        // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the elements name bytes of this process,
+        // which are read during the call and which no thread changes meanwhile.
         Local::Inline(unsafe { inline(list) }?)
     };
     let signaled = all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
@@ -94,8 +95,11 @@ unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> 
     Ok(Send { id: wr.wr_id, op, signaled, solicited, local })
 }
 
-/// Posts a chain batch by batch: `gather` makes a request of one element, `post` posts a batch and says how many were taken.
-/// The element that was refused first, and why.
+/// Posts a chain in batches: `gather` converts one element, `post` posts a batch and reports how
+/// many were taken.
+///
+/// # Errors
+/// The first element that was not posted, and the `errno` for it.
 pub(crate) fn chain<T, W>(
     mut next: *mut T,
     successor: impl Fn(*mut T) -> *mut T,
@@ -132,10 +136,10 @@ pub(crate) fn chain<T, W>(
     Ok(())
 }
 
-/// Reports what a chain came to, as ibv_post_send(3) does.
+/// Reports the result of posting a chain as ibv_post_send(3) does.
 ///
 /// # Safety
-/// `bad` is a place for a pointer.
+/// `bad` points to writable memory for a pointer.
 pub(crate) unsafe fn conclude<T>(result: Result<(), (*mut T, c_int)>, bad: *mut *mut T) -> c_int {
     match result {
         Ok(()) => 0,
@@ -152,7 +156,8 @@ pub(crate) unsafe extern "C" fn post_send(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these fields do
+    // not change.
     let (pair, most, all_signaled) = unsafe {
         let made = qp.cast::<Pair>();
         (name(qp), (*made).cap.max_send_sge, (*made).all_signaled)
@@ -165,7 +170,7 @@ pub(crate) unsafe extern "C" fn post_send(
         |wr| unsafe { send(&*wr, most, all_signaled) },
         |work| call(&Request::PostSend { pair, room: 0, work }),
     );
-    // SAFETY: ibv_post_send(3): a place for the request that was refused.
+    // SAFETY: ibv_post_send(3): a place for the pointer to the refused request.
     unsafe { conclude(posted, bad) }
 }
 
@@ -174,7 +179,8 @@ pub(crate) unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`; these fields do
+    // not change.
     let (pair, most, room) = unsafe {
         let made = qp.cast::<Pair>();
         (name(qp), (*made).cap.max_recv_sge, &(*made).room)
@@ -195,7 +201,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             }
         },
     );
-    // SAFETY: ibv_post_recv(3): a place for the request that was refused.
+    // SAFETY: ibv_post_recv(3): a place for the pointer to the refused request.
     unsafe { conclude(posted, bad) }
 }
 
@@ -205,8 +211,10 @@ mod tests {
 
     use super::*;
 
-    /// Posts a chain of `len` requests, of which number `wrong` cannot be gathered, and of which the fabric takes `room` and refuses the next
-    /// with `errno`. Returns the place of the request that is called bad, with the errno, and how many were posted.
+    /// Posts a chain of `len` requests to a fabric that takes `room` of them and refuses the next
+    /// with `errno`. Request number `wrong` cannot be converted.
+    ///
+    /// Returns the place of the bad request with its errno, and which requests were posted.
     fn posted(
         len: usize,
         wrong: usize,
@@ -238,13 +246,13 @@ mod tests {
         let all = usize::MAX;
         assert_eq!(posted(LEN, all, LEN, 0), (Ok(()), (0..LEN).collect()));
         for bad in [0, 1, 5, MAX_WORK - 1, MAX_WORK, MAX_WORK + 7, LEN - 1] {
-            // The fabric refuses it.
+            // The fabric refuses the request.
             let expected = (Err((bad, libc::ENOMEM)), (0..bad).collect());
             assert_eq!(posted(LEN, all, bad, libc::ENOMEM), expected);
-            // It makes no sense; what is before it is posted.
+            // The request is invalid; those before it are posted.
             assert_eq!(posted(LEN, bad, LEN, 0), (Err((bad, libc::EINVAL)), (0..bad).collect()));
         }
-        // Both: what the fabric refuses comes before.
+        // With both errors in a chain, the fabric's refusal is the earlier one.
         assert_eq!(posted(8, 6, 2, libc::ENOMEM), (Err((2, libc::ENOMEM)), vec![0, 1]));
     }
 

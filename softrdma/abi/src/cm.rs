@@ -1,7 +1,7 @@
 //! Identifiers of the connection manager.
 //!
-//! An identifier is *synchronous* if it was made without an event channel (`rdma_create_id(3)`): it has a channel of its own, and
-//! a call waits for the event that concludes it.
+//! An identifier is *synchronous* if it was made without an event channel (`rdma_create_id(3)`). It
+//! then has a channel of its own, and each call waits for the event that reports its result.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -22,18 +22,20 @@ use crate::layout::{
 use crate::link::{ask, call, concluded, link, make};
 use crate::{address, names, pair, region};
 
-/// An identifier, and what is known of it here.
+/// An identifier, with this library's fields behind it.
 #[repr(C)]
 pub(crate) struct Identifier {
     pub(crate) id: rdma_cm_id,
     pub(crate) name: Name,
-    /// The channel is its own.
+    /// Whether the event channel belongs to the identifier itself.
     pub(crate) synchronous: bool,
-    /// Queue pairs of connections that come to a synchronous listener (`rdma_create_ep(3)`).
+    /// For a synchronous listener of `rdma_create_ep(3)`: the attributes and the domain of the
+    /// queue pairs that its connections get.
     pub(crate) endpoint: Option<(ibv_qp_init_attr, *mut ibv_pd)>,
-    /// How long its queue pair waits for an acknowledgement, as `ibv_modify_qp(3)` has it, if the program says so.
+    /// The acknowledgement timeout of its queue pair, encoded as in `ibv_modify_qp(3)`, if the
+    /// program has set one.
     pub(crate) timeout: Option<u8>,
-    /// Events of it that were read and not acknowledged.
+    /// Its events that were read and not acknowledged.
     pub(crate) events: Unacknowledged,
 }
 
@@ -48,7 +50,7 @@ impl Identifier {
         made
     }
 
-    /// It has the device of its address from now on.
+    /// Attaches the identifier to the device that has its local address.
     pub(crate) fn attach(&mut self) -> Result<(), c_int> {
         if self.id.verbs.is_null() {
             let local = self.local().ok_or(libc::ENODEV)?;
@@ -60,7 +62,7 @@ impl Identifier {
         Ok(())
     }
 
-    /// Takes over the addresses that the fabric says it has.
+    /// Stores the addresses that the fabric reports.
     pub(crate) fn set_addresses(&mut self, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
         let places = &mut self.id.route.addr;
         if let Some(local) = local {
@@ -84,9 +86,10 @@ impl Identifier {
     }
 }
 
-/// The protection domain of identifiers that were given none, one for each device of the process.
+/// Returns the protection domain for identifiers that were given none: one for each device of the
+/// process.
 fn default_domain(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
-    // SAFETY: just made, or found.
+    // SAFETY: the only caller, `attach`, got the context from `context_of`.
     let device = unsafe { attached_in(context) }?;
     let mut domain = device.domain.lock().unwrap_or_else(PoisonError::into_inner);
     let address = match *domain {
@@ -97,7 +100,7 @@ fn default_domain(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
     Ok(ptr::with_exposed_provenance_mut(address))
 }
 
-/// The identifier behind a pointer from C.
+/// Returns the identifier behind a pointer from C.
 ///
 /// # Safety
 /// `id` came from this library, is alive, and no other reference to it is used during `'a`.
@@ -106,7 +109,7 @@ pub(crate) unsafe fn identifier<'a>(id: *mut rdma_cm_id) -> &'a mut Identifier {
     unsafe { &mut *id.cast::<Identifier>() }
 }
 
-/// Waits for the event that concludes a call on a synchronous identifier.
+/// Waits for the event that reports the result of a call on a synchronous identifier.
 ///
 /// # Safety
 /// `id` is alive.
@@ -125,15 +128,18 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), c_int> {
         (*id).event = event;
         match (*event).status {
             0 => Ok(()),
-            // Of a reject the status is a reason (rdma_get_cm_event(3)).
+            // The status of a rejection is the peer's reason (rdma_get_cm_event(3)), not an
+            // `errno`.
             status if status > 0 => Err(libc::ECONNREFUSED),
             status => Err(-status),
         }
     }
 }
 
+/// Makes an identifier; a synchronous one if `channel` is null.
+///
 /// # Safety
-/// `channel` is null or alive; `into` is a place for the answer.
+/// `channel` is null or alive.
 pub(crate) unsafe fn create(
     channel: *mut rdma_event_channel,
     user: *mut c_void,
@@ -151,7 +157,7 @@ pub(crate) unsafe fn create(
         }
         Err(errno) => {
             if synchronous {
-                // SAFETY: made above, and given to nobody.
+                // SAFETY: made above, and not given to the program.
                 unsafe { destroy_event_channel(channel) };
             }
             Err(errno)
@@ -167,7 +173,7 @@ pub unsafe extern "C" fn rdma_create_id(
     space: u32,
 ) -> c_int {
     if space != RDMA_PS_TCP && space != RDMA_PS_IB {
-        // Datagrams.
+        // Datagrams are not supported.
         return concluded(Err(libc::EOPNOTSUPP));
     }
     // SAFETY: rdma_create_id(3): a live channel or null.
@@ -194,16 +200,19 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
         unsafe { identifier(id) }.events.wait();
         // SAFETY: as above.
         let channel = unsafe { (*id).channel };
-        // SAFETY: allocated as an `Identifier`, in a box; nobody finds it any more.
+        // SAFETY: allocated as an `Identifier`, in a box; its name is out of the table, so no other
+        // thread finds it.
         drop(unsafe { Box::from_raw(id.cast::<Identifier>()) });
         if synchronous {
-            // SAFETY: its own.
+            // SAFETY: the identifier's own channel.
             unsafe { destroy_event_channel(channel) };
         }
     }
     concluded(freed)
 }
 
+/// Moves an identifier to another event channel, or to one of its own if `to` is null.
+///
 /// # Safety
 /// `id` and `channel` are alive, or `channel` is null.
 pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
@@ -222,7 +231,7 @@ pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -
     identifier.synchronous = own;
     identifier.id.channel = to;
     if synchronous {
-        // SAFETY: its own until now; its event was read by this library.
+        // SAFETY: until now the identifier's own channel; this library read the event.
         unsafe {
             if !(*id).event.is_null() {
                 ack((*id).event);
@@ -261,17 +270,17 @@ pub unsafe extern "C" fn rdma_set_option(
     }
     // SAFETY: rdma_set_option(3): a live identifier.
     let identifier = unsafe { identifier(id) };
-    // SAFETY: rdma_set_option(3): as many bytes, of which there is at least one.
+    // SAFETY: rdma_set_option(3): `value` has as many bytes as its length says, at least one.
     let byte = unsafe { value.cast::<u8>().read() };
     concluded(match name {
         option::TOS => ask(&Request::SetTrafficClass { id: identifier.name, class: byte }),
         option::ACK_TIMEOUT => set_ack_timeout(identifier, byte),
-        // Addresses are reused and families are apart in any case.
+        // Accepted without effect: the fabric always reuses addresses and separates the families.
         _ => Ok(()),
     })
 }
 
-/// The options of [`RDMA_OPTION_ID`] that kernels know.
+/// The options of [`RDMA_OPTION_ID`] that Linux knows.
 mod option {
     use core::ffi::c_int;
 
@@ -282,7 +291,7 @@ mod option {
 }
 
 fn set_ack_timeout(identifier: &mut Identifier, timeout: u8) -> Result<(), c_int> {
-    // A kernel notices when it gives it to the queue pair.
+    // Linux reports this later, when it applies the timeout to the queue pair.
     if timeout > pair::MOST_TIMEOUT {
         return Err(libc::EINVAL);
     }
@@ -290,13 +299,13 @@ fn set_ack_timeout(identifier: &mut Identifier, timeout: u8) -> Result<(), c_int
     if identifier.id.qp.is_null() {
         return Ok(());
     }
-    // SAFETY: its own, which is alive.
+    // SAFETY: the identifier's own queue pair, which is alive.
     unsafe { pair::set_timeout(identifier.id.qp, timeout) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, place: *mut sockaddr) -> c_int {
-    // SAFETY: rdma_bind_addr(3): a live identifier, and an address of the family that it says.
+    // SAFETY: rdma_bind_addr(3): a live identifier, and an address of the family that it states.
     let (identifier, wanted) = unsafe { (identifier(id), address::read(place)) };
     concluded(bind(identifier, wanted))
 }
@@ -306,8 +315,11 @@ fn bind(identifier: &mut Identifier, wanted: Option<SocketAddr>) -> Result<(), c
     take_bound(identifier, &Request::Bind { id: identifier.name, address })
 }
 
-/// The loopback address is the first of its family that a device of this machine has. Any other is itself. libfabric binds to loopback to
-/// see whether there is a device.
+/// Replaces a loopback address by the first address of its family that a device of this machine
+/// has.
+///
+/// Other addresses are returned unchanged. libfabric binds to loopback to find out whether there is
+/// a device.
 fn own(address: SocketAddr) -> Result<SocketAddr, c_int> {
     if !address.ip().is_loopback() {
         return Ok(address);
@@ -318,7 +330,7 @@ fn own(address: SocketAddr) -> Result<SocketAddr, c_int> {
     Ok(SocketAddr::new(*ip, address.port()))
 }
 
-/// Asks for what binds the identifier.
+/// Sends a request that binds the identifier, and stores the address.
 fn take_bound(identifier: &mut Identifier, request: &Request<'_>) -> Result<(), c_int> {
     let softrdma_wire::Reply::Bound(local) = call(request)? else { return Err(libc::EPROTO) };
     identifier.set_addresses(Some(local), None);
@@ -340,7 +352,8 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     destination: *mut sockaddr,
     timeout: c_int,
 ) -> c_int {
-    // SAFETY: rdma_resolve_addr(3): a live identifier, and addresses of the families that they say.
+    // SAFETY: rdma_resolve_addr(3): a live identifier, and addresses of the families that they
+    // state.
     let (name, source, destination) =
         unsafe { (identifier(id).name, address::read(source), address::read(destination)) };
     let Some(destination) = destination else { return concluded(Err(libc::EAFNOSUPPORT)) };
@@ -360,12 +373,12 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout: c_int
     concluded(asked.and_then(|()| unsafe { complete(id) }))
 }
 
-/// Queues that a queue pair was given none of.
+/// Makes completion queues and channels for a queue pair whose attributes name none.
 fn create_queues(id: &mut rdma_cm_id, attributes: &mut ibv_qp_init_attr) -> Result<(), c_int> {
     let (user, context) = (ptr::from_mut(id).cast(), id.verbs);
     let make = |depth: u32, channel| {
         let depth = c_int::try_from(depth).unwrap_or(c_int::MAX).max(1);
-        // SAFETY: the identifier's, which has a device, and a channel that was just made.
+        // SAFETY: the context is that of the identifier's device, and the channel was just made.
         unsafe { create_queue(context, depth, user, channel, 0) }
     };
     if attributes.send_cq.is_null() {
@@ -381,29 +394,31 @@ fn create_queues(id: &mut rdma_cm_id, attributes: &mut ibv_qp_init_attr) -> Resu
     Ok(())
 }
 
-/// Destroys the queues that were made for it.
+/// Destroys the queues that `create_queues` made for an identifier.
 ///
 /// # Safety
-/// The identifier's queue pair is gone.
+/// The identifier's queue pair is destroyed.
 unsafe fn destroy_queues(id: &mut rdma_cm_id) {
     for queue in [&mut id.send_cq, &mut id.recv_cq] {
         if !queue.is_null() {
-            // SAFETY: made by `create_queues`, and nothing reports to it any more.
+            // SAFETY: made by `create_queues`, and no queue pair reports to it any more.
             unsafe { ibv_destroy_cq(*queue) };
             *queue = ptr::null_mut();
         }
     }
     for channel in [&mut id.send_cq_channel, &mut id.recv_cq_channel] {
         if !channel.is_null() {
-            // SAFETY: made by `create_queues`, and its queue is gone.
+            // SAFETY: made by `create_queues`, and its queue is destroyed.
             unsafe { ibv_destroy_comp_channel(*channel) };
             *channel = ptr::null_mut();
         }
     }
 }
 
+/// Makes the identifier's queue pair, in INIT.
+///
 /// # Safety
-/// `id`, `pd` if it is not null, and what the attributes name are alive.
+/// `id`, `pd` if it is not null, and the objects that the attributes name are alive.
 pub(crate) unsafe fn create_pair(
     id: *mut rdma_cm_id,
     pd: *mut ibv_pd,
@@ -415,22 +430,23 @@ pub(crate) unsafe fn create_pair(
         return Err(libc::EINVAL);
     }
     let pd = if pd.is_null() { id.pd } else { pd };
-    // SAFETY: that of the identifier, or one that the caller vouches for.
+    // SAFETY: the identifier's domain, or one that the caller vouches for.
     if unsafe { (*pd).context } != id.verbs {
         return Err(libc::EINVAL);
     }
     if attributes.srq.is_null() {
-        // rdma_create_srq(3): its queue pairs take their receives from there.
+        // rdma_create_srq(3): the identifier's queue pairs take their receives from its shared
+        // queue.
         attributes.srq = id.srq;
     }
     let made = create_queues(id, attributes).and_then(|()| {
-        // SAFETY: the domain is alive, the queues are, and so is the queue pair that comes of it.
+        // SAFETY: the domain and the queues are alive, and so is the new queue pair.
         unsafe {
             let qp = pair::create(pd, attributes)?;
             let set = || timeout.map_or(Ok(()), |timeout| pair::set_timeout(qp, timeout));
             let ready = pair::initialise(qp).and_then(|()| set());
             if ready.is_err() {
-                // Given to nobody.
+                // The program has not seen this queue pair.
                 pair::ibv_destroy_qp(qp);
             }
             ready.map(|()| qp)
@@ -442,7 +458,7 @@ pub(crate) unsafe fn create_pair(
             Ok(())
         }
         Err(errno) => {
-            // SAFETY: there is no queue pair.
+            // SAFETY: the queue pair does not exist.
             unsafe { destroy_queues(id) };
             Err(errno)
         }
@@ -455,12 +471,15 @@ pub unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     attributes: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: rdma_create_qp(3): a live identifier, a live domain or null, attributes that are read and written.
+    // SAFETY: rdma_create_qp(3): a live identifier, a live domain or null, attributes that are read
+    // and written.
     concluded(unsafe { create_pair(id, pd, &mut *attributes) })
 }
 
-/// As `rdma_create_qp`, with attributes that begin in the same way and have more behind (`rdma_cma.h`): the domain, if the mask
-/// says so.
+/// The attributes of `rdma_create_qp_ex` (`rdma_cma.h`): those of `rdma_create_qp`, and more behind
+/// them.
+///
+/// The domain is valid if the mask says so.
 #[repr(C)]
 pub struct ExtendedAttributes {
     base: ibv_qp_init_attr,
@@ -491,11 +510,11 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     // SAFETY: rdma_destroy_qp(3): a live identifier.
     let id = unsafe { &mut identifier(id).id };
     if !id.qp.is_null() {
-        // SAFETY: its own, which the caller gives up.
+        // SAFETY: the identifier's own queue pair, which the caller gives up.
         unsafe { pair::ibv_destroy_qp(id.qp) };
         id.qp = ptr::null_mut();
     }
-    // SAFETY: the queue pair is gone.
+    // SAFETY: the queue pair is destroyed.
     unsafe { destroy_queues(id) };
 }
 

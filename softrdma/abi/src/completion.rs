@@ -16,7 +16,7 @@ use crate::names;
 use crate::polling::{Turn, functions};
 use crate::ring::Ring;
 
-/// A completion channel, and what the fabric calls it.
+/// A completion channel, with its name in the fabric.
 #[repr(C)]
 pub(crate) struct Channel {
     channel: ibv_comp_channel,
@@ -39,11 +39,13 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let channel: *mut Channel = channel.cast();
-    // SAFETY: ibv_destroy_comp_channel(3): what `ibv_create_comp_channel` gave, from a box of a `Channel`.
+    // SAFETY: ibv_destroy_comp_channel(3): a channel from `ibv_create_comp_channel`, in a box of a
+    // `Channel`.
     let (name, descriptor) = unsafe { ((*channel).name, (*channel).channel.fd) };
     let freed = ask(&Request::DestroyCompletionChannel(name));
     if freed.is_ok() {
-        // SAFETY: as above; the caller gives it up, and with it the descriptor that it was made with.
+        // SAFETY: as above; the caller gives it up, and with it the descriptor that it was made
+        // with.
         drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
         // SAFETY: as above.
         drop(unsafe { Box::from_raw(channel) });
@@ -51,21 +53,23 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     returned(freed)
 }
 
-/// A completion queue, and where its completions are.
+/// A completion queue, and its ring of completions.
 ///
-/// The program reads and this library writes fields of `ex` while other threads are in here. So no reference is made to the whole: the
-/// other fields are borrowed one by one.
+/// The program reads fields of `ex`, and this library writes them, while other threads are in this
+/// library. So no reference is made to the whole: the other fields are borrowed one by one.
 #[repr(C)]
 pub(crate) struct Queue {
     ex: QueueEx,
     ring: Mutex<Ring>,
     pub(crate) turn: Turn,
-    /// Completion events.
+    /// Completion events that are not acknowledged.
     events: Unacknowledged,
-    /// Asynchronous events.
+    /// Asynchronous events that are not acknowledged.
     pub(crate) asynchronous: Unacknowledged,
 }
 
+/// Makes a completion queue of `depth` entries.
+///
 /// # Safety
 /// `context` is a device's, and `channel` null or alive.
 pub(crate) unsafe fn create_queue(
@@ -80,7 +84,7 @@ pub(crate) unsafe fn create_queue(
     let vector = u32::try_from(vector).ok().filter(|vector| *vector < vectors).ok_or(libc::EINVAL)?;
     let channel_name = match channel.is_null() {
         true => None,
-        // SAFETY: ibv_create_cq(3): null, or what `ibv_create_comp_channel` gave: a `Channel`.
+        // SAFETY: ibv_create_cq(3): null, or a `Channel` from `ibv_create_comp_channel`.
         false => Some(unsafe { (*channel.cast::<Channel>()).name }),
     };
     // SAFETY: the caller vouches for `context`.
@@ -88,7 +92,7 @@ pub(crate) unsafe fn create_queue(
     let (handle, page, memory) =
         make_queue(&Request::CreateQueue { device, depth, channel: channel_name, vector })?;
     let ring = Ring::map(handle, page, &memory).inspect_err(|_| {
-        // Nobody can be told that the fabric is gone.
+        // If the fabric is gone, so is its queue.
         let _gone = ask(&Request::DestroyQueue(handle));
     })?;
     let mut cq: ibv_cq = zeroed();
@@ -123,7 +127,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: ibv_destroy_cq(3): what `ibv_create_cq` gave, from a box of a `Queue`.
+    // SAFETY: ibv_destroy_cq(3): a queue from `ibv_create_cq`, in a box of a `Queue`.
     let handle = unsafe { (*cq).handle };
     let freed = ask(&Request::DestroyQueue(handle));
     if freed.is_ok() {
@@ -134,7 +138,8 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
             (*queue).events.wait();
             (*queue).asynchronous.wait();
         }
-        // SAFETY: as above; the fabric says that nothing reports to it, and the caller gives it up.
+        // SAFETY: as above; the fabric says that no queue pair reports to it, and the caller gives
+        // it up.
         drop(unsafe { Box::from_raw(queue) });
     }
     returned(freed)
@@ -150,11 +155,11 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     let descriptor = unsafe { (*channel).fd };
     loop {
         let mut record = [0; RECORD];
-        // SAFETY: read(2): a descriptor that the channel owns, and as many bytes as `record` has. Whether it blocks is up to
-        // the program, which may have set the descriptor's flags.
+        // SAFETY: read(2): a descriptor that the channel owns, and a buffer of RECORD bytes. The
+        // program may have set the descriptor's flags, so it decides whether this blocks.
         let read = unsafe { libc::read(descriptor, record.as_mut_ptr().cast(), RECORD) };
         match read {
-            // `errno` is that of read(2).
+            // read(2) has set `errno`.
             -1 => return -1,
             // Records are written whole.
             8 => {}
@@ -163,12 +168,14 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         }
         let name = Name::try_from(u64::from_le_bytes(record)).ok();
         let found = name.and_then(|name| {
-            // SAFETY: ibv_get_cq_event(3): alive under the table's lock, and from here on until the event is acknowledged.
+            // SAFETY: ibv_get_cq_event(3): alive under the table's lock, and from here on until the
+            // event is acknowledged.
             names::find_with(name, |queue: *mut Queue| unsafe { &(*queue).events }.read())
         });
-        // Of a queue that is gone: no event.
+        // The queue was destroyed, so its event is skipped.
         let Some(found) = found else { continue };
-        // SAFETY: ibv_get_cq_event(3): places for the answers. `found` is alive, as its event is not acknowledged.
+        // SAFETY: ibv_get_cq_event(3): places for the answers. `found` is alive, as its event is
+        // not acknowledged.
         unsafe {
             cq.write(found.cast());
             cq_context.write((*found).ex.cq.cq_context);
@@ -179,7 +186,8 @@ pub unsafe extern "C" fn ibv_get_cq_event(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
-    // SAFETY: ibv_ack_cq_events(3): a completion queue, which is alive because its destruction waits for this.
+    // SAFETY: ibv_ack_cq_events(3): a completion queue, which is alive because its destruction
+    // waits for this.
     unsafe { &(*cq.cast::<Queue>()).events }.acknowledge(count);
 }
 
@@ -189,16 +197,17 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     returned(ring.lock().unwrap_or_else(PoisonError::into_inner).arm(solicited_only != 0))
 }
 
-/// Where the completions of a queue are.
+/// Returns the ring of a queue.
 ///
 /// # Safety
-/// `cq` is alive, and stays so for `'a`.
+/// `cq` is alive during `'a`.
 unsafe fn ring<'a>(cq: *mut ibv_cq) -> &'a Mutex<Ring> {
-    // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`; nobody but this library writes to the field.
+    // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`; only this
+    // library writes to the field.
     unsafe { &(*cq.cast::<Queue>()).ring }
 }
 
-/// The next completion, if there is one.
+/// Takes the next completion, if there is one.
 ///
 /// # Safety
 /// `cq` is alive.
@@ -212,11 +221,12 @@ pub(crate) unsafe fn next_completion(cq: *mut ibv_cq) -> Result<Option<Completio
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     let Ok(most) = usize::try_from(most) else { return -libc::EINVAL };
-    // SAFETY: ibv_poll_cq(3): a live completion queue. Locked while the fabric is asked: completions keep their order.
+    // SAFETY: ibv_poll_cq(3): a live completion queue. The lock is held while the fabric is asked,
+    // so that completions keep their order.
     let mut ring = unsafe { ring(cq) }.lock().unwrap_or_else(PoisonError::into_inner);
     let mut count = 0;
     let given = ring.poll(most, |completion| {
-        // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
+        // SAFETY: ibv_poll_cq(3): an array of at least `most` entries; `count` is less than that.
         unsafe { into.add(count).write(work_completion(&completion)) };
         count += 1;
     });

@@ -1,4 +1,5 @@
-//! `rdma_connect(3)`, `rdma_accept(3)` and what else brings identifiers together and apart.
+//! Connects and disconnects identifiers: `rdma_connect(3)`, `rdma_accept(3)` and the calls around
+//! them.
 
 use core::ffi::{c_int, c_void};
 
@@ -11,12 +12,13 @@ use crate::layout::{
 use crate::link::{ask, call, concluded, link};
 use crate::pair;
 
-/// What connection parameters of C say; null stands for as much as the device can, as in librdmacm.
+/// Reads connection parameters from C. Null stands for the most that the device can do, as in
+/// librdmacm.
 ///
 /// # Safety
-/// `params` is null, or alive together with the private data that it names, for `'a`.
+/// `params` is null, or alive during `'a` together with the private data that it names.
 unsafe fn parameters<'a>(params: *const rdma_conn_param) -> Result<(Params, &'a [u8]), c_int> {
-    /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`.
+    /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: the most that the device can do.
     const AS_MANY_AS_THERE_ARE: u8 = 0xff;
     let most = link()?.limits.max_qp_rd_atom;
     let depth = |asked: u8| if asked == AS_MANY_AS_THERE_ARE { most } else { asked };
@@ -29,7 +31,7 @@ unsafe fn parameters<'a>(params: *const rdma_conn_param) -> Result<(Params, &'a 
     let params = Params {
         responder_resources: depth(given.responder_resources),
         initiator_depth: depth(given.initiator_depth),
-        // Fields of three bits.
+        // The fields have three bits.
         retry_count: given.retry_count.min(7),
         rnr_retry_count: given.rnr_retry_count.min(7),
     };
@@ -41,7 +43,7 @@ unsafe fn parameters<'a>(params: *const rdma_conn_param) -> Result<(Params, &'a 
     Ok((params, unsafe { std::slice::from_raw_parts(given.private_data.cast(), len) }))
 }
 
-/// The identifier's queue pair, or one that the program made elsewhere and names by its number.
+/// Returns the identifier's queue pair, or the external one that the program names by its number.
 ///
 /// # Safety
 /// `params` is null or alive.
@@ -79,7 +81,7 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, params: *mut rdma_conn
         // SAFETY: rdma_accept(3): parameters that are read during the call, or null.
         let (pair, (params, data)) = unsafe { (own_pair(&identifier.id, params)?, parameters(params)?) };
         ask(&Request::Accept { id: identifier.name, pair, params, data })?;
-        // SAFETY: null, or its own, which is alive.
+        // SAFETY: null, or the identifier's own queue pair, which is alive.
         if let Some(qp) = unsafe { identifier.id.qp.as_mut() } {
             qp.state = IBV_QPS_RTS;
         }
@@ -94,7 +96,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
     let data = if data.is_null() || len == 0 {
         &[]
     } else {
-        // SAFETY: rdma_reject(3): so many bytes, which are read during the call.
+        // SAFETY: rdma_reject(3): `len` bytes, which are read during the call.
         unsafe { std::slice::from_raw_parts(data.cast(), len.into()) }
     };
     // SAFETY: rdma_reject(3): a live identifier.
@@ -114,19 +116,21 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: u32) -> c_int {
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: rdma_establish(3): a live identifier.
     let identifier = unsafe { identifier(id) };
-    // For connections whose queue pair the program makes ready.
+    // Only for connections whose queue pair the program itself moves to RTS.
     let asked = if identifier.id.qp.is_null() { Ok(identifier.name) } else { Err(libc::EINVAL) };
     concluded(asked.and_then(|name| ask(&Request::Establish(name))))
 }
 
-/// `rdma_init_qp_attr(3)`: what `ibv_modify_qp(3)` needs to move an external queue pair to the state that the attributes name.
+/// `rdma_init_qp_attr(3)`: fills in the attributes that `ibv_modify_qp(3)` needs to move an
+/// external queue pair to the state that they name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     attributes: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    // SAFETY: rdma_init_qp_attr(3): a live identifier, attributes that say which state, and a place for the mask.
+    // SAFETY: rdma_init_qp_attr(3): a live identifier, attributes that state the target state, and
+    // a place for the mask.
     let (identifier, attributes, mask) = unsafe { (identifier(id), &mut *attributes, &mut *mask) };
     let told = match attributes.qp_state {
         IBV_QPS_INIT => Ok(pair::to_init(attributes)),

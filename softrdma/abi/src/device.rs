@@ -1,6 +1,8 @@
-//! Devices: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_query_device(3)` and their like.
+//! Devices: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_query_device(3)` and similar
+//! calls.
 //!
-//! A process has the devices of its machine, each with one port, and one context of each, however often it is opened.
+//! A process has the devices of its machine, each with one port. Each device has one context,
+//! however often it is opened.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::IpAddr;
@@ -22,9 +24,9 @@ use crate::pair::create_qp_ex;
 use crate::polling::create_cq_ex;
 use crate::shared::{create_srq_ex, post_srq_recv};
 
-/// The only port.
+/// The number of a device's only port.
 pub(crate) const PORT: u8 = 1;
-/// Scatter-gather elements of a work request.
+/// The most scatter-gather elements of a work request.
 pub(crate) const MAX_SGE: c_int = MAX_ELEMENTS as c_int;
 
 const NODE_CA: c_int = 1;
@@ -38,48 +40,50 @@ const SPEED_EDR: u8 = 32;
 /// `IBV_GID_TYPE_ROCE_V2`.
 const ROCE_V2: u32 = 2;
 
-/// A device and its context, which last as long as the process. An address that was leaked.
+/// The address of a device and its context, which are leaked: they last as long as the process.
 pub(crate) struct Opened(*mut Place);
 
-/// Begins with what programs have a pointer to, and so do contexts.
+/// A device with its context. It begins with the structure that programs point to, and so does its
+/// context.
 #[repr(C)]
 struct Place {
     device: Device,
-    /// Which of the machine's devices.
+    /// The device's number on its machine.
     number: wire::Device,
     verbs: VerbsContext,
 }
 
-// SAFETY: the device is never changed after it was made; of the context only what the headers' inline functions leave alone
-// is read here, and programs are told by ibv_open_device(3) that contexts may be shared by threads.
+// SAFETY: the device never changes after it was made. Of the context, this library reads only what
+// the headers' inline functions do not write, and ibv_open_device(3) tells programs that threads
+// may share contexts.
 unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
 
-/// A device of this process's machine.
+/// Returns a device of this process's machine.
 fn attached(number: wire::Device) -> Result<&'static Attached, c_int> {
     link()?.devices.get(number as usize).ok_or(libc::ENODEV)
 }
 
-/// The number of the device with this context.
+/// Returns the number of the device with this context.
 ///
 /// # Safety
 /// `context` came from this library: from [`context_of`].
 pub(crate) unsafe fn number_in(context: *const ibv_context) -> wire::Device {
-    // SAFETY: its device is the beginning of a place, and neither is ever freed.
+    // SAFETY: its device is the first field of a place, and neither is ever freed.
     unsafe { (*(*context).device.cast::<Place>()).number }
 }
 
-/// The device with this context. A child of a process that forked has it anew.
+/// Returns the device with this context. A forked child has its own.
 ///
 /// # Safety
-/// As [`number_in`].
+/// `context` came from this library: from [`context_of`].
 pub(crate) unsafe fn attached_in(context: *const ibv_context) -> Result<&'static Attached, c_int> {
-    // SAFETY: passed on.
+    // SAFETY: the caller's promise is that of `number_in`.
     attached(unsafe { number_in(context) })
 }
 
-/// The device of this machine with this address.
+/// Returns the number of this machine's device that has the address.
 pub(crate) fn device_at(ip: IpAddr) -> Result<wire::Device, c_int> {
     let with = |(_, device): &(wire::Device, &Attached)| device.addresses.contains(&ip);
     (0..).zip(&link()?.devices).find(with).map(|(number, _)| number).ok_or(libc::ENODEV)
@@ -103,34 +107,33 @@ fn opened(number: wire::Device) -> Result<*mut Place, c_int> {
         verbs.sz = size_of::<VerbsContext>();
         let context = &mut verbs.context;
         context.ops = operations();
-        // Programs may pass it on; it stands for nothing that could be asked through it.
+        // Programs may pass this descriptor on, but no command can be sent through it.
         context.cmd_fd = attached.events.as_raw_fd();
         context.async_fd = attached.events.as_raw_fd();
         context.num_comp_vectors = c_int::try_from(link.limits.vectors).unwrap_or(1);
         context.abi_compat = EXTENDED;
         let place = Box::into_raw(Box::new(Place { device, number, verbs }));
-        // SAFETY: just made, and nobody else has it yet.
+        // SAFETY: just made, and no other thread has it yet.
         unsafe { (*place).verbs.context.device = (&raw mut (*place).device).cast() };
         Opened(place)
     };
     Ok(attached.opened.get_or_init(make).0)
 }
 
-/// Fills a field of zeros, which is longer than the text.
+/// Copies a text into a field of zeros that is longer than the text.
 fn fill(field: &mut [c_char], with: impl AsRef<str>) {
     for (to, from) in field.iter_mut().zip(with.as_ref().bytes()) {
         *to = from as c_char;
     }
 }
 
-/// The context of a device.
 pub(crate) fn context_of(number: wire::Device) -> Result<*mut ibv_context, c_int> {
     let opened = opened(number)?;
     // SAFETY: a place inside what `opened` leaked; nothing is read.
     Ok(unsafe { &raw mut (*opened).verbs.context })
 }
 
-/// What the inline functions of the headers call.
+/// Returns the functions that the inline functions of the headers call.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         poll_cq: Some(poll_cq),
@@ -165,40 +168,42 @@ lacking_operations! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Device {
-    // A place begins with its device. Without a fabric: as on a machine without devices.
+    // A place begins with its device. Without a fabric the list is empty, as on a machine without
+    // devices.
     let devices = each_device(|number| opened(number).map(<*mut Place>::cast)).unwrap_or_default();
     // SAFETY: ibv_get_device_list(3): null, or a place for the count.
     pointer(unsafe { listed(devices, count) })
 }
 
-/// What there is for each device of the machine.
+/// Collects the result of `of` for each device of the machine.
 fn each_device<T>(of: impl FnMut(wire::Device) -> Result<T, c_int>) -> Result<Vec<T>, c_int> {
     (0..).take(link()?.devices.len()).map(of).collect()
 }
 
-/// Makes a list for C, with a null pointer behind it, from malloc.
+/// Makes a list for C, from malloc, that ends with a null pointer.
 ///
 /// # Safety
-/// `count` is null or a place for their number.
+/// `count` is null or points to writable memory for the number of pointers.
 unsafe fn listed<T>(mut pointers: Vec<*mut T>, count: *mut c_int) -> Result<*mut *mut T, c_int> {
     // SAFETY: the caller vouches for `count`.
     if let Some(count) = unsafe { count.as_mut() } {
         *count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
     }
     pointers.push(core::ptr::null_mut());
-    // SAFETY: malloc(3): not 0 bytes. The list is freed by the function for lists of its kind alone.
+    // SAFETY: malloc(3): the size is not 0. Only the function that frees lists of this kind frees
+    // it.
     let list: *mut *mut T = unsafe { libc::malloc(size_of_val(pointers.as_slice())) }.cast();
     if list.is_null() {
         return Err(libc::ENOMEM);
     }
-    // SAFETY: `list` has room for as many pointers, and malloc aligns for them.
+    // SAFETY: `list` has room for this many pointers, and malloc aligns for them.
     unsafe { list.copy_from_nonoverlapping(pointers.as_ptr(), pointers.len()) };
     Ok(list)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut Device) {
-    // SAFETY: ibv_free_device_list(3): what `ibv_get_device_list` gave, from malloc.
+    // SAFETY: ibv_free_device_list(3): a list from `ibv_get_device_list`, allocated by malloc.
     unsafe { libc::free(list.cast()) };
 }
 
@@ -214,10 +219,12 @@ pub unsafe extern "C" fn ibv_get_device_index(device: *mut Device) -> c_int {
     c_int::try_from(unsafe { number_of(device) }).unwrap_or(-1)
 }
 
+/// Returns the number of a device on its machine.
+///
 /// # Safety
 /// `device` is one of the list.
 unsafe fn number_of(device: *mut Device) -> wire::Device {
-    // SAFETY: every device begins a place, which is never freed.
+    // SAFETY: every device is the first field of a place, which is never freed.
     unsafe { (*device.cast::<Place>()).number }
 }
 
@@ -227,7 +234,7 @@ pub unsafe extern "C" fn ibv_get_device_guid(device: *mut Device) -> u64 {
     attached(unsafe { number_of(device) }).map_or(0, guid)
 }
 
-/// As in the headers: big-endian.
+/// Returns the device's GUID in big-endian order, as the headers define it.
 fn guid(device: &Attached) -> u64 {
     u64::from_ne_bytes(wire::guid(&device.addresses))
 }
@@ -251,7 +258,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
-    // SAFETY: rdma_free_devices(3): what `rdma_get_devices` gave, from malloc.
+    // SAFETY: rdma_free_devices(3): a list from `rdma_get_devices`, allocated by malloc.
     unsafe { libc::free(list.cast()) };
 }
 
@@ -267,7 +274,7 @@ pub unsafe extern "C" fn ibv_query_device(
     }))
 }
 
-/// `ibv_query_device_ex(3)`: nothing of what it has beyond the older call is there.
+/// `ibv_query_device_ex(3)`, with none of the extended capabilities.
 unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     _input: *const c_void,
@@ -285,7 +292,8 @@ unsafe extern "C" fn query_device_ex(
     let mut answer: DeviceEx = zeroed();
     answer.orig_attr = described;
     answer.phys_port_cnt_ex = PORT.into();
-    // SAFETY: ibv_query_device_ex(3): a place for `size` bytes, of which later versions have more than this one.
+    // SAFETY: ibv_query_device_ex(3): a place for `size` bytes; later versions of the structure
+    // have more than this one.
     unsafe {
         attributes.cast::<u8>().write_bytes(0, size);
         let known = size.min(size_of::<DeviceEx>());
@@ -319,7 +327,7 @@ fn describe(device: &Attached) -> Result<ibv_device_attr, c_int> {
     answer.max_srq = most(limits.max_qp);
     answer.max_srq_wr = most(limits.max_qp_wr);
     answer.max_srq_sge = MAX_SGE;
-    // That of no vendor (IEEE 802: locally administered), as other devices in software have.
+    // A locally administered id (IEEE 802), which no vendor has; other software devices use it too.
     answer.vendor_id = 0x00ff_ffff;
     answer.vendor_part_id = 1;
     Ok(answer)
@@ -349,14 +357,15 @@ pub unsafe extern "C" fn ibv_query_port(
     answer.active_speed = SPEED_EDR;
     answer.phys_state = LINK_UP;
     answer.link_layer = LINK_LAYER_ETHERNET;
-    // SAFETY: ibv_query_port(3), of IBVERBS_1.1: the caller's structure has room for so many bytes, whatever its version.
+    // SAFETY: ibv_query_port(3), of IBVERBS_1.1: the caller's structure has at least this many
+    // bytes in every version.
     unsafe {
         (&raw const answer).cast::<u8>().copy_to_nonoverlapping(attributes.cast(), PORT_ATTRIBUTES);
     }
     0
 }
 
-/// The address that a GID stands for.
+/// Returns the address that a GID stands for.
 pub(crate) fn address_of(gid: [u8; 16]) -> IpAddr {
     IpAddr::from(gid).to_canonical()
 }
@@ -390,7 +399,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     // SAFETY: a device's context.
     let known = unsafe { attached_in(context) }.is_ok_and(|device| (index as usize) < device.addresses.len());
     if known && port == PORT {
-        // SAFETY: the caller gives a place for the type; the library's own number for RoCEv2 there is 1.
+        // SAFETY: the caller gives a place for the type. This function's number for RoCEv2 is 1.
         unsafe { kind.write(1) };
     }
     concluded(if known && port == PORT { Ok(()) } else { Err(libc::EINVAL) })
@@ -471,7 +480,8 @@ pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
-    // The fabric reaches memory by the parent's addresses, whatever a child does: nothing has to be prepared.
+    // Nothing has to be prepared: the fabric reaches memory by the parent's addresses, whatever a
+    // child does.
     0
 }
 

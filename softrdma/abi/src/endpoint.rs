@@ -1,4 +1,4 @@
-//! `rdma_create_ep(3)`: address, route and queue pair in one call.
+//! `rdma_create_ep(3)`: resolves an address and a route and makes a queue pair in one call.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -9,10 +9,10 @@ use crate::link::{concluded, set_errno};
 
 /// `RAI_PASSIVE`.
 pub(crate) const PASSIVE: c_int = 1;
-/// Milliseconds that an address or a route may take.
+/// How many milliseconds the resolution of an address or a route may take.
 const PATIENCE: c_int = 2000;
 
-/// The `errno` that a call has left.
+/// Converts a call's result to the `errno` that it has left.
 fn left(result: c_int) -> Result<(), c_int> {
     if result == 0 {
         return Ok(());
@@ -20,8 +20,11 @@ fn left(result: c_int) -> Result<(), c_int> {
     Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
 
+/// Binds or resolves the identifier, and makes its queue pair or keeps the attributes for later
+/// ones.
+///
 /// # Safety
-/// As rdma_create_ep(3) demands.
+/// The arguments are as rdma_create_ep(3) demands.
 unsafe fn make(
     id: *mut rdma_cm_id,
     info: &AddressInfo,
@@ -32,7 +35,8 @@ unsafe fn make(
     if let Some(attributes) = unsafe { attributes.as_mut() } {
         attributes.qp_type = info.qp_type.cast_unsigned();
     }
-    // SAFETY: the identifier was just made; the addresses are those of `info`, and of the families that they say.
+    // SAFETY: the identifier was just made; the addresses are those of `info`, and of the families
+    // that they state.
     unsafe {
         if info.flags & PASSIVE != 0 {
             left(cm::rdma_bind_addr(id, info.src_addr))?;
@@ -71,7 +75,7 @@ pub unsafe extern "C" fn rdma_create_ep(
             0
         }
         Err(errno) => {
-            // SAFETY: made above, and given to nobody.
+            // SAFETY: made above, and not given to the program.
             unsafe { cm::rdma_destroy_id(id) };
             set_errno(errno);
             -1
@@ -81,7 +85,8 @@ pub unsafe extern "C" fn rdma_create_ep(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
-    // SAFETY: rdma_destroy_ep(3): what `rdma_create_ep` or `rdma_get_request` gave, and the caller gives up.
+    // SAFETY: rdma_destroy_ep(3): an identifier from `rdma_create_ep` or `rdma_get_request`, which
+    // the caller gives up.
     unsafe {
         cm::rdma_destroy_qp(id);
         cm::rdma_destroy_id(id);

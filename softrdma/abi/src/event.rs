@@ -21,18 +21,18 @@ use crate::names;
 use crate::pair::Pair;
 use crate::shared::Shared;
 
-/// An event channel, and what the fabric calls it.
+/// An event channel, with its name in the fabric.
 #[repr(C)]
 struct Channel {
     channel: rdma_event_channel,
     name: Name,
 }
 
-/// An event, and what lives as long.
+/// An event, with the memory that it needs.
 #[repr(C)]
 struct Told {
     event: rdma_cm_event,
-    /// Whose acknowledgement is awaited.
+    /// The identifier whose destruction waits for the event's acknowledgement.
     identifier: *mut Identifier,
     data: Vec<u8>,
 }
@@ -43,6 +43,8 @@ pub(crate) fn create_event_channel() -> Result<*mut rdma_event_channel, c_int> {
     Ok(Box::into_raw(Box::new(Channel { channel, name })).cast())
 }
 
+/// Destroys an event channel.
+///
 /// # Safety
 /// `channel` came from [`create_event_channel`], and the caller gives it up.
 pub(crate) unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
@@ -50,11 +52,11 @@ pub(crate) unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
     let channel = unsafe { Box::from_raw(channel.cast::<Channel>()) };
     // SAFETY: the descriptor that it was made with.
     drop(unsafe { OwnedFd::from_raw_fd(channel.channel.fd) });
-    // Nobody can be told that the fabric is gone.
+    // If the fabric is gone, so is its channel.
     let _gone = ask(&Request::DestroyEventChannel(channel.name));
 }
 
-/// What the fabric calls a channel.
+/// Returns the channel's name in the fabric.
 ///
 /// # Safety
 /// `channel` is alive.
@@ -70,18 +72,20 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    // SAFETY: rdma_destroy_event_channel(3): what `rdma_create_event_channel` gave, and the caller gives up.
+    // SAFETY: rdma_destroy_event_channel(3): a channel from `rdma_create_event_channel`, which the
+    // caller gives up.
     unsafe { destroy_event_channel(channel) };
 }
 
-/// Takes the next event by `take`. Sleeps on `descriptor` before, unless it does not block: then `EAGAIN` if there is none.
+/// Takes the next event by `take`. Sleeps on `descriptor` first if it blocks; otherwise returns
+/// `EAGAIN` if there is no event.
 ///
-/// The fabric is asked only when the descriptor is readable, so that other threads' calls do not come between the call and
-/// its sleep: a program may destroy a channel while a thread sleeps on it, and that thread is not woken, as it is not from
-/// the kernel's channel. `rping` ends so.
+/// The fabric is asked only when the descriptor is readable, so no call of another thread can come
+/// between a request and the sleep. A program may destroy a channel while a thread sleeps on it;
+/// that thread is never woken, as with the kernel's channels. `rping` ends this way.
 fn wait<T>(descriptor: RawFd, mut take: impl FnMut() -> Result<Option<T>, c_int>) -> Result<T, c_int> {
     loop {
-        // SAFETY: fcntl(2): the flags are read; a descriptor that is closed is refused.
+        // SAFETY: fcntl(2): reads the flags; a closed descriptor is refused.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
         if flags == -1 {
             return Err(libc::EBADF);
@@ -98,7 +102,7 @@ fn wait<T>(descriptor: RawFd, mut take: impl FnMut() -> Result<Option<T>, c_int>
             Ok(Some(found)) => return Ok(found),
             Ok(None) if !blocking => return Err(libc::EAGAIN),
             Ok(None) => {}
-            // Destroyed during the sleep.
+            // The channel was destroyed during the sleep.
             Err(libc::EBADF) if blocking => loop {
                 std::thread::park();
             },
@@ -107,7 +111,7 @@ fn wait<T>(descriptor: RawFd, mut take: impl FnMut() -> Result<Option<T>, c_int>
     }
 }
 
-/// Waits for the next event of a channel, if it blocks.
+/// Takes the next event of a channel, and waits for it if the channel blocks.
 ///
 /// # Safety
 /// `channel` is alive.
@@ -119,33 +123,34 @@ pub(crate) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_
             Reply::Event(event) => Ok(event),
             _ => Err(libc::EPROTO),
         })?;
-        // SAFETY: passed on.
+        // SAFETY: the caller vouches for `channel`.
         if let Some(told) = unsafe { tell(channel, *event) }? {
             return Ok(told);
         }
     }
 }
 
-/// Makes an event of C of what the fabric tells; none if the identifier is gone.
+/// Makes C's event from the fabric's; `None` if the identifier is gone.
 ///
 /// # Safety
 /// `channel` is alive.
 unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Result<Option<*mut rdma_cm_event>, c_int> {
     let told = event.listener.unwrap_or(event.id);
-    // SAFETY: rdma_destroy_id(3): alive under the table's lock, and from here on until the event is acknowledged.
+    // SAFETY: rdma_destroy_id(3): alive under the table's lock, and from here on until the event is
+    // acknowledged.
     let count = |owner: *mut Identifier| unsafe { &(*owner).events }.read();
     let Some(owner) = names::find_with(told, count) else { return Ok(None) };
-    // SAFETY: the caller vouches for `channel`; its event keeps `owner`.
+    // SAFETY: the caller vouches for `channel`; the counted event keeps `owner` alive.
     unsafe { tell_to(owner, channel, event) }.map(Some).inspect_err(|_| {
-        // SAFETY: as above. Nobody else acknowledges what the program is not told.
+        // SAFETY: as above. The program does not get this event, so it cannot acknowledge it.
         unsafe { &(*owner).events }.acknowledge(1);
     })
 }
 
-/// As [`tell`], to `owner`.
+/// Does what [`tell`] does, for an event whose identifier or listener is `owner`.
 ///
 /// # Safety
-/// `channel` is alive, and `owner` too, because the event is counted.
+/// `channel` is alive, and so is `owner`, because the event is counted.
 unsafe fn tell_to(
     owner: *mut Identifier,
     channel: *mut rdma_event_channel,
@@ -153,8 +158,8 @@ unsafe fn tell_to(
 ) -> Result<*mut rdma_cm_event, c_int> {
     let Event { id, listener, kind, status, params, data, local, remote } = event;
     let subject = match listener {
-        // A new identifier, with its listener's context (rdma_get_cm_event(3)).
-        // SAFETY: the caller vouches for `owner`.
+        // SAFETY: the caller vouches for `owner`. A new identifier has its listener's context
+        // (rdma_get_cm_event(3)).
         Some(_) => Identifier::allocate(id, channel, unsafe { (*owner).id.context }),
         None => owner,
     };
@@ -164,7 +169,7 @@ unsafe fn tell_to(
     match kind {
         RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_CONNECT_REQUEST => about.attach()?,
         RDMA_CM_EVENT_ESTABLISHED if !about.id.qp.is_null() => {
-            // SAFETY: its own, which is alive.
+            // SAFETY: the identifier's own queue pair, which is alive.
             unsafe { (*about.id.qp).state = IBV_QPS_RTS };
         }
         RDMA_CM_EVENT_ROUTE_RESOLVED => about.id.route.num_paths = 0,
@@ -178,7 +183,7 @@ unsafe fn tell_to(
         conn.rnr_retry_count = params.rnr_retry_count;
     }
     if !data.is_empty() {
-        // The heap keeps its place when the vector moves.
+        // The bytes stay where they are on the heap when the vector is moved.
         conn.private_data = data.as_ptr().cast::<c_void>();
         conn.private_data_len = u8::try_from(data.len()).unwrap_or(u8::MAX);
     }
@@ -187,7 +192,7 @@ unsafe fn tell_to(
     event.listen_id = if listener.is_some() { owner.cast() } else { ptr::null_mut() };
     (event.event, event.status) = (kind, status);
     event.param.conn = conn;
-    // SAFETY: as above. The listener is synchronous, and so is what comes to it.
+    // SAFETY: as above. Identifiers that come to a synchronous listener are synchronous too.
     if listener.is_some() && unsafe { (*owner).synchronous } {
         // SAFETY: just made.
         unsafe { migrate(subject.cast(), ptr::null_mut()) }?;
@@ -207,14 +212,14 @@ pub unsafe extern "C" fn rdma_get_cm_event(
     }))
 }
 
-/// Gives an event back.
+/// Acknowledges and frees an event.
 ///
 /// # Safety
 /// `event` came from [`next`], and the caller gives it up.
 pub(crate) unsafe fn ack(event: *mut rdma_cm_event) {
     // SAFETY: made as a `Told`, in a box.
     let told = unsafe { Box::from_raw(event.cast::<Told>()) };
-    // SAFETY: alive: its destruction waits for this (rdma_destroy_id(3)).
+    // SAFETY: alive, because its destruction waits for this (rdma_destroy_id(3)).
     unsafe { &(*told.identifier).events }.acknowledge(1);
 }
 
@@ -223,7 +228,7 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     if event.is_null() {
         return concluded(Err(libc::EINVAL));
     }
-    // SAFETY: rdma_ack_cm_event(3): what `rdma_get_cm_event` gave, and the caller gives up.
+    // SAFETY: rdma_ack_cm_event(3): an event from `rdma_get_cm_event`, which the caller gives up.
     unsafe { ack(event) };
     0
 }
@@ -237,6 +242,9 @@ pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, into: *mut 
     }))
 }
 
+/// Takes the listener's next connect request, and makes the queue pair of its identifier if the
+/// listener has attributes for one.
+///
 /// # Safety
 /// `listener` is alive.
 unsafe fn next_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, c_int> {
@@ -248,19 +256,19 @@ unsafe fn next_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, c_i
     if !synchronous {
         return Err(libc::EINVAL);
     }
-    // SAFETY: alive as long as its identifier.
+    // SAFETY: the channel is alive as long as its identifier.
     let event = unsafe { next(channel) }?;
     // SAFETY: just read.
     let (kind, status, id) = unsafe { ((*event).event, (*event).status, (*event).id) };
     if status != 0 || kind != RDMA_CM_EVENT_CONNECT_REQUEST {
-        // SAFETY: read above, and given to nobody.
+        // SAFETY: read above, and not given to the program.
         unsafe { ack(event) };
         return Err(if status == 0 { libc::EINVAL } else { status.abs() });
     }
     if let Some((mut attributes, pd)) = endpoint {
         // SAFETY: a new identifier, with a domain that its listener's owner keeps alive.
         if let Err(errno) = unsafe { crate::cm::create_pair(id, pd, &mut attributes) } {
-            // SAFETY: read above, and given to nobody; nor is the identifier.
+            // SAFETY: read above, and not given to the program; nor is the identifier.
             unsafe {
                 ack(event);
                 crate::cm::rdma_destroy_id(id);
@@ -268,7 +276,7 @@ unsafe fn next_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, c_i
             return Err(errno);
         }
     }
-    // SAFETY: a new identifier, which holds the event until its next.
+    // SAFETY: a new identifier, which holds the event until its next one.
     unsafe { (*id).event = event };
     Ok(id)
 }
@@ -283,8 +291,8 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *m
     };
     let read = || loop {
         let event = wait(device?.events.as_raw_fd(), take)?;
-        // Each is alive under the table's lock, and from there on until the event is acknowledged: ibv_destroy_qp(3), ibv_destroy_cq(3) and
-        // ibv_destroy_srq(3) wait for that.
+        // Each object is alive under the table's lock, and from there on until the event is
+        // acknowledged: ibv_destroy_qp(3), ibv_destroy_cq(3) and ibv_destroy_srq(3) wait for that.
         let found = match event.about {
             About::Pair(name) => {
                 // SAFETY: as said above.
@@ -304,7 +312,7 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *m
             }
             About::Device => Some(ibv_async_event__bindgen_ty_1 { port_num: PORT.into() }),
         };
-        // Of one that is gone: no event.
+        // The object was destroyed, so its event is skipped.
         let Some(element) = found else { continue };
         return Ok(ibv_async_event { element, event_type: event.kind });
     };
@@ -316,9 +324,10 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *m
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    // SAFETY: ibv_ack_async_event(3): what `ibv_get_async_event` wrote. Its object is alive, because its destruction waits for this.
+    // SAFETY: ibv_ack_async_event(3): an event from `ibv_get_async_event`. Its object is alive,
+    // because its destruction waits for this.
     let event = unsafe { &*event };
-    // SAFETY: as above; which object it is the kind of the event says.
+    // SAFETY: as above; the kind of the event determines the variant of the union.
     unsafe {
         match event.event_type {
             IBV_EVENT_CQ_ERR => (*event.element.cq.cast::<Queue>()).asynchronous.acknowledge(1),
@@ -333,7 +342,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
             | IBV_EVENT_QP_LAST_WQE_REACHED => {
                 (*event.element.qp.cast::<Pair>()).events.acknowledge(1);
             }
-            // The device's, which is never destroyed.
+            // An event of the device, which is never destroyed.
             _ => {}
         }
     }

@@ -1,7 +1,9 @@
-//! Interfaces of the machine, `getifaddrs(3)`: one more for each device, with the device's addresses.
+//! Adds the devices to the machine's interfaces, `getifaddrs(3)`: one interface for each device,
+//! with its addresses.
 //!
-//! Some programs look among the interfaces for addresses that a device may have. Those of softrdma are on no interface, so they
-//! stand at the end of the C library's list, as an interface with the device's name.
+//! Some programs look among the interfaces for addresses that a device may have. Those of softrdma
+//! are on no real interface, so they are appended to the C library's list, as an interface with the
+//! device's name.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{transmute, zeroed};
@@ -17,22 +19,23 @@ use crate::address;
 use crate::link::set_errno;
 use crate::view::behind;
 
-/// An address of an interface, and what it points to.
+/// An interface's address, with everything that its entry points to.
 #[repr(C)]
 struct Interface {
-    /// What programs have a pointer to.
+    /// The entry that programs have a pointer to.
     listed: ifaddrs,
     address: sockaddr_storage,
     mask: sockaddr_storage,
     name: [c_char; libc::IFNAMSIZ],
 }
 
-/// The first entry of each list that a program has, and the first one of ours in it. As addresses.
+/// For each list that a program holds: the address of its first entry, and that of our first entry
+/// in it.
 static LISTS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// An entry for an address of the device with this number, which [`free`] frees.
+/// Makes an entry for an address of the device with this number. [`free`] frees it.
 fn entry(number: usize, ip: IpAddr, next: *mut ifaddrs) -> *mut ifaddrs {
-    // SAFETY: integers, pointers, and arrays and unions of these.
+    // SAFETY: the structure has integers, pointers, and arrays and unions of these.
     let mut made: Box<Interface> = Box::new(unsafe { zeroed() });
     let name = format!("softrdma{number}");
     // The last byte stays 0.
@@ -49,7 +52,7 @@ fn entry(number: usize, ip: IpAddr, next: *mut ifaddrs) -> *mut ifaddrs {
         address::write(SocketAddr::new(mask, 0), &raw mut made.mask);
     }
     let made = Box::into_raw(made);
-    // SAFETY: just made, and seen by nothing else.
+    // SAFETY: just made, and not shared yet.
     unsafe {
         let listed = &raw mut (*made).listed;
         (*listed).ifa_next = next;
@@ -61,10 +64,10 @@ fn entry(number: usize, ip: IpAddr, next: *mut ifaddrs) -> *mut ifaddrs {
     made.cast()
 }
 
-/// Frees a list of [`entry`].
+/// Frees a list of entries that [`entry`] made.
 ///
 /// # Safety
-/// The caller gives it up.
+/// The caller gives up the list.
 unsafe fn free(mut list: *mut ifaddrs) {
     while !list.is_null() {
         // SAFETY: made by `entry`, in a box, as the caller vouches.
@@ -73,7 +76,7 @@ unsafe fn free(mut list: *mut ifaddrs) {
     }
 }
 
-/// The entries of the program's devices, from the last to the first.
+/// Makes the entries of the program's devices, from the last to the first.
 fn of_devices() -> *mut ifaddrs {
     let devices =
         std::env::var(ADDRESSES).ok().and_then(|text| parse_devices(&text).ok()).unwrap_or_default();
@@ -98,7 +101,7 @@ pub unsafe extern "C" fn getifaddrs(into: *mut *mut ifaddrs) -> c_int {
         return listed;
     }
     let ours = of_devices();
-    // SAFETY: getifaddrs(3): the place has a list now, whose last entry has none behind it.
+    // SAFETY: getifaddrs(3): `into` now has a list, whose last entry has a null successor.
     unsafe {
         let mut end = into;
         while !(*end).is_null() {
@@ -125,8 +128,8 @@ pub unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
     if list != ours && !function.is_null() {
         // SAFETY: not null; the C library's function of this name has this prototype.
         let function = unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*mut ifaddrs)>(function) };
-        // SAFETY: freeifaddrs(3): a list of `getifaddrs`, which the caller gives up. The C library frees its own entries alone: all of
-        // them are one block.
+        // SAFETY: freeifaddrs(3): a list of `getifaddrs`, which the caller gives up. The C library
+        // frees only its own entries: all of them are one block.
         unsafe { function(list) };
     }
     // SAFETY: made by `entry`, for this list.

@@ -1,6 +1,6 @@
 //! The structures of C: those that `rdma-verbs` was generated with, and a few more.
 //!
-//! Sizes and offsets are compared with the installed headers by the test `layouts` of `softrdma`.
+//! The test `layouts` of `softrdma` compares sizes and offsets with the installed headers.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::{offset_of, size_of};
@@ -37,7 +37,7 @@ pub(crate) struct Device {
     pub(crate) ibdev_path: [c_char; 256],
 }
 
-/// `struct ibv_port_attr` as `ibv_query_port` of `IBVERBS_1.1` writes it: without what came later.
+/// `struct ibv_port_attr` as `ibv_query_port` of `IBVERBS_1.1` writes it, without later fields.
 #[repr(C)]
 pub(crate) struct PortAttributes {
     pub(crate) state: c_uint,
@@ -64,7 +64,7 @@ pub(crate) struct PortAttributes {
     after: u16,
 }
 
-/// Bytes of [`PortAttributes`] that every caller has room for.
+/// How many bytes of [`PortAttributes`] every caller has room for.
 pub(crate) const PORT_ATTRIBUTES: usize = offset_of!(PortAttributes, after);
 
 /// `struct ibv_gid_entry`.
@@ -107,7 +107,8 @@ const _: () = {
 /// C structures for which zero bytes are a valid value.
 ///
 /// # Safety
-/// The type consists of integers, raw pointers, `Option`s of function pointers, and arrays or unions of these.
+/// The type consists of integers, raw pointers, `Option`s of function pointers, and arrays or
+/// unions of these.
 pub(crate) unsafe trait Plain {}
 
 macro_rules! plain {

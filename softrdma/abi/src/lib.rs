@@ -1,16 +1,17 @@
 //! The C ABI of librdmacm and libibverbs on the fabric of `softrdma`.
 //!
-//! The functions here have the names, prototypes and structures of rdma-core's; a program that was linked against it calls
-//! them instead. Each asks the fabric (`link`) over a socket. The inline functions of the headers come in through the table of
-//! operations of the device's context (`device`).
+//! The functions here have the names, prototypes and structures of rdma-core's; a program that was
+//! linked against it calls them instead. Each asks the fabric (`link`) over a socket. The inline
+//! functions of the headers reach this library through the table of operations of the device's
+//! context (`device`).
 //!
-//! What is not there fails as verbs fails where a device lacks something, and says so once on the standard error stream
-//! (`missing`).
+//! An unimplemented function fails as verbs fails on a device that lacks the feature, and reports
+//! that once on the standard error stream (`missing`).
 //!
 //! # Safety
-//! Every exported function takes pointers from C. What a manual page demands of them (alive, of that type, made by the
-//! function that makes them) is demanded here too, and the proofs name the page. Null is looked for only where C code may pass
-//! it.
+//! Every exported function takes pointers from C. The demands of a manual page on them (alive, of
+//! that type, made by the function that makes them) hold here too, and the proofs name the page.
+//! Null is checked only where C code may pass it.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the contract of each exported function is its manual page, as said above"

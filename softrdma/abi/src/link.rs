@@ -1,5 +1,6 @@
-//! The session with the fabric: one for the process, opened by the first call that needs it. A child of a process that forks has
-//! another.
+//! The process's session with the fabric.
+//!
+//! The first call that needs it opens it. A forked child opens another one.
 
 use core::ffi::c_int;
 use std::ffi::OsStr;
@@ -17,21 +18,25 @@ use softrdma_wire::{
 use crate::device::Opened;
 use crate::process::{PerProcess, watch_forks};
 
-/// What came of opening a session.
+/// An open session, and what the fabric said of the devices.
 pub(crate) struct Link {
     session: Mutex<Session>,
-    /// The session's socket, to look at without waiting for who asks something. It is never closed.
+    /// The session's socket, for checks that must not wait for a thread with a pending request. It
+    /// is never closed.
     socket: RawFd,
     pub(crate) devices: Vec<Attached>,
-    /// Those of each device.
+    /// The limits of each device.
     pub(crate) limits: Limits,
 }
 
-/// The way to the fabric.
+/// The connection to the fabric.
 struct Session {
     socket: Socket,
-    /// A queue pair in INIT, where nothing takes receives, and receives for it that the fabric was not told of. It is, before anything else:
-    /// programs post them one after the other, a thousand for a connection.
+    /// Receives that the fabric was not told of yet, and their queue pair. It is in INIT, where no
+    /// message takes receives.
+    ///
+    /// They are sent before any other request. Programs post receives one by one, a thousand for a
+    /// connection.
     kept: (Name, Vec<Receive>),
 }
 
@@ -40,7 +45,7 @@ impl Session {
         let (pair, work) = (self.kept.0, std::mem::take(&mut self.kept.1));
         if !work.is_empty() {
             match exchange(&mut self.socket, &Request::PostReceive { pair, work }, None) {
-                // What follows meets the same error.
+                // The next request meets the same error.
                 Ok((Reply::Posted { errno: 0, .. }, _)) | Err(_) => {}
                 Ok(_) => say("the fabric refuses receives of a queue pair that is not connected"),
             }
@@ -48,10 +53,13 @@ impl Session {
     }
 }
 
-/// Keeps receives for a queue pair in INIT that has `room` for so many, until the next request of any kind. Returns false if it has not.
+/// Keeps receives for a queue pair in INIT until the next request of any kind.
+///
+/// Returns false, and keeps none, if the queue pair has no `room` for all of them.
 pub(crate) fn keep(pair: Name, room: &AtomicU32, work: &mut Vec<Receive>) -> Result<bool, c_int> {
     let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
-    // Under the lock: who takes the room away asks the fabric next, and so tells what is kept.
+    // Under the lock: a thread that takes the room away makes a request next, which sends the kept
+    // receives first.
     let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
     if room.fetch_update(Relaxed, Relaxed, taken).is_err() {
         return Ok(false);
@@ -69,7 +77,7 @@ pub(crate) struct Attached {
     pub(crate) addresses: Vec<IpAddr>,
     /// Readable while an asynchronous event waits.
     pub(crate) events: OwnedFd,
-    /// The device and its context, once somebody asked for them.
+    /// The device and its context, once a caller has asked for them.
     pub(crate) opened: OnceLock<Opened>,
     /// The protection domain of identifiers that were given none.
     pub(crate) domain: Mutex<Option<usize>>,
@@ -77,30 +85,31 @@ pub(crate) struct Attached {
 
 pub(crate) static LINK: PerProcess<Result<Link, c_int>> = PerProcess::new();
 
-/// The highest name that this process or one that it is a child of was given.
+/// The highest name that the fabric gave to this process or to one that it was forked from.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
-/// The session, or why there is none: an `errno`.
+/// Returns the session, or the `errno` that says why there is none.
 pub(crate) fn link() -> Result<&'static Link, c_int> {
     LINK.get(Link::open).as_ref().map_err(|errno| *errno)
 }
 
-/// Asks the fabric. An answer that is no answer to this is the fabric's mistake: `EPROTO`.
+/// Sends a request and waits for the answer. An answer that does not fit the request is the
+/// fabric's error: `EPROTO`.
 pub(crate) fn call(request: &Request<'_>) -> Result<Reply, c_int> {
     exchange_with(request, None).map(|(reply, _none)| reply)
 }
 
-/// Asks for nothing but success.
+/// Sends a request whose answer has no contents.
 pub(crate) fn ask(request: &Request<'_>) -> Result<(), c_int> {
     call(request).map(drop)
 }
 
-/// As [`ask`], with a descriptor.
+/// Sends a request with a descriptor; its answer has no contents.
 pub(crate) fn ask_with(request: &Request<'_>, descriptor: Option<BorrowedFd<'_>>) -> Result<(), c_int> {
     exchange_with(request, descriptor).map(drop)
 }
 
-/// Asks the fabric to make something.
+/// Asks the fabric to make an object.
 pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
     match call(request)? {
         Reply::Made(name) => Ok(name),
@@ -108,7 +117,7 @@ pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
     }
 }
 
-/// Asks the fabric to make something that has a descriptor.
+/// Asks the fabric to make an object that has a descriptor.
 pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_int> {
     match exchange_with(request, None)? {
         (Reply::Made(name), Some(descriptor)) => Ok((name, descriptor)),
@@ -116,7 +125,8 @@ pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_i
     }
 }
 
-/// Asks the fabric to make a completion queue: its name, and which page of which memory is its own.
+/// Asks the fabric to make a completion queue. Returns its name, its page's number, and the memory
+/// with that page.
 pub(crate) fn make_queue(request: &Request<'_>) -> Result<(Name, u32, OwnedFd), c_int> {
     match exchange_with(request, None)? {
         (Reply::Queue { name, page }, Some(memory)) => Ok((name, page, memory)),
@@ -124,7 +134,8 @@ pub(crate) fn make_queue(request: &Request<'_>) -> Result<(Name, u32, OwnedFd), 
     }
 }
 
-/// The name of what the fabric made, if the answer tells of any: a connect request brings an identifier.
+/// Returns the name of the object that the fabric made for this answer, if any: a connect request
+/// makes an identifier.
 const fn made_in(reply: &Reply) -> Option<Name> {
     match reply {
         Reply::Made(name)
@@ -136,7 +147,7 @@ const fn made_in(reply: &Reply) -> Option<Name> {
     }
 }
 
-/// Asks the fabric several times, between which no other thread of this process asks anything.
+/// Sends several requests; no other thread of this process sends one in between.
 pub(crate) fn converse<T>(
     conversation: impl FnOnce(&mut dyn FnMut(&Request<'_>) -> Result<Reply, c_int>) -> Result<T, c_int>,
 ) -> Result<T, c_int> {
@@ -153,7 +164,7 @@ fn exchange_with(
 }
 
 impl Session {
-    /// One request and its answer. What was kept goes first.
+    /// Sends a request and waits for its answer. Kept receives are sent first.
     fn exchange(
         &mut self,
         request: &Request<'_>,
@@ -164,7 +175,7 @@ impl Session {
     }
 }
 
-/// What an exchange came to, for programs.
+/// Converts the result of an exchange to an `errno`.
 fn outcome(exchanged: Result<(Reply, Option<OwnedFd>), Error>) -> Result<(Reply, Option<OwnedFd>), c_int> {
     match exchanged {
         Ok((Reply::Refused(errno), _)) => Err(errno),
@@ -194,7 +205,7 @@ fn exchange(
 }
 
 impl Link {
-    /// `EIO` once the fabric is gone.
+    /// Returns `EIO` if the fabric is gone.
     pub(crate) fn is_alive(&self) -> Result<(), c_int> {
         let mut entry = libc::pollfd { fd: self.socket, events: 0, revents: 0 };
         // SAFETY: poll(2): one entry, which is written; it does not wait.
@@ -224,13 +235,14 @@ impl Link {
         let program = std::env::current_exe().ok();
         let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default();
         let program = program.to_string_lossy().into_owned();
-        // Whatever a child does with its parent's objects, it does not mean its own.
+        // The child's names must differ from its parent's, so that no call on the parent's objects
+        // affects its own.
         let above = HIGHEST.load(Relaxed);
         let hello = Request::Hello { version: VERSION, program, devices, above };
         match exchange(&mut socket, &hello, None).map_err(unreachable)? {
             (Reply::Welcome { devices, limits, fabric }, _none) => {
-                // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
-                // fails, and is not needed.
+                // Yama may restrict which processes may access which (`PR_SET_PTRACER(2const)`):
+                // this allows the fabric. Elsewhere the call fails, and is not needed.
                 let fabric = i32::try_from(fabric).ok().and_then(rustix::process::Pid::from_raw);
                 let tracer =
                     fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
@@ -256,29 +268,27 @@ impl Link {
     }
 }
 
-/// Says something to whoever runs the program.
+/// Prints a message for the user of the program.
 pub(crate) fn say(what: &str) {
-    // Nobody can be told that it failed.
+    // If this fails, there is no other stream to report it on.
     let _said = writeln!(std::io::stderr().lock(), "softrdma: {what}");
 }
 
-/// What the last call left in `errno`.
 pub(crate) fn last_errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Sets `errno`.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: errno(3): the calling thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// The answer of functions that return 0 or an `errno`.
+/// Returns 0 or an `errno`, for functions that return their error.
 pub(crate) fn returned(result: Result<(), c_int>) -> c_int {
     result.err().unwrap_or(0)
 }
 
-/// The answer of functions that return 0, or -1 and leave an `errno`.
+/// Returns 0, or -1 with `errno` set.
 pub(crate) fn concluded(result: Result<(), c_int>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -289,7 +299,7 @@ pub(crate) fn concluded(result: Result<(), c_int>) -> c_int {
     }
 }
 
-/// The answer of functions that return a pointer, or null and leave an `errno`.
+/// Returns a pointer, or null with `errno` set.
 pub(crate) fn pointer<T>(result: Result<*mut T, c_int>) -> *mut T {
     result.unwrap_or_else(|errno| {
         set_errno(errno);
@@ -303,7 +313,7 @@ mod tests {
 
     use super::*;
 
-    /// A child of a process that forks takes names above all of them.
+    /// A forked child takes names above all of these.
     #[test]
     fn a_connect_request_brings_a_name() {
         let (params, data, local, remote) = (None, Vec::new(), None, None);

@@ -1,11 +1,12 @@
-//! What the real libraries have and this one has not: it fails as a device does that lacks it, and says so.
+//! Functions of the real libraries that are not implemented here: they fail as on a device without
+//! the feature, and say so.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use crate::link::{say, set_errno};
 
-/// Says once what was called.
+/// Reports once that a function is not implemented, and sets `errno`.
 pub(crate) fn lacking(name: &str, told: &AtomicBool) {
     if !told.swap(true, Relaxed) {
         say(&format!("{name} is not there: it fails with EOPNOTSUPP"));
@@ -13,8 +14,10 @@ pub(crate) fn lacking(name: &str, told: &AtomicBool) {
     set_errno(libc::EOPNOTSUPP);
 }
 
-/// Functions that return `$result` and set `errno`. Arguments are in registers or on the caller's stack, and the caller takes
-/// them away: a function that looks at none may declare none (System V ABI, AAPCS64).
+/// Defines functions that return `$result` and set `errno`.
+///
+/// Arguments are in registers or on the caller's stack, and the caller removes them: a function
+/// that reads none may declare none (System V ABI, AAPCS64).
 macro_rules! lacking {
     ($($type:ty, $result:expr => $($name:ident)*;)*) => {
         $($(

@@ -1,4 +1,4 @@
-//! Which object of this process a name of the session means, for events.
+//! Finds the object of this process that an event's name stands for.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,26 +7,26 @@ use softrdma_wire::Name;
 
 use crate::process::PerProcess;
 
-/// Addresses of live objects. Names are never given again, so one table does for all kinds.
+/// Addresses of live objects. The fabric never reuses a name, so one table serves all kinds.
 pub(crate) static OBJECTS: PerProcess<Mutex<BTreeMap<Name, usize>>> = PerProcess::new();
 
 fn lock() -> MutexGuard<'static, BTreeMap<Name, usize>> {
     OBJECTS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `name` means what `object` points to.
 pub(crate) fn enter<T>(name: Name, object: *mut T) {
     lock().insert(name, object.expose_provenance());
 }
 
-/// It means nothing any more.
 pub(crate) fn leave(name: Name) {
     lock().remove(&name);
 }
 
-/// Shows `look` the object that `name` means, and returns it; none if it is gone. `look` runs under the table's lock: whoever destroys the
-/// object takes its name out of the table first, so that the object outlives `look`, and beyond that for as long as its destruction waits
-/// for what `look` counted.
+/// Shows `look` the object with this name, and returns it; `None` if it is gone.
+///
+/// `look` runs under the table's lock. A thread that destroys the object removes its name first, so
+/// the object outlives `look`, and after that as long as its destruction waits for what `look`
+/// counted.
 pub(crate) fn find_with<T>(name: Name, look: impl FnOnce(*mut T)) -> Option<*mut T> {
     let objects = lock();
     let object = std::ptr::with_exposed_provenance_mut(*objects.get(&name)?);

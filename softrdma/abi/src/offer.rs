@@ -1,7 +1,7 @@
-//! Where the kernel forbids the fabric to reach into this process, a thread copies what the fabric asks for.
+//! Copies memory for the fabric where the kernel forbids it to access this process.
 //!
-//! The thread hands addresses to the kernel and looks at no byte itself: memory that is not there is an error of the call, not of the
-//! program.
+//! A thread does that. It passes addresses to the kernel and reads no byte itself, so an unmapped
+//! address is an error of the call and does not end the program.
 
 use core::ffi::{c_int, c_void};
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -10,10 +10,10 @@ use softrdma_wire::{Copy, Request};
 
 use crate::link::{ask_with, last_errno};
 
-/// Some memory of this process.
+/// A byte of this process, which the fabric tries to reach.
 static PROBE: u8 = 0;
 
-/// Offers the fabric this process's memory.
+/// Offers the fabric to copy this process's memory.
 pub(crate) fn offer_memory() -> Result<(), c_int> {
     let mut ends = [-1; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -21,29 +21,31 @@ pub(crate) fn offer_memory() -> Result<(), c_int> {
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } == -1 {
         return Err(last_errno());
     }
-    // SAFETY: socketpair(2): both are new, and nobody else's.
+    // SAFETY: socketpair(2): both are new, and have no other owner.
     let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
     serve(ours)?;
     let probe = (&raw const PROBE).expose_provenance() as u64;
     ask_with(&Request::OfferMemory { probe }, Some(theirs.as_fd()))
 }
 
-/// Starts the thread. It ends when the fabric closes its end, and takes no signals of the program's.
+/// Starts the thread. It ends when the fabric closes its end, and blocks all signals, which are the
+/// program's.
 fn serve(socket: OwnedFd) -> Result<(), c_int> {
     // SAFETY: sigset_t consists of integers, which sigfillset(3) writes.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { core::mem::zeroed() };
-    // SAFETY: sigfillset(3), pthread_sigmask(3): sets that are read and written; a new thread has the mask of its maker.
+    // SAFETY: sigfillset(3), pthread_sigmask(3): sets that are read and written; a new thread
+    // inherits the mask of its creator.
     unsafe {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
     }
     let started = std::thread::Builder::new().name("softrdma".into()).spawn(move || while step(&socket) {});
-    // SAFETY: as above: the mask as it was.
+    // SAFETY: as above: restores the previous mask.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
     started.map(drop).map_err(|_| libc::EAGAIN)
 }
 
-/// Does what the fabric asks next. False at the end.
+/// Serves the fabric's next request. Returns false at the end.
 fn step(socket: &OwnedFd) -> bool {
     let descriptor = socket.as_raw_fd();
     let mut packet = [0; Copy::LEN];
@@ -57,8 +59,9 @@ fn step(socket: &OwnedFd) -> bool {
     let place: *mut c_void = core::ptr::with_exposed_provenance_mut(at);
     let mut status = [Copy::DONE];
     if write {
-        // SAFETY: recv(2): the kernel checks the address, and answers EFAULT where no memory is. That the bytes are written is what the
-        // program asked for when it registered them (ibv_reg_mr(3)): the fabric writes to no others.
+        // SAFETY: recv(2): the kernel checks the address, and returns EFAULT for unmapped memory.
+        // The program asked for these bytes to be written when it registered them (ibv_reg_mr(3)):
+        // the fabric writes to no others.
         if unsafe { libc::recv(descriptor, place, len, 0) } != len.cast_signed() {
             status = [!Copy::DONE];
         }
@@ -68,16 +71,16 @@ fn step(socket: &OwnedFd) -> bool {
             libc::iovec { iov_base: status.as_mut_ptr().cast(), iov_len: 1 },
             libc::iovec { iov_base: place, iov_len: len },
         ];
-        // SAFETY: a structure of integers and pointers, of which null means none.
+        // SAFETY: a structure of integers and pointers, which may be null.
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
-        // SAFETY: sendmsg(2): parts of which the kernel reads; it checks the address of the second, and answers EFAULT where no
-        // memory is. Registered memory is the fabric's to read.
+        // SAFETY: sendmsg(2): the kernel only reads the parts; it checks the address of the second,
+        // and returns EFAULT for unmapped memory. The fabric may read registered memory.
         unsafe { libc::sendmsg(descriptor, &raw const message, libc::MSG_NOSIGNAL) != -1 }
     };
     if answer(&mut status, if write { 0 } else { len }) {
         return true;
     }
-    // Not all of it is there.
+    // Some of the memory is not mapped.
     answer(&mut [!Copy::DONE], 0)
 }

@@ -23,28 +23,29 @@ use crate::names;
 use crate::posting::{OPERATIONS, functions};
 use crate::shared;
 
-/// A queue pair, and what is remembered of how it was made.
+/// A queue pair, and the parameters that it was made with.
 ///
-/// The program writes to `ex`, by the headers' inline functions, while other threads call this library. So no reference is made to the whole:
-/// what is ours is read, or borrowed, field by field.
+/// The program writes to `ex`, by the headers' inline functions, while other threads call this
+/// library. So no reference is made to the whole: this library reads or borrows its fields one by
+/// one.
 #[repr(C)]
 pub(crate) struct Pair {
     ex: PairEx,
     pub(crate) cap: ibv_qp_cap,
     pub(crate) all_signaled: bool,
-    /// It was made for the newer way to post.
+    /// Whether it was made for `ibv_wr_post(3)`.
     extended: bool,
-    /// What the program or the connection manager has set (`ibv_query_qp(3)`).
+    /// The attributes that the program or the connection manager has set (`ibv_query_qp(3)`).
     set: Mutex<Set>,
-    /// It holds no receives and is not in INIT yet.
+    /// Whether it is in RESET, and so has no receives.
     is_reset: AtomicBool,
-    /// How many receives certainly find room; none unless it is in INIT.
+    /// How many receives certainly find room; 0 unless it is in INIT.
     pub(crate) room: AtomicU32,
-    /// Asynchronous events.
+    /// Asynchronous events that are not acknowledged.
     pub(crate) events: Unacknowledged,
 }
 
-/// Attributes that a queue pair has been given and that it keeps.
+/// Attributes that were set, and that only this library remembers.
 #[derive(Clone, Copy, Default)]
 struct Set {
     access: c_uint,
@@ -60,7 +61,7 @@ struct Set {
 }
 
 impl Set {
-    /// Takes over what the mask names.
+    /// Copies the attributes that the mask names.
     fn merge(&mut self, from: &ibv_qp_attr, mask: u32) {
         let mut take = |flag: u32, set: &mut dyn FnMut(&mut Self)| {
             if mask & flag != 0 {
@@ -80,10 +81,11 @@ impl Set {
     }
 }
 
-/// The highest time-out: the field has five bits.
+/// The highest timeout: the field has five bits.
 pub(crate) const MOST_TIMEOUT: u8 = 31;
 
-/// `RDMA_OPTION_ID_ACK_TIMEOUT` of `rdma_set_option(3)`: the time-out that the connection manager gives the queue pair.
+/// Sets the timeout that the connection manager gives a queue pair: `RDMA_OPTION_ID_ACK_TIMEOUT` of
+/// `rdma_set_option(3)`.
 ///
 /// # Safety
 /// `qp` is alive.
@@ -98,7 +100,7 @@ pub(crate) unsafe fn set_timeout(qp: *mut ibv_qp, timeout: u8) -> Result<(), c_i
 /// `ibv_create_qp(3)`.
 ///
 /// # Safety
-/// `pd` and what the attributes name are alive.
+/// `pd` and the objects that the attributes name are alive.
 pub(crate) unsafe fn create(
     pd: *mut ibv_pd,
     attributes: &mut ibv_qp_init_attr,
@@ -130,7 +132,7 @@ pub(crate) unsafe fn create(
     }
     let Reply::Pair { name, number, inline } = call(&request)? else { return Err(libc::EPROTO) };
     cap.max_inline_data = inline;
-    // As a device that has no queue pairs without.
+    // As a device whose queue pairs always have at least one element.
     (cap.max_send_sge, cap.max_recv_sge) = (cap.max_send_sge.max(1), cap.max_recv_sge.max(1));
     let qp = ibv_qp {
         context,
@@ -161,16 +163,17 @@ pub(crate) unsafe fn create(
     Ok(pair.cast())
 }
 
-/// The attributes that a queue pair was given.
+/// Returns the attributes that were set.
 ///
 /// # Safety
-/// `qp` is alive, and stays so for `'a`.
+/// `qp` is alive during `'a`.
 unsafe fn attributes_of<'a>(qp: *mut ibv_qp) -> &'a Mutex<Set> {
-    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`; nobody but this library writes to the field.
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`; only this library
+    // writes to the field.
     unsafe { &(*qp.cast::<Pair>()).set }
 }
 
-/// What the fabric calls a queue pair.
+/// Returns the queue pair's name in the fabric.
 ///
 /// # Safety
 /// `qp` is alive.
@@ -179,7 +182,7 @@ pub(crate) unsafe fn name(qp: *mut ibv_qp) -> Name {
     unsafe { (*qp).handle }
 }
 
-/// To INIT, as the connection manager does with the queue pairs that it makes.
+/// Moves a queue pair to INIT, as the connection manager does with those that it makes.
 ///
 /// # Safety
 /// `qp` is alive.
@@ -194,7 +197,9 @@ pub(crate) unsafe fn initialise(qp: *mut ibv_qp) -> Result<(), c_int> {
     Ok(())
 }
 
-/// It is in INIT, and takes no receive before [`leaves_init`]: as many find room as it was made for, if it was reset before.
+/// Records that a queue pair is in INIT, where no message takes a receive before [`leaves_init`].
+///
+/// If it was in RESET before, it has room for as many receives as it was made for.
 ///
 /// # Safety
 /// `qp` is alive.
@@ -209,7 +214,8 @@ unsafe fn is_initialised(qp: *mut ibv_qp) {
     }
 }
 
-/// What it is asked for next may take receives: from now on they are posted at once.
+/// Records that the next request may let messages take receives, which from now on are posted at
+/// once.
 ///
 /// # Safety
 /// `qp` is alive.
@@ -220,7 +226,8 @@ pub(crate) unsafe fn leaves_init(qp: *mut ibv_qp) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attributes: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    // SAFETY: ibv_create_qp(3): a live domain, and attributes that are read and written during the call.
+    // SAFETY: ibv_create_qp(3): a live domain, and attributes that are read and written during the
+    // call.
     pointer(unsafe { create(pd, &mut *attributes) })
 }
 
@@ -232,9 +239,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     /// `IBV_QP_INIT_ATTR_PD` and `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
     const DOMAIN: u32 = 1;
     const OPERATIONS_KNOWN: u32 = 64;
-    /// `IBV_QP_INIT_ATTR_CREATE_FLAGS`, of which there are none here.
+    /// `IBV_QP_INIT_ATTR_CREATE_FLAGS`, of which none is supported.
     const FLAGS: u32 = 4;
-    // SAFETY: ibv_create_qp_ex(3): attributes that are read during the call; those that the mask does not name are not there.
+    // SAFETY: ibv_create_qp_ex(3): attributes that are read during the call; fields that the mask
+    // does not name may be uninitialised.
     let (mask, pd, flags, operations) = unsafe {
         let mask = (*attributes).comp_mask;
         let pd = if mask & DOMAIN == 0 { ptr::null_mut() } else { (*attributes).pd };
@@ -247,7 +255,8 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     if mask & DOMAIN == 0 {
         return pointer(Err(libc::EINVAL));
     }
-    // SAFETY: as above: attributes that begin as the older ones do, and are written; the mask says that there is a domain.
+    // SAFETY: as above: the attributes begin with the fields of the older ones, and are written;
+    // the mask says that there is a domain.
     pointer(unsafe { create(pd, &mut *attributes.cast()) }.inspect(|qp| {
         // SAFETY: just made as a `Pair`.
         unsafe { (*qp.cast::<Pair>()).extended = mask & OPERATIONS_KNOWN != 0 };
@@ -256,7 +265,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    // SAFETY: ibv_destroy_qp(3): what `ibv_create_qp` gave, from a box of a `Pair`.
+    // SAFETY: ibv_destroy_qp(3): a queue pair from `ibv_create_qp`, in a box of a `Pair`.
     let handle = unsafe { name(qp) };
     let freed = ask(&Request::DestroyPair(handle));
     if freed.is_ok() {
@@ -272,10 +281,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    // SAFETY: ibv_modify_qp(3): attributes of which those in the mask are read.
+    // SAFETY: ibv_modify_qp(3): attributes, of which this reads those in the mask.
     let attributes = unsafe { &*attributes };
     let mask = mask.cast_unsigned();
-    // Whatever is wrong is found before anything changes (ibv_modify_qp(3)).
+    // Errors are reported before any attribute changes (ibv_modify_qp(3)).
     if mask & IBV_QP_TIMEOUT != 0 && attributes.timeout > MOST_TIMEOUT {
         return libc::EINVAL;
     }
@@ -321,9 +330,9 @@ fn transition(attributes: &ibv_qp_attr, mask: u32, context: *const ibv_context) 
         IBV_QPS_INIT => Ok(Transition::Initialise),
         IBV_QPS_RTR => {
             let path = &attributes.ah_attr;
-            // SAFETY: a queue pair's.
+            // SAFETY: the context of a queue pair, and so of a device.
             let addresses = &unsafe { attached_in(context) }?.addresses;
-            // RoCE goes by GID.
+            // RoCE addresses its peer by GID.
             if mask & IBV_QP_AV == 0 || path.is_global == 0 || path.port_num != PORT {
                 return Err(libc::EINVAL);
             }
@@ -344,19 +353,20 @@ fn transition(attributes: &ibv_qp_attr, mask: u32, context: *const ibv_context) 
             notify: mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attributes.en_sqd_async_notify != 0,
         }),
         IBV_QPS_ERR => Ok(Transition::Fail),
-        // SQE: reliable connections never get there (ibv_modify_qp(3)).
+        // SQE: reliable connections never enter it (ibv_modify_qp(3)).
         _ => Err(libc::EINVAL),
     }
 }
 
-/// The attributes that move a queue pair to INIT; which they are.
+/// Fills in the attributes that move a queue pair to INIT. Returns their mask.
 pub(crate) fn to_init(attributes: &mut ibv_qp_attr) -> u32 {
     (attributes.port_num, attributes.pkey_index) = (PORT, 0);
     attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
     IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
 }
 
-/// ... to RTR, with a peer of this number.
+/// Fills in the attributes that move a queue pair to RTR, with a peer of this number. Returns their
+/// mask.
 pub(crate) fn to_receive(
     attributes: &mut ibv_qp_attr,
     local: IpAddr,
@@ -371,7 +381,8 @@ pub(crate) fn to_receive(
     IBV_QP_STATE | path | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER
 }
 
-/// ... to RTS, with what the peer offers.
+/// Fills in the attributes that move a queue pair to RTS, with what the peer offers. Returns their
+/// mask.
 pub(crate) fn to_send(attributes: &mut ibv_qp_attr, theirs: Params, retry: u8) -> u32 {
     (attributes.timeout, attributes.retry_cnt, attributes.rnr_retry) = (14, retry, theirs.rnr_retry_count);
     (attributes.sq_psn, attributes.max_rd_atomic) = (0, theirs.responder_resources);
@@ -379,7 +390,7 @@ pub(crate) fn to_send(attributes: &mut ibv_qp_attr, theirs: Params, retry: u8) -
     IBV_QP_STATE | retries | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-/// The address vector of a path between two addresses.
+/// Fills in the address vector of a path between two addresses.
 fn set_path(attributes: &mut ibv_qp_attr, local: IpAddr, remote: IpAddr) {
     attributes.ah_attr.is_global = 1;
     attributes.ah_attr.port_num = PORT;
@@ -388,7 +399,8 @@ fn set_path(attributes: &mut ibv_qp_attr, local: IpAddr, remote: IpAddr) {
 }
 
 const fn bytes(gid: ibv_gid) -> [u8; 16] {
-    // SAFETY: both arms of the union are plain bytes of this length, all of them initialised by its maker.
+    // SAFETY: both variants of the union are plain bytes of this length, all of them initialised by
+    // its maker.
     unsafe { gid.raw }
 }
 
@@ -399,7 +411,8 @@ pub unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: ibv_query_qp(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    // SAFETY: ibv_query_qp(3): a live queue pair, which `create` made as a `Pair`; these fields do
+    // not change.
     let (handle, set, cap, all_signaled) = unsafe {
         let pair = qp.cast::<Pair>();
         (name(qp), attributes_of(qp), (*pair).cap, (*pair).all_signaled)
@@ -436,7 +449,8 @@ pub unsafe extern "C" fn ibv_query_qp(
             sq_sig_all: all_signaled.into(),
         }
     };
-    // SAFETY: ibv_query_qp(3): places for both answers. The state is the program's to read, in its own structure.
+    // SAFETY: ibv_query_qp(3): places for both answers. The program reads the state in its own
+    // structure.
     unsafe {
         attributes.write(answer);
         init.write(made);
@@ -445,7 +459,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
-/// The index of an address in the table of the device that has it.
+/// Returns the index of an address in the table of the device that has it.
 fn index_of(address: IpAddr) -> u8 {
     let place = |device: &Attached| device.addresses.iter().position(|own| *own == address);
     let index = link().ok().and_then(|link| link.devices.iter().find_map(place));
@@ -458,7 +472,7 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut PairEx {
     if unsafe { (*qp.cast::<Pair>()).extended } {
         qp.cast()
     } else {
-        // Where it was not made for the newer way to post.
+        // It was not made for `ibv_wr_post(3)`.
         ptr::null_mut()
     }
 }

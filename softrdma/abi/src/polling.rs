@@ -1,4 +1,5 @@
-//! The newer way to poll (`ibv_create_cq_ex(3)`): one completion after the other, whose fields are read by functions.
+//! The extended way to poll (`ibv_create_cq_ex(3)`): functions read the fields of one completion
+//! after the other.
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
@@ -10,18 +11,20 @@ use crate::completion::{Queue, create_queue, next_completion};
 use crate::layout::{IBV_WC_WITH_IMM, QueueAttributes, QueueEx, ibv_context, ibv_cq, zeroed};
 use crate::link::{pointer, set_errno};
 
-/// `IBV_WC_STANDARD_FLAGS`: what completions have beyond their id and status. Time stamps and the like are not there.
+/// `IBV_WC_STANDARD_FLAGS`: the fields of completions besides id and status. Time stamps and
+/// similar ones are not supported.
 const STANDARD: u64 = 0x7f;
-/// `IBV_CQ_INIT_ATTR_MASK_FLAGS`, with `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, which changes nothing here.
+/// `IBV_CQ_INIT_ATTR_MASK_FLAGS`, with `IBV_CREATE_CQ_ATTR_SINGLE_THREADED`, which has no effect
+/// here.
 const MASK_FLAGS: u32 = 1;
 const SINGLE_THREADED: u32 = 1;
 
-/// Whoever polls, from `ibv_start_poll` to `ibv_end_poll`; others wait.
+/// The right to poll, which one thread has from `ibv_start_poll` to `ibv_end_poll`; others wait.
 #[derive(Default)]
 pub(crate) struct Turn {
     taken: Mutex<bool>,
     free: Condvar,
-    /// The completion that is looked at.
+    /// The completion whose fields are read.
     current: Mutex<Option<Completion>>,
 }
 
@@ -40,7 +43,6 @@ impl Turn {
     }
 }
 
-/// The functions of a completion queue.
 pub(crate) fn functions(cq: ibv_cq) -> QueueEx {
     QueueEx {
         cq,
@@ -90,7 +92,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 /// Takes the next completion.
 ///
 /// # Safety
-/// `cq` is alive, and this thread's turn.
+/// `cq` is alive, and it is this thread's turn.
 unsafe fn take(cq: *mut QueueEx) -> c_int {
     // SAFETY: the caller vouches for `cq`.
     let found = match unsafe { next_completion(cq.cast()) } {
@@ -98,7 +100,8 @@ unsafe fn take(cq: *mut QueueEx) -> c_int {
         Ok(None) => return libc::ENOENT,
         Err(errno) => return errno,
     };
-    // SAFETY: the caller vouches for `cq`, which was made as a `Queue`. The two fields are the program's to read, while it is its turn.
+    // SAFETY: the caller vouches for `cq`, which was made as a `Queue`. The program reads the two
+    // fields only during its turn, which this thread has.
     let current = unsafe {
         (&raw mut (*cq).status).write(found.status);
         (&raw mut (*cq).wr_id).write(found.id);
@@ -114,8 +117,8 @@ unsafe extern "C" fn start_poll(cq: *mut QueueEx, _attributes: *mut c_void) -> c
     // SAFETY: as above; it is this thread's turn.
     let taken = unsafe { take(cq) };
     if taken != 0 {
-        // ibv_start_poll(3): without a completion there is no end to call.
-        // SAFETY: as above.
+        // SAFETY: as above. Without a completion the program does not call `ibv_end_poll`
+        // (ibv_start_poll(3)).
         unsafe { &(*cq.cast::<Queue>()).turn }.end();
     }
     taken
@@ -131,7 +134,7 @@ unsafe extern "C" fn end_poll(cq: *mut QueueEx) {
     unsafe { &(*cq.cast::<Queue>()).turn }.end();
 }
 
-/// A field of the completion that is looked at.
+/// Returns a field of the current completion.
 ///
 /// # Safety
 /// `cq` is alive.

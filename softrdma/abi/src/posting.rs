@@ -1,7 +1,8 @@
-//! The newer way to post (`ibv_wr_post(3)`): work requests that functions of the queue pair put together, between `ibv_wr_start` and
-//! `ibv_wr_complete`.
+//! The extended way to post (`ibv_wr_post(3)`): functions of the queue pair build work requests,
+//! between `ibv_wr_start` and `ibv_wr_complete`.
 //!
-//! They are kept by the thread until then, so that threads that post to one queue pair do not wait for each other.
+//! Until then the requests belong to the thread, so threads that post to one queue pair do not wait
+//! for each other.
 
 use core::cell::RefCell;
 use core::ffi::{c_int, c_void};
@@ -12,14 +13,15 @@ use crate::layout::{Buffer, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_q
 use crate::link::converse;
 use crate::pair::Pair;
 
-/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and `…_RDMA_READ`.
+/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and
+/// `…_RDMA_READ`.
 pub(crate) const OPERATIONS: u64 = 0x1f;
 
 /// The requests of one queue pair since `ibv_wr_start`.
 struct Building {
     pair: *mut PairEx,
     work: Vec<Send<'static>>,
-    /// Why they cannot be posted.
+    /// Why the requests cannot be posted.
     wrong: Option<c_int>,
 }
 
@@ -27,7 +29,6 @@ thread_local! {
     static BUILDING: RefCell<Vec<Building>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The functions of a queue pair that was made for them.
 pub(crate) fn functions(qp_base: ibv_qp) -> PairEx {
     PairEx {
         qp_base,
@@ -54,7 +55,8 @@ fn take(pair: *mut PairEx) -> Option<Building> {
     })
 }
 
-/// Changes what is put together for this queue pair; outside of start and completion there is nothing.
+/// Changes the requests that are being built for this queue pair. Does nothing outside
+/// `ibv_wr_start` and `ibv_wr_complete`.
 fn with(pair: *mut PairEx, act: impl FnOnce(&mut Building)) {
     BUILDING.with_borrow_mut(|all| {
         if let Some(building) = all.iter_mut().find(|building| building.pair == pair) {
@@ -86,8 +88,9 @@ unsafe extern "C" fn complete(pair: *mut PairEx) -> c_int {
     post_all(handle, work)
 }
 
-/// Posts requests in as many messages as they need, between which no other thread posts. The first message is refused unless all
-/// requests find room.
+/// Posts requests in as many messages as they need; no other thread posts in between.
+///
+/// The fabric refuses the first message unless all requests find room.
 fn post_all(pair: Name, work: Vec<Send<'static>>) -> c_int {
     let Ok(mut room) = u32::try_from(work.len()) else { return libc::ENOMEM };
     let mut work = work.into_iter();
@@ -112,7 +115,7 @@ fn post_all(pair: Name, work: Vec<Send<'static>>) -> c_int {
 /// # Safety
 /// `pair` is alive.
 unsafe fn begin(pair: *mut PairEx, op: Op) {
-    // SAFETY: the caller vouches for `pair`, which was made as a `Pair` that begins so.
+    // SAFETY: the caller vouches for `pair`, which was made as a `Pair` that begins with it.
     let (id, flags, all) = unsafe { ((*pair).wr_id, (*pair).wr_flags, (*pair.cast::<Pair>()).all_signaled) };
     let (signaled, solicited) = (all || flags & IBV_SEND_SIGNALED != 0, flags & IBV_SEND_SOLICITED != 0);
     let local = Local::Memory(Vec::new());
@@ -145,7 +148,7 @@ unsafe extern "C" fn rdma_read(pair: *mut PairEx, rkey: u32, address: u64) {
     unsafe { begin(pair, Op::Read { address, rkey }) };
 }
 
-/// The bytes of the request that was begun last.
+/// Sets the bytes of the request that was begun last.
 fn set(pair: *mut PairEx, local: Result<Local<'static>, c_int>) {
     with(pair, |building| match (building.work.last_mut(), local) {
         (Some(work), Ok(local)) => work.local = local,
@@ -154,7 +157,8 @@ fn set(pair: *mut PairEx, local: Result<Local<'static>, c_int>) {
     });
 }
 
-/// At most as many elements as the queue pair was made for.
+/// Sets the elements of the request that was begun last, at most as many as the queue pair was made
+/// for.
 ///
 /// # Safety
 /// `pair` is alive.
@@ -172,14 +176,15 @@ unsafe extern "C" fn set_sge(pair: *mut PairEx, lkey: u32, addr: u64, length: u3
 }
 
 unsafe extern "C" fn set_sge_list(pair: *mut PairEx, count: usize, list: *const ibv_sge) {
-    // SAFETY: ibv_wr_post(3): a live queue pair, and so many elements, which are read during the call.
+    // SAFETY: ibv_wr_post(3): a live queue pair, and `count` elements, which are read during the
+    // call.
     unsafe { set_elements(pair, if count == 0 { &[] } else { core::slice::from_raw_parts(list, count) }) };
 }
 
-/// The bytes of buffers, one behind the other.
+/// Copies the bytes of buffers, one after the other.
 ///
 /// # Safety
-/// The buffers name bytes of this process that stay as they are during the call.
+/// The buffers name bytes of this process that do not change during the call.
 unsafe fn copied(buffers: &[Buffer], most: u32) -> Result<Local<'static>, c_int> {
     let total = buffers.iter().try_fold(0_usize, |sum, buffer| sum.checked_add(buffer.length));
     if total.is_none_or(|total| total > MAX_INLINE || total > most as usize) {
@@ -196,7 +201,8 @@ unsafe fn copied(buffers: &[Buffer], most: u32) -> Result<Local<'static>, c_int>
 }
 
 unsafe extern "C" fn set_inline_data_list(pair: *mut PairEx, count: usize, buffers: *const Buffer) {
-    // SAFETY: ibv_wr_post(3): a live queue pair, made as a `Pair`, and so many buffers, which are read during the call.
+    // SAFETY: ibv_wr_post(3): a live queue pair, made as a `Pair`, and `count` buffers, which are
+    // read during the call.
     let local = unsafe {
         let buffers = if count == 0 { &[] } else { core::slice::from_raw_parts(buffers, count) };
         copied(buffers, (*pair.cast::<Pair>()).cap.max_inline_data)

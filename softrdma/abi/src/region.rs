@@ -12,9 +12,12 @@ use crate::layout::{
 use crate::link::{ask, call, make, pointer, returned};
 use crate::offer::offer_memory;
 
-/// `IBV_ACCESS_OPTIONAL_RANGE` and what changes nothing here: relaxed ordering, zero-based addresses are not among them.
+/// The flags of `IBV_ACCESS_OPTIONAL_RANGE`, among them relaxed ordering, which have no effect
+/// here. Zero-based addresses are not among them.
 const IGNORED: c_uint = 0x3ff0_0000;
 
+/// Allocates a protection domain on a device.
+///
 /// # Safety
 /// `context` is a device's.
 pub(crate) unsafe fn allocate_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
@@ -31,20 +34,20 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: ibv_dealloc_pd(3): what `ibv_alloc_pd` gave, from a box.
+    // SAFETY: ibv_dealloc_pd(3): a domain from `ibv_alloc_pd`, in a box.
     let handle = unsafe { (*pd).handle };
     let freed = ask(&Request::FreeDomain(handle));
     if freed.is_ok() {
-        // SAFETY: as above; the fabric says that nothing needs it, and the caller gives it up.
+        // SAFETY: as above; the fabric says that no object needs it, and the caller gives it up.
         drop(unsafe { Box::from_raw(pd) });
     }
     returned(freed)
 }
 
-/// Registers `len` bytes at `addr`, which peers know by `iova`.
+/// Registers `len` bytes at `addr`, which peers address from `iova` on.
 ///
 /// # Safety
-/// `pd` is alive, and nothing but the caller frees the region.
+/// `pd` is alive, and only the caller frees the region.
 unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -55,10 +58,11 @@ unsafe fn register(
     let rights = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     let known = IBV_ACCESS_LOCAL_WRITE | rights | IGNORED;
     if access & !known != 0 {
-        // Memory windows, on-demand paging: as a device without them.
+        // As a device without memory windows and on-demand paging.
         return Err(libc::EOPNOTSUPP);
     }
-    // As Linux does (`ib_check_mr_access`), which asks no device whether it has atomics; UCX registers with it in any case.
+    // As Linux does (`ib_check_mr_access`), which grants atomics without asking the device; UCX
+    // always registers with that right.
     if access & IBV_ACCESS_REMOTE_ATOMIC != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
         return Err(libc::EINVAL);
     }
@@ -72,7 +76,8 @@ unsafe fn register(
     };
     let request = Request::Register { domain, at, address: iova, len: len as u64, access };
     let registered = match call(&request) {
-        // The kernel forbids the fabric to reach into this process: this process offers to copy, once.
+        // The kernel forbids the fabric to access this process, so this process offers to copy,
+        // once.
         Err(libc::EPERM | libc::ENOSYS) => offer_memory().and_then(|()| call(&request)),
         other => other,
     };
@@ -122,7 +127,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: ibv_dereg_mr(3): what a registration gave, from a box.
+    // SAFETY: ibv_dereg_mr(3): a region from a registration, in a box.
     let handle = unsafe { (*mr).handle };
     let freed = ask(&Request::Deregister(handle));
     if freed.is_ok() {

@@ -1,5 +1,5 @@
-//! `rdma_getaddrinfo(3)`, by the machine's own `getaddrinfo(3)`. Whether an address is one of the fabric's shows when it is
-//! resolved.
+//! `rdma_getaddrinfo(3)`, by the machine's own `getaddrinfo(3)`. Only the resolution of an address
+//! shows whether the fabric has it.
 
 use core::ffi::{c_char, c_int};
 use core::ptr;
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     }
     let mut answer: AddressInfo = zeroed();
     (answer.flags, answer.qp_type, answer.port_space) = (flags, IBV_QPT_RC as c_int, RDMA_PS_TCP as c_int);
-    // Without a name there is nothing to look up: the hints' addresses are the answer.
+    // Without a name there is nothing to look up, so the answer has the addresses of the hints.
     if !node.is_null() || !service.is_null() {
         // SAFETY: rdma_getaddrinfo(3): strings or null.
         let named = match unsafe { looked_up(node, service, &wanted) } {
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     0
 }
 
-/// The first address of a name.
+/// Returns the first address of a name.
 ///
 /// # Safety
 /// Both are strings or null.
@@ -81,12 +81,14 @@ unsafe fn looked_up(
     wanted: &addrinfo,
 ) -> Result<SocketAddr, c_int> {
     let mut found = ptr::null_mut();
-    // SAFETY: getaddrinfo(3): strings or null, as the caller vouches, hints, and a place for the answer.
+    // SAFETY: getaddrinfo(3): strings or null, as the caller vouches, hints, and a place for the
+    // answer.
     let result = unsafe { libc::getaddrinfo(node, service, wanted, &raw mut found) };
     if result != 0 {
         return Err(result);
     }
-    // SAFETY: getaddrinfo(3) has succeeded: at least one entry, whose address is of the family that it says.
+    // SAFETY: getaddrinfo(3) has succeeded: at least one entry, whose address is of the family that
+    // it states.
     let known = unsafe { address::read((*found).ai_addr) };
     // SAFETY: freed once.
     unsafe { libc::freeaddrinfo(found) };
@@ -97,7 +99,7 @@ unsafe fn looked_up(
 }
 
 impl AddressInfo {
-    /// Sets the source or the destination.
+    /// Sets the source or the destination address.
     fn set(&mut self, source: bool, address: SocketAddr) {
         // SAFETY: zero is a valid value of a structure of integers.
         let storage: Box<sockaddr_storage> = Box::new(unsafe { core::mem::zeroed() });
@@ -119,11 +121,11 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(info: *mut AddressInfo) {
     if info.is_null() {
         return;
     }
-    // SAFETY: rdma_freeaddrinfo(3): what `rdma_getaddrinfo` gave, from a box.
+    // SAFETY: rdma_freeaddrinfo(3): an answer from `rdma_getaddrinfo`, in a box.
     let info = unsafe { Box::from_raw(info) };
     for address in [info.src_addr, info.dst_addr] {
         if !address.is_null() {
-            // SAFETY: from a box of a `sockaddr_storage`, made by `set`.
+            // SAFETY: in a box of a `sockaddr_storage`, made by `set`.
             drop(unsafe { Box::from_raw(address.cast::<sockaddr_storage>()) });
         }
     }

@@ -9,25 +9,27 @@ use softrdma_wire::{ARMS, Completion, Name, PAGE, POLLS, Page, Request};
 use crate::link::{ask, link};
 use crate::process::generation;
 
-/// After so many polls in a row that found nothing the processor is left to others for a moment, and it is looked whether the fabric lives.
+/// How many empty polls in a row are made before the thread yields the processor and checks that
+/// the fabric is alive.
 const IDLE: u32 = 64;
 
-/// A queue's page, and how far the program has got in it.
+/// A queue's page, and the program's position in it.
 pub(crate) struct Ring {
     page: NonNull<Page>,
     queue: Name,
     taken: u32,
-    /// Polls in a row that found nothing.
+    /// How many polls in a row found nothing.
     idle: u32,
-    /// The process that made it. A child's is another, and has nothing of its parent's.
+    /// The process that made it, by its generation. A child has another, and no access to its
+    /// parent's queues.
     generation: u32,
 }
 
-// SAFETY: the page consists of atomics, and stays mapped as long as this.
+// SAFETY: the page consists of atomics, and stays mapped as long as this exists.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// That of a new queue, whose page has this number in the memory.
+    /// Maps the page of a new queue: page `number` of the memory.
     pub(crate) fn map(queue: Name, number: u32, memory: &OwnedFd) -> Result<Self, c_int> {
         let offset = libc::off_t::from(number) * PAGE as libc::off_t;
         let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
@@ -42,13 +44,16 @@ impl Ring {
         if self.generation != generation() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: mapped by `map`, as long as this is there. The page is made of atomics, for which any bytes are valid, and which the
-        // fabric writes meanwhile.
+        // SAFETY: mapped by `map`, as long as this exists. The page is made of atomics, for which
+        // any bytes are valid, and which the fabric may write meanwhile.
         Ok(unsafe { self.page.as_ref() })
     }
 
-    /// Gives `give` at most `most` completions. Fewer mean that the queue was empty (`ibv_poll_cq(3)`). An error shows when none was
-    /// given.
+    /// Passes at most `most` completions to `give`. Fewer mean that the queue was empty
+    /// (`ibv_poll_cq(3)`).
+    ///
+    /// # Errors
+    /// Reported only if no completion was passed.
     pub(crate) fn poll(&mut self, most: usize, give: impl FnMut(Completion)) -> Result<usize, c_int> {
         let queue = self.queue;
         let count = take_shown(self.page()?, self.taken, most, || ask(&Request::Poll(queue)), give)?;
@@ -66,20 +71,21 @@ impl Ring {
     pub(crate) fn arm(&self, solicited: bool) -> Result<(), c_int> {
         let page = self.page()?;
         page.arm(self.taken, solicited);
-        // An event may come from it at once, or the queue is lost.
+        // The fabric raises an event at once if completions wait, or finds the queue lost.
         if page.calls() & (ARMS | POLLS) != 0 { ask(&Request::Poll(self.queue)) } else { Ok(()) }
     }
 }
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: munmap(2): what `map` mapped, and nobody borrows any more.
+        // SAFETY: munmap(2): what `map` mapped, which no reference borrows any more.
         let _unmapped = unsafe { libc::munmap(self.page.as_ptr().cast(), PAGE) };
     }
 }
 
-/// Takes at most `most` completions from a page of which so many were taken before. `call` asks the fabric to show more, if the page says that
-/// there is more.
+/// Takes at most `most` completions from a page of which `taken` were taken before.
+///
+/// `call` asks the fabric to show more, if the page says that there are more.
 fn take_shown(
     page: &Page,
     taken: u32,
@@ -95,7 +101,7 @@ fn take_shown(
                 page.give_back(position);
                 match call() {
                     Ok(()) => page.at(position),
-                    // The next poll meets it again.
+                    // The next poll meets the error again.
                     Err(_) if count > 0 => None,
                     Err(errno) => return Err(errno),
                 }
@@ -120,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A fabric that has completions with these ids, and shows so many at a time.
+    /// A fabric that has completions with these ids, and shows a limited number at a time.
     struct Fabric {
         page: Box<Page>,
         shown: Cell<u32>,
@@ -149,7 +155,7 @@ mod tests {
             self.page.set_calls(if waiting.is_empty() { 0 } else { POLLS });
         }
 
-        /// Polls for `most` behind so many.
+        /// Polls for `most` completions after the first `taken`.
         fn poll(&self, taken: u32, most: usize) -> Vec<u64> {
             let mut given = Vec::new();
             let call = || {
@@ -170,7 +176,7 @@ mod tests {
         assert_eq!(fabric.poll(0, 3), [0, 1, 2]);
         assert_eq!((fabric.poll(3, 0), fabric.calls.get()), (vec![], 0));
         assert_eq!(fabric.poll(3, 1000), (3..all).collect::<Vec<_>>());
-        // It asks as often as there was more, and not for what is not there.
+        // It asks once each time that there was more, and never when nothing is left.
         assert_eq!((fabric.calls.get(), fabric.poll(all as u32, 8), fabric.calls.get()), (3, vec![], 3));
     }
 

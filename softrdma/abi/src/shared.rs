@@ -15,7 +15,7 @@ use crate::layout::{
 use crate::link::{ask, call, concluded, make, pointer, returned};
 use crate::names;
 
-/// A shared receive queue, and what is remembered of how it was made.
+/// A shared receive queue, and the parameters that it was made with.
 #[repr(C)]
 pub(crate) struct Shared {
     srq: SharedQueue,
@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     pub(crate) events: Unacknowledged,
 }
 
+/// Makes a shared receive queue.
+///
 /// # Safety
 /// `pd` is alive.
 unsafe fn create(
@@ -34,7 +36,7 @@ unsafe fn create(
     if limits.max_sge > MAX_SGE.cast_unsigned() {
         return Err(libc::EINVAL);
     }
-    // ibv_create_srq(3): the limit is set by ibv_modify_srq(3).
+    // ibv_create_srq(3) ignores the limit, which ibv_modify_srq(3) sets.
     (limits.max_sge, limits.srq_limit) = (limits.max_sge.max(1), 0);
     // SAFETY: the caller vouches for the domain.
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
@@ -47,7 +49,7 @@ unsafe fn create(
     Ok(shared.cast())
 }
 
-/// What the fabric calls a queue; none if it is null.
+/// Returns the queue's name in the fabric; `None` if it is null.
 ///
 /// # Safety
 /// `srq` is null or alive.
@@ -58,7 +60,8 @@ pub(crate) unsafe fn name(srq: *mut ibv_srq) -> Option<Name> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attributes: *mut SharedAttributes) -> *mut ibv_srq {
-    // SAFETY: ibv_create_srq(3): a live domain, and attributes that are read and written during the call.
+    // SAFETY: ibv_create_srq(3): a live domain, and attributes that are read and written during the
+    // call.
     pointer(unsafe { create(pd, (*attributes).srq_context, &mut (*attributes).attr) })
 }
 
@@ -88,7 +91,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let shared: *mut Shared = srq.cast();
-    // SAFETY: ibv_destroy_srq(3): what `create` gave, from a box of a `Shared`.
+    // SAFETY: ibv_destroy_srq(3): a queue from `create`, in a box of a `Shared`.
     let handle = unsafe { (*shared).srq.handle };
     let freed = ask(&Request::DestroyShared(handle));
     if freed.is_ok() {
@@ -107,12 +110,13 @@ pub unsafe extern "C" fn ibv_modify_srq(
     attributes: *mut SharedLimits,
     mask: c_int,
 ) -> c_int {
-    /// `IBV_SRQ_LIMIT`; the other is `IBV_SRQ_MAX_WR`, for devices whose queues change their size.
+    /// `IBV_SRQ_LIMIT`. The other flag is `IBV_SRQ_MAX_WR`, for devices that can resize a queue.
     const LIMIT: c_int = 2;
     if mask != LIMIT {
         return if mask == 0 { libc::EINVAL } else { libc::EOPNOTSUPP };
     }
-    // SAFETY: ibv_modify_srq(3): a live queue, and attributes of which those in the mask are read.
+    // SAFETY: ibv_modify_srq(3): a live queue, and attributes, of which this reads those in the
+    // mask.
     let (queue, limit) = unsafe { ((*srq.cast::<Shared>()).srq.handle, (*attributes).srq_limit) };
     returned(ask(&Request::SetSharedLimit { queue, limit }))
 }
@@ -155,7 +159,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         },
         |work| call(&Request::PostShared { queue, work }),
     );
-    // SAFETY: ibv_post_srq_recv(3): a place for the request that was refused.
+    // SAFETY: ibv_post_srq_recv(3): a place for the pointer to the refused request.
     unsafe { conclude(posted, bad) }
 }
 
@@ -181,7 +185,7 @@ pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     // SAFETY: rdma_destroy_srq(3): a live identifier.
     let id = unsafe { &mut identifier(id).id };
     if !id.srq.is_null() {
-        // SAFETY: its own, which the caller gives up.
+        // SAFETY: the identifier's own queue, which the caller gives up.
         unsafe { ibv_destroy_srq(id.srq) };
         id.srq = core::ptr::null_mut();
     }

@@ -1,8 +1,8 @@
-//! Numbers in words, and rates.
+//! Numbers in words, and conversions of rates.
 
 use core::ffi::{CStr, c_char, c_int, c_uint};
 
-/// The `index`-th of `words`, or `otherwise`.
+/// Returns word number `index` of `words`, or `otherwise`.
 fn word(words: &[&'static CStr], index: c_int, otherwise: &'static CStr) -> *const c_char {
     let found = usize::try_from(index).ok().and_then(|index| words.get(index));
     found.copied().unwrap_or(otherwise).as_ptr()
@@ -99,7 +99,8 @@ pub extern "C" fn ibv_node_type_str(kind: c_int) -> *const c_char {
     word(&words, kind, c"unknown")
 }
 
-/// `enum ibv_rate`, in multiples of 2.5 Gb/s and in Mb/s (`ibv_rate_to_mult(3)`, `ibv_rate_to_mbps(3)`).
+/// `enum ibv_rate`, in multiples of 2.5 Gb/s and in Mb/s (`ibv_rate_to_mult(3)`,
+/// `ibv_rate_to_mbps(3)`).
 const RATES: [(c_uint, c_int, c_int); 9] = [
     (2, 1, 2500),
     (5, 2, 5000),

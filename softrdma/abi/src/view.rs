@@ -1,8 +1,10 @@
-//! Device files and sysfs, as programs look for them: `/dev/infiniband` and `/sys/class/infiniband`.
+//! Shows programs the devices in `/dev/infiniband` and `/sys/class/infiniband`.
 //!
-//! `softrdma run` writes a folder of what a kernel would show there ([`softrdma_wire::VIEW`]). The functions of the C library that
-//! take a path are here too, in front of the real ones, and look in that folder for those two places. Any other path is passed on.
-//! They allocate nothing and take no lock: programs call them in signal handlers and between fork and exec.
+//! `softrdma run` writes a folder with the files that a kernel would show there
+//! ([`softrdma_wire::VIEW`]). This module has the C library's functions that take a path, in front
+//! of the real ones. They look in that folder for those places, and pass on any other path. They
+//! allocate nothing and take no lock: programs call them in signal handlers and between fork and
+//! exec.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr;
@@ -10,21 +12,21 @@ use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use softrdma_wire::VIEW;
 
-/// What the folder has, each with all that is in it.
+/// The places that the folder replaces, each with everything in it.
 const SHOWN: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
 
 const LONGEST: usize = libc::PATH_MAX as usize;
 
-/// Room for a path in the folder.
+/// A buffer for a path in the folder.
 type Room = [u8; LONGEST];
 
-/// Whether a path is, or is in, one of the places.
+/// Returns whether a path is one of the places, or in one.
 fn is_shown(path: &[u8]) -> bool {
     let within = |place: &[u8]| path.strip_prefix(place).is_some_and(|rest| matches!(rest, [] | [b'/', ..]));
     SHOWN.into_iter().any(within)
 }
 
-/// The path in the folder, with the null byte that ends it, if there is room for it.
+/// Returns the path in the folder, with its terminating null byte, if there is room for it.
 fn place_in<'a>(folder: &[u8], path: &[u8], room: &'a mut Room) -> Option<&'a CStr> {
     let len = folder.len().checked_add(path.len())?;
     let (into, end) = room.split_at_mut_checked(len)?;
@@ -35,7 +37,7 @@ fn place_in<'a>(folder: &[u8], path: &[u8], room: &'a mut Room) -> Option<&'a CS
     CStr::from_bytes_until_nul(room).ok()
 }
 
-/// Where to look for a path: in the folder, or where it says.
+/// Returns where to look for a path: in the folder, or the path itself.
 ///
 /// # Safety
 /// `path` is null or a string of C.
@@ -43,7 +45,7 @@ unsafe fn seen(path: *const c_char, room: &mut Room) -> *const c_char {
     if path.is_null() {
         return path;
     }
-    // SAFETY: the caller vouches for it.
+    // SAFETY: the caller vouches for `path`.
     let asked = unsafe { CStr::from_ptr(path) }.to_bytes();
     if !is_shown(asked) {
         return path;
@@ -58,7 +60,7 @@ unsafe fn seen(path: *const c_char, room: &mut Room) -> *const c_char {
     place_in(folder, asked, room).map_or(path, CStr::as_ptr)
 }
 
-/// The C library's function of this name, which stands behind ours.
+/// Returns the C library's function of this name, which ours hides.
 pub(crate) fn behind(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     let mut function = found.load(Relaxed);
     if function.is_null() {
@@ -69,7 +71,7 @@ pub(crate) fn behind(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     function
 }
 
-/// Functions of a path, each with what it returns if the C library does not have it.
+/// Defines functions that take a path, each with its result if the C library lacks it.
 macro_rules! seen {
     ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $result:ty = $none:expr;)*) => {
         $(
@@ -88,11 +90,13 @@ macro_rules! seen {
                     crate::link::set_errno(libc::ENOSYS);
                     return $none;
                 }
-                // SAFETY: not null; the C library's function of this name has this prototype. Where it takes its last argument only
-                // sometimes (open(2)), it is passed in the register where it was found (System V ABI, AAPCS64).
+                // SAFETY: not null; the C library's function of this name has this prototype. Its
+                // last argument may be optional (open(2)); it is passed in the register in which it
+                // came (System V ABI, AAPCS64).
                 let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
                 let mut room = [0; LONGEST];
-                // SAFETY: the caller meets the contract of the C library's function; the path is a string, or null where that may be.
+                // SAFETY: the caller meets the contract of the C library's function; the path is a
+                // string, or null if that function allows it.
                 unsafe {
                     let path = seen(path, &mut room);
                     function($($before,)* path $(, $after)*)

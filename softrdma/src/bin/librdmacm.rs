@@ -1,4 +1,5 @@
-//! The library that programs load. All of it is in `softrdma-abi`; see `build.rs` for what makes this a library.
+//! The library that programs load. Its code is in `softrdma-abi`; `build.rs` explains how this
+//! binary becomes a library.
 #![no_main]
 
 use softrdma_abi as _;

@@ -1,4 +1,4 @@
-//! Faults that befall the machines of a fabric.
+//! Injects faults into the machines of a fabric.
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,10 +10,11 @@ use softrdma_wire::{self as wire, Reply};
 use super::{Fabric, State};
 use crate::faults;
 
-/// Faults that have not struck, or may strike again and again.
+/// How many faults may be pending: those that have not struck, and those that may strike
+/// repeatedly.
 const MOST_AHEAD: usize = 1024;
 
-/// A fault for a machine that has not come.
+/// A fault for a machine that has no program yet.
 pub(super) struct Awaited {
     address: IpAddr,
     connections: Connections,
@@ -28,7 +29,8 @@ fn understood(written: &wire::Fault) -> Option<Awaited> {
         wire::When::Pass(site, pass) => Ok(When::Pass(faults::site(site)?, *pass)),
         wire::When::Chance(times) => Err(Chance { times: *times }),
     };
-    // What strikes by itself has no chances to; and a machine is killed at once, from outside the model.
+    // A fault that strikes by itself strikes once, not by chance. A machine is killed at once, from
+    // outside the model.
     let sensible = when.is_ok() || !fault.strikes_by_itself();
     let at_once = fault != Fault::Kill || when == Ok(When::Event(0));
     let connections = match written.connections {
@@ -48,7 +50,7 @@ impl Fabric {
             return Reply::Refused(Errno::INVAL.raw_os_error());
         };
         let mut state = self.lock();
-        // A machine is killed at once.
+        // A machine is killed at once, so that fault is never pending.
         let ahead = understood.iter().filter(|fault| fault.fault != Fault::Kill).count();
         if self.model.faults_ahead() + state.awaited.len() + ahead > MOST_AHEAD {
             return Reply::Refused(Errno::NOMEM.raw_os_error());
@@ -71,12 +73,13 @@ impl Fabric {
         self.model.inject(fault.address, fault.connections, fault.fault, fault.when)
     }
 
-    /// A machine has come: what waits for it befalls it.
+    /// Injects the pending faults for a machine that has just appeared.
     pub(super) fn befall(&self, state: &mut State, addresses: &[IpAddr]) {
         state.awaited.retain(|fault| !addresses.contains(&fault.address) || !self.strike(fault));
     }
 
-    /// Keeps the program of a machine with these devices from running for as long as a fault says.
+    /// Delays the request of a program on a machine with these devices for as long as a stall fault
+    /// says.
     pub(super) fn stall(&self, devices: &[Vec<IpAddr>]) {
         if !self.faulty.load(Relaxed) {
             return;
@@ -89,7 +92,6 @@ impl Fabric {
     }
 }
 
-/// Kills the programs of a machine.
 fn kill(state: &State, address: IpAddr) {
     for info in state.sessions.values().flatten() {
         if info.devices.iter().flatten().any(|ip| *ip == address) {

@@ -1,6 +1,6 @@
-//! Reaching into the memory of programs.
+//! Accesses the memory of programs.
 //!
-//! Not safe, as `pages`: two system calls that copy between this process and another.
+//! Like `pages`, this is unsafe: two system calls copy between this process and another.
 
 #![allow(unsafe_code, reason = "process_vm_readv(2) and process_vm_writev(2) have no safe wrapper")]
 
@@ -18,26 +18,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// How long a program may take to show a byte of memory that it registers.
+/// How long a program may take to provide a byte of memory that it registers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A program's process, for as long as a session with it lasts, or somebody is in its memory.
+/// A program's process, for as long as a session with it lasts or a thread is in its memory.
 pub(super) struct Process {
     pid: pid_t,
     /// Readable when the process has ended. Its number may then mean another process.
     alive: OwnedFd,
-    /// Where the kernel forbids to reach into it: what it copies itself.
+    /// The memory that the program copies itself, if the kernel forbids the fabric to access it.
     offered: OnceLock<OfferedMemory>,
-    /// What is to be done in its memory, ...
+    /// The jobs in its memory.
     pub(super) lane: Lane,
-    /// ... and who does it.
+    /// The threads that do them.
     movers: Arc<Movers>,
-    /// Counts it.
+    /// Counts the process while this exists.
     _place: Arc<()>,
 }
 
 impl Process {
-    /// It is counted by `place`.
+    /// Opens a process, which a reference to `place` counts.
     pub(super) fn open(pid: u32, movers: &Arc<Movers>, place: &Arc<()>) -> Result<Self, Errno> {
         let number = pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
         let alive = pidfd_open(Pid::from_raw(number).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
@@ -60,7 +60,6 @@ impl Process {
         &self.alive
     }
 
-    /// Ends it without a word.
     pub(super) fn kill(&self) {
         // It may have ended before.
         let _ended = pidfd_send_signal(&self.alive, Signal::KILL);
@@ -71,7 +70,8 @@ impl Process {
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
     }
 
-    /// Takes what a program offers that says that it cannot be reached into. `EEXIST` if it can.
+    /// Accepts a program's offer to copy its memory itself. `EEXIST` if the fabric can access the
+    /// memory.
     pub(super) fn take_offer(self: &Arc<Self>, probe: u64, socket: OwnedFd) -> Result<(), Errno> {
         match self.probe([probe; 2]) {
             Err(Errno::PERM | Errno::NOSYS) => {
@@ -81,12 +81,12 @@ impl Process {
         }
     }
 
-    /// Looks whether these bytes can be reached: `EFAULT` also if they do not come in time.
+    /// Checks that these bytes are accessible. `EFAULT` if they do not come in time.
     pub(super) fn probe(self: &Arc<Self>, places: [u64; 2]) -> Result<(), Errno> {
         let (tell, told) = channel();
         let look = move |process: &Self| {
             let reached = places.into_iter().try_for_each(|place| process.read(place, &mut [0]));
-            // Nobody may wait for it any more.
+            // The caller may have stopped waiting.
             let _told = tell.send(reached);
         };
         self.movers.submit(self, Job::Call(Box::new(look)));
@@ -113,15 +113,17 @@ impl Process {
 
     fn reach(&self, at: u64, local: iovec, copy: Copy) -> Result<(), Errno> {
         let at = usize::try_from(at).map_err(|_| Errno::FAULT)?;
-        // Numbers of processes are given again, after all others have been; this looks just before the call.
+        // The kernel reuses a process number only after it has given out all others, so a check
+        // just before the call suffices.
         if self.has_ended() {
             return Err(Errno::SRCH);
         }
         let remote = iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: local.iov_len };
-        // SAFETY: process_vm_readv(2): `local` describes memory of this process that `read` borrows mutably, and which the
-        // call writes; process_vm_writev(2): memory that `write` borrows, and which the call reads. `remote` is an address in
-        // the other process, which the kernel checks there and which is never used as a pointer here. The session's program
-        // asked for these bytes to be reached, and the kernel checks that this process may.
+        // SAFETY: process_vm_readv(2): `local` describes memory of this process that `read` borrows
+        // mutably, and which the call writes; process_vm_writev(2): memory that `write` borrows,
+        // and which the call reads. `remote` is an address in the other process, which the kernel
+        // checks there and which is never used as a pointer here. The session's program asked for
+        // these bytes to be accessed, and the kernel checks that this process may.
         let copied = unsafe { copy(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
         match usize::try_from(copied) {
             Ok(copied) if copied == local.iov_len => Ok(()),
@@ -140,7 +142,7 @@ fn last_error() -> Errno {
 /// Registered memory of a program.
 pub(super) struct ProgramMemory {
     pub(super) process: Arc<Process>,
-    /// Where it begins there.
+    /// The address at which it begins in the program.
     pub(super) at: u64,
 }
 

@@ -1,8 +1,9 @@
-//! The fabric: one process that owns the model, and the programs that come to it.
+//! The fabric: one process that owns the model, and serves the programs.
 //!
-//! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
-//! ended; then what it made goes, and its peers are told, as a kernel would. It moves the data that the program sends (`seats`),
-//! and other threads what else there is (`movers`).
+//! Each program has a session on a thread of its own. The thread sleeps until the program sends a
+//! request or has ended. At the end it drops the program's objects, and the peers are notified, as
+//! a kernel would do. This thread also moves the data that its program sends (`seats`); other
+//! threads do the rest (`movers`).
 
 mod inject;
 mod memory;
@@ -37,20 +38,21 @@ use service::{Presence, Service};
 use session::Info;
 use vectors::Vectors;
 
-/// Sessions at a time.
+/// The most sessions at a time.
 const MOST_SESSIONS: usize = 1024;
-/// Threads that reach into programs' memory, beyond one for each.
+/// Threads that access programs' memory, besides one for each program.
 const SPARE_MOVERS: usize = 2;
-/// Machines: lists of devices.
+/// The most machines, each with a list of devices.
 const MOST_MACHINES: usize = 1024;
-/// Addresses of one machine, on all its devices.
+/// The most addresses of one machine, on all its devices.
 const MOST_ADDRESSES: usize = 16;
-/// How long a program that was not let in waits for the next attempt.
+/// How long a program that was not admitted waits for the next attempt.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Sessions in the answer to [`Request::Status`]: one message holds as many, whatever their names and addresses are.
+/// How many sessions the answer to [`Request::Status`] has: they fit in one message, whatever their
+/// names and addresses are.
 const SHOWN: usize = 96;
 
-/// The devices of a fabric.
+/// What each device of a fabric can do.
 const LIMITS: Limits = Limits {
     max_queue_depth: 1 << 15,
     max_completions: 1 << 20,
@@ -64,15 +66,15 @@ const LIMITS: Limits = Limits {
     completion_vectors: 2,
 };
 
-/// A fabric, and who is on it.
+/// A fabric, and the programs on it.
 pub struct Fabric {
     model: rdma_softsim::Fabric,
     state: Mutex<State>,
     /// Readable when a session has ended.
     ended: OwnedFd,
-    /// Who reaches into programs.
+    /// The threads that access programs' memory.
     movers: Arc<Movers>,
-    /// Counts programs: also those that have gone and in whose memory somebody is still.
+    /// Counts programs, also those that have ended while a thread is still in their memory.
     places: Arc<()>,
     /// Whether faults were injected.
     faulty: AtomicBool,
@@ -82,31 +84,31 @@ pub struct Fabric {
 struct State {
     /// Machines, by the addresses of their devices.
     machines: BTreeMap<Vec<Vec<IpAddr>>, Vec<SoftSim>>,
-    /// Connections, with a session or without.
+    /// Connections of programs, some of them without a session yet.
     sessions: BTreeMap<u64, Option<Arc<Info>>>,
     count: u64,
-    /// Faults for machines that have not come.
+    /// Faults for machines that have no program yet.
     awaited: Vec<inject::Awaited>,
-    /// The recording, if there ever was one.
+    /// The recording, if one was started.
     writing: Option<record::Writing>,
-    /// The threads of completion vectors, if they were asked for.
+    /// The threads of completion vectors, if a program asked for them.
     vectors: Option<Arc<Vectors>>,
 }
 
 impl Fabric {
-    /// A fabric with nobody on it.
+    /// Makes a fabric without programs.
     pub fn new() -> Result<Arc<Self>, Errno> {
         Self::with_parameters(Parameters::default())
     }
 
-    /// A fabric with times of its own.
+    /// Makes a fabric with other times than the default ones.
     pub fn with_parameters(parameters: Parameters) -> Result<Arc<Self>, Errno> {
         Self::with_movers(parameters, Movers::new(MOST_SESSIONS + SPARE_MOVERS, PATIENCE))
     }
 
     fn with_movers(parameters: Parameters, movers: Arc<Movers>) -> Result<Arc<Self>, Errno> {
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        // It ends with the fabric.
+        // The watch ends with the fabric.
         Watch::start(&movers).map_err(|_no_thread| Errno::AGAIN)?;
         Ok(Arc::new(Self {
             model: rdma_softsim::Fabric::with_parameters(parameters),
@@ -122,13 +124,13 @@ impl Fabric {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether nobody is on it.
+    /// Whether no program is on the fabric.
     #[must_use]
     pub fn is_deserted(&self) -> bool {
         self.lock().sessions.is_empty()
     }
 
-    /// Lets programs in until the last has left.
+    /// Admits programs until the last has left.
     pub fn serve(self: &Arc<Self>, listener: &Listener) -> Result<(), Error> {
         loop {
             let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.ended, PollFlags::IN)];
@@ -140,7 +142,8 @@ impl Fabric {
             if coming {
                 match listener.accept() {
                     Ok(socket) => self.admit(socket),
-                    // The program has gone again, or there are no descriptors for it before somebody else leaves.
+                    // The program has left already, or the fabric has no descriptors for it until
+                    // another one leaves.
                     Err(_) => std::thread::sleep(PAUSE),
                 }
             } else if leaving {
@@ -166,7 +169,8 @@ impl Fabric {
             number
         };
         let presence = Presence { fabric: Arc::clone(self), number };
-        // Without a thread the program is turned away: both ends of its session are dropped.
+        // If no thread can be started, the program is rejected: both ends of its session are
+        // dropped.
         let _thread = std::thread::Builder::new().name("session".into()).spawn(move || {
             if let Ok(service) = Service::new(presence, socket) {
                 Box::new(service).serve();
@@ -174,7 +178,7 @@ impl Fabric {
         });
     }
 
-    /// The devices of the machine that has such ones.
+    /// Returns the devices of the machine with these addresses, which is made if it does not exist.
     fn machine(&self, mut devices: Vec<Vec<IpAddr>>) -> Result<Vec<SoftSim>, Errno> {
         let unusable = |ip: &IpAddr| ip.is_unspecified() || ip.is_multicast();
         for addresses in &mut devices {
@@ -192,7 +196,7 @@ impl Fabric {
         if let Some(machine) = state.machines.get(&devices) {
             return Ok(machine.clone());
         }
-        // One address means one machine.
+        // An address belongs to one machine.
         if state.machines.keys().flatten().flatten().any(|ip| addresses.contains(ip)) {
             return Err(Errno::ADDRINUSE);
         }
@@ -211,7 +215,7 @@ impl Fabric {
         Ok(machine)
     }
 
-    /// Changes the devices.
+    /// Changes the fabric's devices.
     fn configure(&self, latency: Option<u32>, device_kind: Option<&str>, vectors: Option<u32>) -> Reply {
         match vectors.map(Vectors::start) {
             Some(Ok(started)) => self.lock().vectors = Some(Arc::new(started)),
@@ -230,14 +234,14 @@ impl Fabric {
         Reply::Done
     }
 
-    /// Records what passes, if nobody does.
+    /// Starts a recording, if none is running.
     fn record(&self, file: Option<OwnedFd>) -> Reply {
         let recorded = || {
             let (recorder, writer) = record::recorder(file.ok_or(Errno::BADF)?)?;
             if !self.model.capture(Box::new(recorder)) {
                 return Err(Errno::BUSY);
             }
-            // Not before: the file may be that of the recording that is there.
+            // The file is emptied only now: it may be the one that a recording is being written to.
             let writing = writer.start().inspect_err(|_| self.end_recording())?;
             self.lock().writing = Some(writing);
             Ok(())

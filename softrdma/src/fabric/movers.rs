@@ -1,11 +1,12 @@
-//! Threads that reach into programs' memory.
+//! Threads that access programs' memory.
 //!
-//! A reach takes as long as its program lets it: a page may come late, or never, and nothing ends the system call before.
-//! So each program has a [`Lane`], in which one thread at a time reaches into its memory, in order. The threads that serve
-//! programs do most of that themselves ([`seats`](super::seats)). The threads here do the rest: what a timer sets in motion,
-//! what finds another thread in the program's memory, and what goes to programs that are slow. A thread whose program keeps
-//! it does nothing else meanwhile; another takes its place for the other programs. There are never more of them than programs,
-//! and a few.
+//! An access takes as long as its program makes it take: a page may come late, or never, and
+//! nothing ends the system call before. So each program has a [`Lane`], in which one thread at a
+//! time accesses its memory, in order. The threads that serve programs do most of that themselves
+//! ([`seats`](super::seats)). The threads here do the rest: messages that a timer starts, steps for
+//! which another thread is already in the program's memory, and steps for slow programs. A thread
+//! that a program blocks does nothing else meanwhile; another thread serves the other programs.
+//! There are at most as many threads as programs, plus a few.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -17,40 +18,41 @@ use rdma_softsim::Load;
 use super::memory::Process;
 use super::seats::{Seat, Watch};
 
-/// Steps in a program's memory before one that has kept a thread for long is trusted again.
+/// For how many steps a program that has blocked a thread for long counts as slow.
 const TRIAL: u32 = 64;
-/// How long a thread waits for something to do before it ends.
+/// How long a thread waits for a job before it ends.
 const REST: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Whether this is one of the threads: it looks for something to do by itself.
+    /// Whether this is one of these threads, which look for jobs without being woken.
     static MOVES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is to be done in a program's memory.
+/// A job in a program's memory.
 pub(super) enum Job {
     /// The next step of a message.
     Step(Load),
-    /// Something else.
+    /// Any other function.
     Call(Box<dyn FnOnce(&Process) + Send>),
 }
 
-/// What is to be done in one program's memory, in order.
+/// The jobs in one program's memory, in order.
 #[derive(Default)]
 pub(super) struct Lane(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Job>,
-    /// The program waits for a thread, or a thread is in its memory.
+    /// Whether the program waits for a thread, or a thread is in its memory.
     taken: bool,
-    /// It has kept a thread for long. So many steps are left to the threads here, which serve no program.
+    /// How many further steps are left to the threads here, which serve no program, because this
+    /// program has blocked a thread for long.
     slow: u32,
 }
 
-/// The threads, and what they have to do.
+/// The threads, and the programs with jobs for them.
 pub(super) struct Movers {
-    /// Who else moves.
+    /// The watch over the threads that serve programs.
     pub(super) watch: Watch,
     state: Mutex<State>,
     work: Condvar,
@@ -59,7 +61,7 @@ pub(super) struct Movers {
 
 #[derive(Default)]
 struct State {
-    /// Programs in whose memory there is something to do.
+    /// Programs whose lanes have jobs.
     ready: VecDeque<Arc<Process>>,
     threads: usize,
     idle: usize,
@@ -71,13 +73,13 @@ impl Lane {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has so many steps taken by threads that serve no program.
+    /// Leaves this many steps to threads that serve no program.
     #[cfg(test)]
     pub(super) fn distrust(&self, steps: u32) {
         self.lock().slow = steps;
     }
 
-    /// Whether nobody is there, nor is to come.
+    /// Whether no thread is in the memory, and none is due.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         !self.lock().taken
@@ -85,13 +87,14 @@ impl Lane {
 }
 
 impl Movers {
-    /// At most so many threads: more than there are programs, so that one is left when all others are kept.
+    /// Makes a set of at most `most` threads: more than there are programs, so that one is left if
+    /// programs block all others.
     pub(super) fn new(most: usize, patience: Duration) -> Arc<Self> {
         Arc::new(Self { watch: Watch::new(patience), state: Mutex::default(), work: Condvar::new(), most })
     }
 
-    /// Takes a step in the memory of a program, in a thread with a seat. These threads take it if somebody else is there, or if the program
-    /// has kept a thread for long.
+    /// Takes a step in the memory of a program, on a thread with a seat. The step is left to these
+    /// threads if another thread is in that memory, or if the program is slow.
     pub(super) fn step(self: &Arc<Self>, process: &Arc<Process>, mut load: Load, seat: &Seat) {
         let mut lane = process.lane.lock();
         if lane.taken || lane.slow > 0 {
@@ -105,14 +108,14 @@ impl Movers {
         load.go();
     }
 
-    /// As [`Movers::submit`], for several messages.
+    /// Submits steps of several messages.
     pub(super) fn submit_all(self: &Arc<Self>, loads: impl IntoIterator<Item = (Arc<Process>, Load)>) {
         for (process, load) in loads {
             self.submit(&process, Job::Step(load));
         }
     }
 
-    /// Has something done in the memory of a program, after all that was to be done there before.
+    /// Queues a job in the memory of a program, after its earlier jobs.
     pub(super) fn submit(self: &Arc<Self>, process: &Arc<Process>, job: Job) {
         let mut lane = process.lane.lock();
         lane.jobs.push_back(job);
@@ -122,7 +125,7 @@ impl Movers {
         }
     }
 
-    /// The threads end, but for those that a program's memory keeps: these end afterwards.
+    /// Ends the threads. One that a program's memory blocks ends afterwards.
     pub(super) fn close(&self) {
         self.watch.close();
         self.lock().closed = true;
@@ -141,13 +144,14 @@ impl Movers {
         }
     }
 
-    /// Makes sure that a thread looks.
+    /// Makes sure that a thread looks for a job.
     fn wake(self: &Arc<Self>, state: &mut State) {
         if state.idle > 0 {
             self.work.notify_one();
         } else if state.threads < self.most {
             let movers = Arc::clone(self);
-            // Without a thread it is done by the next that has time, and given up by the model if none has.
+            // If no thread can be started, the next free one does the job; if there is none, the
+            // model gives up the message.
             if std::thread::Builder::new().name("mover".into()).spawn(move || movers.run()).is_ok() {
                 state.threads += 1;
             }
@@ -169,7 +173,7 @@ impl Movers {
                 continue;
             };
             if !state.ready.is_empty() {
-                // This program may keep the thread.
+                // This program may block the thread, so another one is woken for the rest.
                 self.wake(&mut state);
             }
             drop(state);
@@ -179,7 +183,8 @@ impl Movers {
         state.threads -= 1;
     }
 
-    /// Does the next thing in a program's memory. Then it is the turn of the others.
+    /// Does the next job in a program's memory. Other programs have their turn before its further
+    /// jobs.
     fn work_in(self: &Arc<Self>, process: &Arc<Process>) {
         let job = process.lane.lock().jobs.pop_front();
         let moved = match job {
@@ -199,7 +204,7 @@ impl Movers {
         }
     }
 
-    /// Somebody leaves a program's memory. What else is to be done there is done by these threads.
+    /// Leaves a program's memory. These threads do the jobs that are left there.
     fn leave(self: &Arc<Self>, process: &Arc<Process>, slow: impl FnOnce(u32) -> u32) {
         let mut lane = process.lane.lock();
         lane.slow = slow(lane.slow);

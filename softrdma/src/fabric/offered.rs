@@ -1,7 +1,8 @@
-//! Memory of programs that copy it themselves, because the kernel forbids to reach into them: Yama's `ptrace_scope` 2 and 3, or a
-//! seccomp profile without `process_vm_readv(2)`.
+//! Memory of programs that copy it themselves, because the kernel forbids the fabric to access it:
+//! with Yama's `ptrace_scope` 2 and 3, or a seccomp profile without `process_vm_readv(2)`.
 //!
-//! A program that does not answer is as one whose page does not come: whoever waits for it waits for nobody else.
+//! A program that does not answer is like one whose page does not come: only the thread that
+//! accesses its memory waits for it.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -12,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, SendFlags};
 use softrdma_wire::Copy;
 
-/// The socket to the thread that copies; none after it gave a wrong answer.
+/// The socket to the thread that copies; `None` after a wrong answer.
 #[derive(Debug)]
 pub(super) struct OfferedMemory {
     copier: Mutex<Option<OwnedFd>>,
@@ -38,7 +39,8 @@ impl OfferedMemory {
         })
     }
 
-    /// Copies chunk by chunk. `EFAULT` is the program's word; any other error ends it.
+    /// Copies chunk by chunk. `EFAULT` is the program's answer; after any other error the socket is
+    /// dropped.
     fn each<T: AsRef<[u8]>>(
         &self,
         alive: &OwnedFd,
@@ -61,7 +63,7 @@ impl OfferedMemory {
     }
 }
 
-/// A copy under way. The socket's flags are the program's too, so that only calls that do not block can be made.
+/// A pending copy. The program can set the socket's flags, so only non-blocking calls are made.
 struct Waiting<'a> {
     socket: &'a OwnedFd,
     /// Readable when the program has ended.
@@ -91,7 +93,7 @@ impl Waiting<'_> {
         rustix::net::send(self.socket, packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
     }
 
-    /// An answer, with as many bytes as `into` has.
+    /// Receives an answer, with as many bytes as `into` has.
     fn receive(&self, into: &mut [u8]) -> Result<(), Errno> {
         self.until_ready(PollFlags::IN)?;
         let (mut status, most) = ([0; 1], into.len() + 1);

@@ -1,8 +1,9 @@
-//! Memory that the fabric shares with one program: a page for each completion queue ([`Page`]), in which the program polls and arms
-//! without asking.
+//! Memory that the fabric shares with one program: a page for each completion queue ([`Page`]), in
+//! which the program polls and arms without a request.
 //!
-//! The program may write there whatever it likes, at any time, and reaches nothing but its own queues by that. Its size is sealed, so that
-//! no access of the fabric can fail, and no access waits for the program. Both hold memory for the pages that were touched alone.
+//! The program may write anything there at any time, and affects only its own queues. The memory's
+//! size is sealed, so no access of the fabric fails, and none waits for the program. Only touched
+//! pages take memory on either side.
 
 #![allow(unsafe_code, reason = "a mapping that is shared with a program")]
 
@@ -20,7 +21,7 @@ use softrdma_wire::{ARMS, PAGE, POLLS, Page, SHOWN};
 
 use super::translate;
 
-/// Completion queues of one program.
+/// The most completion queues of one program.
 pub(super) const MOST_QUEUES: u32 = 1 << 14;
 
 const BYTES: usize = MOST_QUEUES as usize * PAGE;
@@ -40,7 +41,7 @@ unsafe impl Sync for Pages {}
 #[derive(Default)]
 struct Places {
     free: Vec<u32>,
-    /// Those from here on were never taken.
+    /// The first page that was never taken.
     end: u32,
 }
 
@@ -51,7 +52,8 @@ impl Pages {
         rustix::fs::ftruncate(&memory, BYTES as u64)?;
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let (access, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: mmap(2): a new mapping at a place that the kernel chooses, of a file that keeps its size.
+        // SAFETY: mmap(2): a new mapping at a place that the kernel chooses, of a file that keeps
+        // its size.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), BYTES, access, shared, &memory, 0)? };
         let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
         Ok(Arc::new(Self { base, memory, places: Mutex::default() }))
@@ -61,12 +63,12 @@ impl Pages {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A descriptor of the memory, for the program.
+    /// Returns a descriptor of the memory, for the program.
     pub(super) fn descriptor(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.memory, 0)
     }
 
-    /// A page for a new queue.
+    /// Takes a page for a new queue.
     pub(super) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
         let mut places = self.lock();
         let number = match places.free.pop() {
@@ -86,12 +88,12 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: munmap(2): the mapping that `new` made; whoever has a page has this.
+        // SAFETY: munmap(2): the mapping that `new` made; each page holds a reference to this.
         let _unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), BYTES) };
     }
 }
 
-/// A page of a queue, free again when both the session and the model have dropped it.
+/// A queue's page. It becomes free when both the session and the model have dropped it.
 pub(super) struct Place {
     pages: Arc<Pages>,
     pub(super) number: u32,
@@ -99,8 +101,9 @@ pub(super) struct Place {
 
 impl Place {
     fn page(&self) -> &Page {
-        // SAFETY: `take` gave a number below `MOST_QUEUES`, so it is a page of the mapping, which lasts as long as `pages`. It is made of
-        // atomics, for which any bytes are valid and which others may write meanwhile.
+        // SAFETY: `take` gave a number below `MOST_QUEUES`, so it is a page of the mapping, which
+        // lasts as long as `pages`. It is made of atomics, for which any bytes are valid and which
+        // others may write meanwhile.
         unsafe { self.pages.base.add(self.number as usize).as_ref() }
     }
 }
@@ -111,13 +114,15 @@ impl Drop for Place {
     }
 }
 
-/// A queue's page as the model sees it. The positions are the fabric's own: what the program says of its own is believed as far as it
-/// can be true.
+/// A queue's page as the model sees it.
+///
+/// The fabric keeps its own positions. It believes the program's position only as far as it is
+/// possible.
 pub(super) struct Shown {
     place: Arc<Place>,
-    /// What the program has taken, as far as that was looked at, ...
+    /// How many completions the program has taken, when the fabric last looked.
     taken: AtomicU32,
-    /// ... and what it was shown.
+    /// How many completions the program was shown.
     shown: AtomicU32,
 }
 
@@ -126,7 +131,7 @@ impl Shown {
         Self { place, taken: AtomicU32::new(0), shown: AtomicU32::new(0) }
     }
 
-    /// How many more completions were taken, if that can be.
+    /// Returns how many more completions were taken, or `None` if that is impossible.
     fn more(&self, position: u32) -> Option<u32> {
         let taken = self.taken.load(Relaxed);
         let more = position.wrapping_sub(taken);
@@ -143,7 +148,8 @@ impl Shown {
 impl Mirror for Shown {
     fn look(&self) -> Look {
         let page = self.place.page();
-        // In the other order than the program's: what it has taken then is not less.
+        // The program writes these in the opposite order, so this count of taken completions is not
+        // less than the arming's.
         let arming = page.take_arming();
         let taken = page.taken();
         let before = arming.map_or(0, |(position, _)| self.advance(position));

@@ -1,7 +1,8 @@
-//! A recording of what passes on a fabric, as the packets that RoCE v2 would carry, in a pcapng file.
+//! Records what passes on a fabric, as the packets that RoCE v2 would carry, in a pcapng file.
 //!
-//! The model hands over whole messages, under its lock; they are cut into packets there, and a thread writes them. Nobody waits for the
-//! file: while [`WAITING`] frames are not written yet, further ones are left out, and a comment on the next frame says how many.
+//! The model passes whole messages, under its lock. They are cut into packets there, and a thread
+//! writes them. No program waits for the file: while [`WAITING`] frames are not written yet,
+//! further ones are left out, and a comment on the next frame says how many.
 
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
@@ -20,37 +21,38 @@ use roce::{Kind, Message, Packet, SEQUENCES};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-/// Frames that wait for being written, of some 4 KiB at most.
+/// How many frames may wait to be written, of about 4 KiB at most.
 const WAITING: usize = 1 << 14;
-/// How long the end waits for what is not written yet.
+/// How long the end of a recording waits for frames that are not written yet.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// When a frame passed, its bytes, and how many before it were left out.
+/// A frame: when it passed, its bytes, and how many frames before it were left out.
 type Frame = (Duration, Vec<u8>, u64);
 
-/// What records.
+/// Turns messages into frames and passes them to the writer.
 pub(super) struct Recorder {
-    /// Taken at the end; none after the file took no more.
+    /// Taken at the end; `None` after the file failed.
     frames: Option<Sender<Frame>>,
-    /// Frames that wait for being written.
+    /// How many frames wait to be written.
     waiting: Arc<AtomicUsize>,
-    /// Frames left out since the last that was not.
+    /// How many frames were left out since the last one that was sent.
     lost: u64,
     connections: HashMap<u64, Sequences>,
-    /// From the moment at which the fabric's clock began; taken when the first message passes.
+    /// The time of day at which the fabric's clock began; computed when the first message passes.
     began: Option<Duration>,
 }
 
-/// Packet sequence numbers of what one queue pair sends.
+/// Packet sequence numbers of the messages that one queue pair sends.
 #[derive(Default)]
 struct Sequences {
     next: u32,
-    /// Messages without an answer: each with its first packet's number, and how many packets it takes.
+    /// Messages without an answer: each with the number of its first packet, and how many packets
+    /// it takes.
     open: VecDeque<(u64, u32, u32)>,
 }
 
 impl Sequences {
-    /// The numbers of a message, which it keeps when it is repeated.
+    /// Returns the numbers of a message. A repeated message keeps its numbers.
     fn of(&mut self, message: u64, packets: u32) -> (u32, u32) {
         if let Some(&(_, first, packets)) = self.open.iter().find(|(known, ..)| *known == message) {
             return (first, packets);
@@ -61,22 +63,22 @@ impl Sequences {
         (first, packets)
     }
 
-    /// Every message up to this one has had its answer.
+    /// Forgets every message up to this one, as it was answered.
     fn answered(&mut self, message: u64) {
         self.open.retain(|(known, ..)| *known > message);
     }
 }
 
-/// What writes a recording, once it is started.
+/// Writes a recording, once it is started.
 pub(super) struct Writer {
     file: File,
     frames: Frames,
 }
 
-/// What waits for being written.
+/// Frames that wait to be written.
 struct Frames {
     receiver: Receiver<Frame>,
-    /// How many.
+    /// How many frames wait.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -88,7 +90,7 @@ impl Frames {
 }
 
 impl Drop for Frames {
-    /// The recorder finds room, and that nobody takes its next frame.
+    /// Lets the recorder build its next frame, and so notice that the writer is gone.
     fn drop(&mut self) {
         self.waiting.store(0, Relaxed);
     }
@@ -96,11 +98,13 @@ impl Drop for Frames {
 
 /// A recording that is being written.
 pub(super) struct Writing {
-    /// Closed by the thread's end.
+    /// Closed when the thread ends.
     ended: Receiver<Infallible>,
 }
 
-/// A recorder, and what writes to this file, which is not touched yet. The file is a regular one: a pipe's reader could stop the writing.
+/// Returns a recorder, and a writer for this file, which is not touched yet.
+///
+/// The file must be a regular one: the reader of a pipe could block the writer.
 pub(super) fn recorder(file: OwnedFd) -> Result<(Recorder, Writer), Errno> {
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
         return Err(Errno::INVAL);
@@ -114,7 +118,7 @@ pub(super) fn recorder(file: OwnedFd) -> Result<(Recorder, Writer), Errno> {
 }
 
 impl Writer {
-    /// Empties the file and writes to it, on a thread of its own, until the recorder is gone.
+    /// Empties the file and writes to it, on a thread of its own, until the recorder is dropped.
     pub(super) fn start(self) -> Result<Writing, Errno> {
         let (running, ended) = channel();
         let begin = || {
@@ -123,7 +127,7 @@ impl Writer {
             let frames = self.frames;
             std::thread::Builder::new().name("record".into()).spawn(move || {
                 if let Err(error) = write(&mut file, &frames) {
-                    // To the fabric's log; what comes after it is not recorded.
+                    // This goes to the fabric's log. Later frames are not recorded.
                     eprintln!("the recording: {error}");
                 }
                 drop(running);
@@ -135,7 +139,7 @@ impl Writer {
 }
 
 impl Writing {
-    /// Waits until all is written, for a bounded time. Nobody records any more.
+    /// Waits a bounded time until everything is written. The recorder is gone by then.
     pub(super) fn finish(self) {
         if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             eprintln!("the recording: its end is missing: the file was too slow");
@@ -146,7 +150,7 @@ impl Writing {
 impl Recorder {
     fn send(&mut self, transfer: &Transfer<'_>, packet: Packet<'_>) {
         let Some(frames) = &self.frames else { return };
-        // Nobody else adds to them. A frame for which there is no room is not built.
+        // Only this thread adds frames. A frame for which there is no room is not built.
         if self.waiting.load(Relaxed) >= WAITING {
             self.lost = self.lost.saturating_add(1);
             return;
@@ -157,11 +161,11 @@ impl Recorder {
         });
         let packet = Packet { traffic_class: transfer.traffic_class, ..packet };
         let packet = packet.between(transfer.from, transfer.to, transfer.pair);
-        // Before the writer takes it and counts it off.
+        // Counted before the writer can take the frame and count it off.
         self.waiting.fetch_add(1, Relaxed);
         match frames.send((began.saturating_add(since), packet.frame(), self.lost)) {
             Ok(()) => self.lost = 0,
-            // The file took no more.
+            // The writer has ended, as the file failed.
             Err(_disconnected) => self.frames = None,
         }
     }
@@ -175,7 +179,9 @@ impl Drop for Recorder {
     }
 }
 
-/// Writes until nobody records any more, and all of it whenever nothing waits, so that a fabric that is killed leaves what it saw.
+/// Writes until the recorder is dropped.
+///
+/// It flushes whenever no frame waits, so that the file is complete even if the fabric is killed.
 fn write(file: &mut roce::File<BufWriter<File>>, frames: &Frames) -> io::Result<()> {
     loop {
         let (at, bytes, lost) = match frames.receiver.try_recv() {
@@ -252,7 +258,8 @@ impl Recorder {
         }
     }
 
-    /// An answer without bytes. It names the last packet of the message, and a message that was not executed will come again.
+    /// Sends an answer without bytes. It names the last packet of the message; a message that was
+    /// not executed will be repeated.
     fn answer(&mut self, transfer: &Transfer<'_>, syndrome: u8) {
         let sequences = self.connections.entry(transfer.connection).or_default();
         let (first, packets) = sequences.of(transfer.sequence, 1);
@@ -268,7 +275,7 @@ impl Recorder {
     }
 }
 
-/// How many messages were executed with this one, as far as the field goes.
+/// Returns how many messages are executed with this one, modulo the size of the field.
 const fn executed(sequence: u64) -> u32 {
     (sequence as u32).wrapping_add(1)
 }
@@ -322,7 +329,7 @@ mod tests {
     #[test]
     fn a_file_that_takes_no_more_ends_the_recording() {
         let (mut recorder, writer, _file) = on_memory();
-        // Also one for which it was too slow before.
+        // The recorder must notice the dropped writer even if it had no room before.
         for _ in 0..WAITING + 10 {
             assert!(recorder.pass(&ACKNOWLEDGED).is_continue());
         }

@@ -1,12 +1,13 @@
-//! Threads that serve programs, and move bytes in between.
+//! Threads that serve programs, and move bytes meanwhile.
 //!
-//! To hand bytes to another thread takes longer than to copy a few. So the thread that serves a program moves what the
-//! program's request has set in motion, before it answers. Meanwhile what it serves lies in its [`Seat`]. If the
-//! memory of some program keeps the thread, the [`Watch`] has another thread take everything from there and go on with it. The
-//! first thread ends when it comes back. So a page that does not come costs a thread for each program that has such
-//! a page, and [`PATIENCE`].
+//! Passing bytes to another thread takes longer than copying a few. So the thread that serves a
+//! program moves the bytes of the program's request before it answers. Meanwhile the service lies
+//! in the thread's [`Seat`]. If the memory of some program blocks the thread, the [`Watch`] starts
+//! another thread, which takes everything from the seat and continues. The first thread ends when
+//! its access returns. So a page that does not come costs a thread for each program that has such a
+//! page, and [`PATIENCE`].
 //!
-//! The watch looks at the seats now and then, for as long as something is moved. When nothing is, it sleeps until something is.
+//! The watch looks at the seats periodically while bytes are moved. Otherwise it sleeps.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,34 +22,35 @@ use super::memory::Process;
 use super::movers::Movers;
 use super::service::Service;
 
-/// After this time, and twice this time at most, a thread that moves is replaced.
+/// How long a thread may move bytes before it is replaced. The replacement comes after at most
+/// twice this time.
 pub(super) const PATIENCE: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// The seat of this thread, while it takes what is to be moved.
+    /// The seat of this thread, while it collects steps to take.
     static SEAT: RefCell<Option<Arc<Seat>>> = const { RefCell::new(None) };
 }
 
-/// What a thread holds that another could go on with.
+/// The state of a thread with which another one can continue.
 #[derive(Default)]
 pub(super) struct Seat(Mutex<Held>);
 
 #[derive(Default)]
 struct Held {
-    /// Next steps of messages, in these programs' memory.
+    /// The next steps of messages, with the programs in whose memory they are.
     loads: VecDeque<(Arc<Process>, Load)>,
-    /// What the thread serves, while it moves.
+    /// The service, while the thread moves bytes.
     service: Option<Box<Service>>,
-    /// How often it has begun to move, and has taken a step, ...
+    /// How often the thread has begun to move bytes; below, how many steps it has taken.
     turn: u64,
     steps: u64,
-    /// ... and both when the watch looked.
+    /// Turn and steps when the watch last looked.
     seen: (u64, u64),
-    /// The turn for which another thread was sent.
+    /// The turn for which another thread was started.
     sent_for: u64,
-    /// The watch has found it in one step twice.
+    /// Whether the watch has found the thread in the same step twice.
     kept: bool,
-    /// The other thread has come.
+    /// Whether the other thread has taken over.
     replaced: bool,
 }
 
@@ -57,7 +59,8 @@ impl Seat {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next step of a message into the seat of this thread. Gives it back if there is none.
+    /// Takes the next step of a message into the seat of this thread. Returns it if the thread has
+    /// no seat, or was replaced.
     pub(super) fn take(process: &Arc<Process>, load: Load) -> Option<Load> {
         SEAT.with_borrow(|seat| {
             let Some(seat) = seat else { return Some(load) };
@@ -70,24 +73,26 @@ impl Seat {
         })
     }
 
-    /// Takes what `act` sets in motion. Nobody else moves that before [`Seat::move_all`]: `act` must not wait for anybody.
+    /// Collects the steps that `act` causes. No thread takes them before [`Seat::move_all`], so
+    /// `act` must not wait for another thread.
     pub(super) fn collect<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
         let _leave = Leave;
         SEAT.set(Some(Arc::clone(self)));
         act()
     }
 
-    /// Whether there is something to be moved.
+    /// Whether steps were collected.
     pub(super) fn is_laden(&self) -> bool {
         !self.lock().loads.is_empty()
     }
 
-    /// Whether the step that this thread takes is a long one.
+    /// Whether the current step takes long.
     pub(super) fn is_kept(&self) -> bool {
         self.lock().kept
     }
 
-    /// Moves what was taken, and what follows from it. Returns what the thread serves, unless another thread serves it now.
+    /// Takes the collected steps, and those that follow from them. Returns the service, unless
+    /// another thread serves it now.
     pub(super) fn move_all(
         self: &Arc<Self>,
         service: Box<Service>,
@@ -110,7 +115,7 @@ impl Seat {
         })
     }
 
-    /// Takes the place of the thread, if it still is where it was when this was sent for.
+    /// Takes over from the thread, if it is still in the turn for which this was started.
     fn take_over(&self, turn: u64, movers: &Arc<Movers>) -> Option<Box<Service>> {
         let mut held = self.lock();
         if held.turn != turn {
@@ -125,7 +130,7 @@ impl Seat {
     }
 }
 
-/// The thread's seat takes nothing any more.
+/// Makes the thread collect no more steps when dropped.
 struct Leave;
 
 impl Drop for Leave {
@@ -134,13 +139,13 @@ impl Drop for Leave {
     }
 }
 
-/// Looks for threads that have been moving for long.
+/// Looks for threads that have been moving bytes for long.
 pub(super) struct Watch {
     seats: Mutex<Seats>,
     patience: Duration,
-    /// The thread that looks.
+    /// The thread of the watch.
     thread: OnceLock<Thread>,
-    /// It sleeps until something is moved.
+    /// Whether the watch sleeps until bytes are moved.
     asleep: AtomicBool,
     closed: AtomicBool,
 }
@@ -151,7 +156,7 @@ struct Seats {
     count: u64,
 }
 
-/// A seat that is looked at.
+/// A seat that the watch looks at.
 pub(super) struct Taken {
     pub(super) seat: Arc<Seat>,
     number: u64,
@@ -175,7 +180,7 @@ impl Watch {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A seat for this thread.
+    /// Makes a seat for this thread.
     pub(super) fn seat(movers: &Arc<Movers>) -> Taken {
         let seat = Arc::new(Seat::default());
         let mut seats = movers.watch.lock();
@@ -186,7 +191,6 @@ impl Watch {
         Taken { seat, number, movers: Arc::clone(movers) }
     }
 
-    /// Begins to look.
     pub(super) fn start(movers: &Arc<Movers>) -> std::io::Result<()> {
         let watching = Arc::clone(movers);
         let thread = Builder::new().name("watch".into()).spawn(move || Self::look_on(&watching))?;
@@ -199,7 +203,8 @@ impl Watch {
         self.wake();
     }
 
-    /// Somebody begins to move. The watch finds that in the seat, or was asleep before and is woken here.
+    /// Notes that a thread begins to move bytes. The watch sees that in the seat, or is woken here
+    /// if it sleeps.
     fn begin(&self) {
         if self.asleep.load(SeqCst) && self.asleep.swap(false, SeqCst) {
             self.wake();
@@ -225,7 +230,7 @@ impl Watch {
                 continue;
             }
             watch.asleep.store(true, SeqCst);
-            // Whoever has begun before knew nothing of it.
+            // A thread that began before `asleep` was set did not wake the watch.
             if !watch.look(movers) {
                 while watch.asleep.load(SeqCst) && !watch.closed.load(SeqCst) {
                     std::thread::park();
@@ -235,7 +240,7 @@ impl Watch {
         }
     }
 
-    /// Looks once. Returns whether anybody has moved something since the last time, or does.
+    /// Looks once. Returns whether a thread is moving bytes, or has done so since the last time.
     fn look(&self, movers: &Arc<Movers>) -> bool {
         let (mut active, mut late) = (false, Vec::new());
         for seat in self.lock().list.values() {
@@ -264,7 +269,7 @@ impl Watch {
                 service.serve();
             }
         };
-        // Without a thread the program waits, and nobody else does. The next look tries again.
+        // If no thread can be started, only this program waits. The next look tries again.
         let sent = Builder::new().name("session".into()).spawn(other).is_ok();
         let mut held = seat.lock();
         if sent {

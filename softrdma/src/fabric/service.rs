@@ -1,4 +1,4 @@
-//! A connection with one program: what it asks, and what it is answered.
+//! Serves one program's connection: takes requests and sends answers.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -14,10 +14,10 @@ use super::seats::Watch;
 use super::session::{Answer, Info, Session};
 use super::{Fabric, LIMITS};
 
-/// Characters of a program's name.
+/// The most characters of a program's name.
 pub(super) const NAME: usize = 64;
 
-/// A connection that counts for as long as it lasts.
+/// Counts a connection for as long as it lasts.
 pub(super) struct Presence {
     pub(super) fabric: Arc<Fabric>,
     pub(super) number: u64,
@@ -30,10 +30,11 @@ impl Drop for Presence {
     }
 }
 
-/// A connection. One thread at a time serves it. Dropped in this order when it has ended.
+/// A program's connection. One thread at a time serves it. The fields are dropped in this order
+/// when it has ended.
 pub(super) struct Service {
     session: Option<Session>,
-    /// What is to be said when everything has been moved.
+    /// The answer to send when all bytes are moved.
     answer: Option<Answer>,
     socket: Socket,
     process: Arc<Process>,
@@ -47,7 +48,7 @@ impl Service {
         Ok(Self { session: None, answer: None, socket, process, presence })
     }
 
-    /// Serves the program until it has ended, or another thread does.
+    /// Serves the program until it has ended, or another thread takes over.
     pub(super) fn serve(self: Box<Self>) {
         let movers = Arc::clone(&self.presence.fabric.movers);
         let place = Watch::seat(&movers);
@@ -68,7 +69,7 @@ impl Service {
         }
     }
 
-    /// Waits for a request and does what it asks.
+    /// Waits for a request and handles it.
     fn next(&mut self, seat: &Arc<super::seats::Seat>) -> Result<(), Error> {
         let Self { session, answer, socket, process, presence } = self;
         let fabric = &presence.fabric;
@@ -107,7 +108,7 @@ impl Service {
     }
 }
 
-/// Whether a request may set bytes in motion, and waits for nobody.
+/// Whether a request may cause bytes to be moved, and waits for no other thread.
 const fn moves(request: &Request<'_>) -> bool {
     matches!(
         request,
@@ -150,7 +151,10 @@ fn open(
     Ok((session, Reply::Welcome { devices, limits, fabric: std::process::id() }))
 }
 
-/// Sleeps until the program asks something. Its end is an error: a child of it may hold the socket still.
+/// Sleeps until the program sends a request.
+///
+/// # Errors
+/// The program has ended. A child of it may still hold the socket.
 fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
     loop {
         let mut fds =

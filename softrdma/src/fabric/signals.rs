@@ -1,7 +1,7 @@
-//! What programs sleep on: descriptors of which one end is theirs, to do with as they like.
+//! Descriptors on which programs sleep, each with one end that belongs to the program.
 //!
-//! Nothing that a program does to its end makes the fabric wait: descriptions are not shared where blocking is a flag of the
-//! description, and calls that could block are told not to.
+//! Nothing that a program does to its end makes the fabric wait. Where blocking is a flag of the
+//! description, the ends do not share one; elsewhere calls pass a flag that prevents blocking.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,10 +16,10 @@ use softrdma_wire::{Name, RECORD};
 
 use super::vectors::Vector;
 
-/// A descriptor that is readable while something waits: of event channels and asynchronous events.
+/// A descriptor that is readable while an event waits: for event channels and asynchronous events.
 pub(super) struct Level {
     ours: OwnedFd,
-    /// The program's end, whose flags are the program's too.
+    /// The program's end, whose flags the program can set.
     theirs: OwnedFd,
 }
 
@@ -30,7 +30,6 @@ impl Level {
         Ok(Self { ours, theirs })
     }
 
-    /// Returns a descriptor for the program.
     pub(super) fn end_for_program(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.theirs, 0)
     }
@@ -44,7 +43,7 @@ impl AsFd for Level {
 
 impl Signal for Level {
     fn raise(&self) {
-        // Fails if the socket is full, and then it is readable.
+        // Fails only if the socket is full, and so readable.
         let _sent = rustix::net::send(&self.ours, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
@@ -55,7 +54,8 @@ impl Signal for Level {
     }
 }
 
-/// Tells a session that one of its completion channels is full: readable from then on until it is cleared.
+/// Tells a session that one of its completion channels is full. Readable from then on until it is
+/// cleared.
 pub(super) struct Backlog {
     fd: OwnedFd,
 }
@@ -66,7 +66,7 @@ impl Backlog {
     }
 
     fn raise(&self) {
-        // Cannot fail but by a full counter, and then it is readable.
+        // Fails only if the counter is full, and so readable.
         let _raised = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
     }
 
@@ -81,21 +81,24 @@ impl AsFd for Backlog {
     }
 }
 
-/// A completion channel: a pipe with a record for each completion event, which the program reads by itself.
+/// A completion channel: a pipe with a record for each completion event, which the program reads
+/// without a request.
 ///
-/// What finds no room in the pipe waits here. The session's thread writes it when the program has read.
+/// Records without room in the pipe wait here. The session's thread writes them when the program
+/// has read.
 pub(super) struct Records {
     pipe: OwnedFd,
-    /// Events that found no room, by completion queue: however many there are, they take no more than the queues do.
+    /// Events that found no room, counted by completion queue, so that their memory is bounded by
+    /// the number of queues.
     waiting: Mutex<BTreeMap<Name, u64>>,
     backlog: Arc<Backlog>,
 }
 
 impl Records {
-    /// The channel, and its program's end.
+    /// Makes a channel, and returns the program's end with it.
     pub(super) fn new(backlog: &Arc<Backlog>) -> Result<(Self, OwnedFd), Errno> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        // The program's end blocks, as a completion channel does until it is told not to; ours never does.
+        // The program's end blocks, as a completion channel does by default. Ours never does.
         rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::NONBLOCK)?;
         let (waiting, backlog) = (Mutex::default(), Arc::clone(backlog));
         Ok((Self { pipe: write, waiting, backlog }, read))
@@ -117,12 +120,12 @@ impl Records {
         }
     }
 
-    /// Writes what found no room in the pipe.
+    /// Writes the records that found no room in the pipe.
     pub(super) fn flush(&self) {
         self.drain(&mut self.lock());
     }
 
-    /// Whether something found no room.
+    /// Whether records found no room.
     pub(super) fn is_full(&self) -> bool {
         !self.lock().is_empty()
     }
@@ -130,7 +133,7 @@ impl Records {
     fn drain(&self, waiting: &mut BTreeMap<Name, u64>) {
         while let Some(mut first) = waiting.first_entry() {
             let record: [u8; RECORD] = u64::from(*first.key()).to_le_bytes();
-            // So few bytes are written whole or not at all (`pipe(7)`).
+            // A record is short enough to be written whole or not at all (`pipe(7)`).
             match rustix::io::write(&self.pipe, &record) {
                 Ok(_) => {
                     *first.get_mut() -= 1;
@@ -140,7 +143,7 @@ impl Records {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                // The program has closed its end, and wants none.
+                // The program has closed its end, and so wants no records.
                 Err(_) => waiting.clear(),
             }
         }
@@ -153,11 +156,12 @@ impl AsFd for Records {
     }
 }
 
-/// What one completion queue raises on its channel, or on none.
+/// Raises the events of one completion queue on its channel, if it has one.
 pub(super) struct QueueSignal {
     pub(super) queue: Name,
     pub(super) channel: Arc<Records>,
-    /// Whose thread raises it, if not the one that brings the completion.
+    /// The vector whose thread raises the events; otherwise the thread that adds the completion
+    /// does.
     pub(super) vector: Option<Arc<Vector>>,
 }
 

@@ -12,7 +12,7 @@ use super::*;
 #[path = "../../tests/queue/mod.rs"]
 mod queue;
 
-/// No thread is replaced, however slow the machine is.
+/// So long that no thread is replaced, however slow the machine is.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
 /// A program with some bytes that peers may write to, and a queue pair.
@@ -83,7 +83,7 @@ impl Program {
         assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
     }
 
-    /// The writes that have completed by now.
+    /// Returns the ids of the writes that have completed by now.
     fn completed(&mut self) -> Vec<u64> {
         let some = self.queue.take_shown();
         assert!(some.iter().all(|completion| completion.status == 0), "{some:?}");
@@ -91,18 +91,19 @@ impl Program {
     }
 }
 
-/// Two connected programs on a fabric.
+/// Makes two connected programs on a fabric.
 fn connected(fabric: &Arc<Fabric>) -> [Program; 2] {
     let [mut one, mut other] = [1, 2].map(|last| Program::new(fabric, last));
     one.connect(&other);
     other.connect(&one);
-    // Who has looked at a program's memory for its registration may say so before it has left.
+    // A thread that probes memory for a registration reports the result before it leaves that
+    // memory.
     let infos: Vec<_> = fabric.lock().sessions.values().flatten().map(Arc::clone).collect();
     until(|| infos.iter().all(|info| info.process.lane.is_free()));
     [one, other]
 }
 
-/// Keeps the threads that serve no program until the sender is dropped.
+/// Blocks a thread that serves no program until the sender is dropped.
 fn keep(movers: &Arc<Movers>) -> Sender<()> {
     let own = Arc::new(Process::open(std::process::id(), movers, &Arc::default()).expect("this process"));
     let (sender, receiver) = channel();
@@ -113,7 +114,7 @@ fn keep(movers: &Arc<Movers>) -> Sender<()> {
     sender
 }
 
-/// Waits until something is so that will be so.
+/// Waits until a condition holds that will hold.
 fn until(mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !so() {
@@ -135,7 +136,7 @@ fn the_thread_that_serves_a_program_moves_its_bytes() {
     drop(kept);
 }
 
-/// A program that has kept a thread keeps no other for some time.
+/// For some time, only threads that serve no program take the steps of a slow program.
 #[test]
 fn bytes_of_a_slow_program_are_left_to_others() {
     let movers = Movers::new(1, NEVER);
@@ -149,14 +150,14 @@ fn bytes_of_a_slow_program_are_left_to_others() {
     assert_eq!(one.completed(), []);
     drop(kept);
     until(|| one.completed() == [1]);
-    // It was not slow this time.
+    // Its last step was fast.
     let kept = keep(&movers);
     one.write(2, &other);
     assert_eq!(one.completed(), [2]);
     drop(kept);
 }
 
-/// Nothing wakes the watch when nothing is moved.
+/// The watch stays asleep while no bytes are moved.
 #[test]
 fn the_watch_sleeps_when_nothing_moves() {
     let movers = Movers::new(1, Duration::from_millis(1));

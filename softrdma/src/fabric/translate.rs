@@ -1,4 +1,4 @@
-//! Between the words of the wire and those of the model.
+//! Conversions between the wire's types and the model's.
 
 use rdma_backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
@@ -8,7 +8,7 @@ use rdma_softsim::{About, Connection, Error, PairState, SoftSim, Transition};
 use rustix::io::Errno;
 use softrdma_wire as wire;
 
-/// What verbs would answer, `errno(3)`.
+/// Converts an error to the `errno(3)` that verbs would return.
 pub(super) fn errno(error: &Error) -> i32 {
     let errno = match error {
         Error::AddressInUse(_) => Errno::ADDRINUSE,
@@ -24,7 +24,8 @@ pub(super) fn errno(error: &Error) -> i32 {
     errno.raw_os_error()
 }
 
-/// `enum ibv_access_flags`. Who may write from afar may write here (`ibv_reg_mr(3)`).
+/// Converts `enum ibv_access_flags`. Remote write access requires local write access
+/// (`ibv_reg_mr(3)`).
 pub(super) fn access(access: wire::Access) -> Option<Access> {
     let mut result = Access::NONE;
     if access.local_write {
@@ -58,7 +59,7 @@ pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
     })
 }
 
-/// `enum ibv_qp_state`.
+/// Converts a state to `enum ibv_qp_state`.
 pub(super) const fn state(state: PairState) -> u8 {
     match state {
         PairState::Reset => 0,
@@ -87,7 +88,7 @@ pub(super) fn connection(connection: &Connection) -> wire::Pair {
     wire::Pair { number, machine: host.first().copied(), state: state(of), local, remote, peer }
 }
 
-/// `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
+/// Converts a completion to `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
 pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion {
     let &Completion { id, queue_pair: pair, result } = completion;
     let (mut status, mut vendor, mut opcode, mut immediate) = (0, 0, 0, None);
@@ -116,7 +117,7 @@ pub(super) const fn offered(params: ConnectParams) -> wire::Params {
     wire::Params { responder_resources, initiator_depth, retry_count, rnr_retry_count }
 }
 
-/// The kind of an event (`enum rdma_cm_event_type`), its status, and what the peer offered.
+/// Returns an event's kind (`enum rdma_cm_event_type`), its status, and what the peer offered.
 pub(super) fn event(kind: &CmEventKind<SoftSim>) -> (u32, i32, Option<wire::Params>) {
     match kind {
         CmEventKind::AddressResolved => (0, 0, None),
@@ -133,12 +134,12 @@ pub(super) fn event(kind: &CmEventKind<SoftSim>) -> (u32, i32, Option<wire::Para
         CmEventKind::AddressChange => (14, 0, None),
         CmEventKind::TimewaitExit => (15, 0, None),
         CmEventKind::Other(number) => (*number, 0, None),
-        // Programs read these from their device; and there are no others.
+        // Programs read asynchronous events from their device; no other kinds exist.
         CmEventKind::Async(_) | _ => (15, 0, None),
     }
 }
 
-/// `enum ibv_event_type`, and what it is about.
+/// Converts an asynchronous event to `enum ibv_event_type`, with its object.
 pub(super) fn async_event((event, about): (AsyncEvent, About)) -> wire::AsyncEvent {
     let kind = match event {
         AsyncEvent::CqErr => 0,
@@ -151,7 +152,7 @@ pub(super) fn async_event((event, about): (AsyncEvent, About)) -> wire::AsyncEve
         AsyncEvent::Other(number) => number,
         AsyncEvent::DeviceFatal | _ => 8,
     };
-    // Names of a session have 32 bits, and are what its objects were made with.
+    // The session gave its objects names of 32 bits, so this does not truncate.
     let about = match about {
         About::Pair(name) => wire::About::Pair(name as wire::Name),
         About::Queue(name) => wire::About::Queue(name as wire::Name),

@@ -1,5 +1,7 @@
-//! Completion vectors: each has a thread that raises what completion queues raise on it, as a card has an interrupt for each, on a processor that
-//! can be chosen. Where none are asked for, whoever brings a completion raises it.
+//! Completion vectors, each with a thread that raises the events of its completion queues.
+//!
+//! They are like the interrupts of a card: each can be pinned to a processor. By default there are
+//! no such threads, and the thread that adds a completion raises its event.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,7 +11,7 @@ use softrdma_wire::Name;
 
 use super::signals::Records;
 
-/// Vectors of a fabric at most.
+/// The most vectors of a fabric.
 pub(super) const MOST: u32 = 64;
 
 /// The vectors of a fabric.
@@ -17,17 +19,18 @@ pub(super) struct Vectors {
     each: Vec<Arc<Vector>>,
 }
 
-/// One of them.
+/// One completion vector.
 pub(super) struct Vector {
     state: Mutex<State>,
     more: Condvar,
-    /// Completion events so far.
+    /// How many completion events its thread has raised.
     raised: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
-    /// Completion queues with an event that is not raised yet, each once: however slow the thread is, it is one for each queue.
+    /// Completion queues whose event is not raised yet, each at most once. However slow the thread
+    /// is, the list has one entry for each queue.
     waiting: Vec<(Arc<Records>, Name)>,
     over: bool,
 }
@@ -37,7 +40,7 @@ impl Vector {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has its thread tell the channel of a queue's event.
+    /// Makes the vector's thread report a queue's event on the channel.
     pub(super) fn raise(&self, channel: &Arc<Records>, queue: Name) {
         let mut state = self.lock();
         let same = |(other, name): &(Arc<Records>, Name)| *name == queue && Arc::ptr_eq(other, channel);
@@ -60,7 +63,7 @@ impl Vector {
             let waiting = std::mem::take(&mut state.waiting);
             drop(state);
             for (channel, queue) in waiting {
-                // Before anybody can see the event, and ask for the count.
+                // Counted before a program can see the event and ask for the count.
                 self.raised.fetch_add(1, Relaxed);
                 channel.tell(queue);
             }
@@ -79,7 +82,7 @@ impl Vectors {
             let vector =
                 Arc::new(Vector { state: Mutex::default(), more: Condvar::new(), raised: AtomicU64::new(0) });
             let thread = Arc::clone(&vector);
-            // Without a thread those that were started end.
+            // If a thread cannot be started, those before it end.
             std::thread::Builder::new()
                 .name(format!("vector-{number}"))
                 .spawn(move || thread.run())
@@ -89,17 +92,15 @@ impl Vectors {
         Ok(started)
     }
 
-    /// How many there are.
     pub(super) fn count(&self) -> u32 {
         self.each.len() as u32
     }
 
-    /// The vector of this number.
     pub(super) fn get(&self, number: u32) -> Option<Arc<Vector>> {
         self.each.get(number as usize).map(Arc::clone)
     }
 
-    /// The completion events of each so far.
+    /// Returns how many completion events each vector has raised.
     pub(super) fn raised(&self) -> Vec<u64> {
         self.each.iter().map(|vector| vector.raised.load(Relaxed)).collect()
     }

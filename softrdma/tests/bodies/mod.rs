@@ -1,4 +1,6 @@
-//! What the fuzzer runs: two programs that send the fabric packets of any bytes, and write any bytes into the memory that they share with it.
+//! The body of the fuzzer: two programs send the fabric arbitrary packets, and write arbitrary
+//! bytes into the memory that they share with it.
+//!
 //! The fabric answers or ends that session, and serves others.
 
 use std::io::IoSliceMut;
@@ -14,9 +16,9 @@ use rustix::net::{
 use softrdma::fabric::Fabric;
 use softrdma_wire::{MAX_MESSAGE, Request, Socket, VERSION};
 
-/// Packets of one input.
+/// The most packets of one input.
 const MOST: usize = 256;
-/// Bytes that programs may register: the fabric reaches into this process.
+/// How many bytes programs may register: the fabric accesses this process.
 const MEMORY: usize = 4096;
 
 fn memory() -> u64 {
@@ -24,15 +26,16 @@ fn memory() -> u64 {
     PLACE.get_or_init(|| Vec::leak(vec![0; MEMORY])).as_ptr().expose_provenance() as u64
 }
 
-/// A program.
 struct Program {
     socket: OwnedFd,
-    /// What it shares with the fabric, once it has a completion queue. Other descriptors are closed.
+    /// The memory shared with the fabric, once it has a completion queue. Other descriptors are
+    /// closed.
     memory: Option<OwnedFd>,
 }
 
 impl Program {
-    /// Sends a packet and returns the answer; `None` if the session has ended. The fuzzer's timer interrupts calls.
+    /// Sends a packet and returns the answer; `None` if the session has ended. The fuzzer's timer
+    /// interrupts calls.
     fn exchange(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
         retry_on_intr(|| rustix::net::send(&self.socket, packet, SendFlags::NOSIGNAL)).ok()?;
         let mut answer = vec![0; MAX_MESSAGE];
@@ -49,11 +52,11 @@ impl Program {
             }
         }
         answer.truncate(received.bytes);
-        // Without bytes the session has ended.
+        // An empty answer means that the session has ended.
         (received.bytes > 0).then_some(answer)
     }
 
-    /// Writes bytes into what it shares: behind their place, two bytes.
+    /// Writes bytes into the shared memory. Their offset is in the first two bytes of the packet.
     fn scribble(&self, packet: &[u8]) {
         if let (Some(memory), [low, high, bytes @ ..]) = (&self.memory, packet) {
             let place = u16::from_le_bytes([*low, *high]);
@@ -62,7 +65,7 @@ impl Program {
     }
 }
 
-/// A session of a program on the machine with this number.
+/// Opens a session of a program on the machine with this number.
 fn open(fabric: &Arc<Fabric>, machine: u8) -> Program {
     let kind = SocketType::SEQPACKET;
     let (ours, theirs) =
@@ -76,7 +79,7 @@ fn open(fabric: &Arc<Fabric>, machine: u8) -> Program {
     program
 }
 
-/// A request as it may be sent: of this process only some memory may be registered.
+/// Restricts a registration to some memory of this process; other requests are unchanged.
 fn harmless(packet: &[u8]) -> Vec<u8> {
     match postcard::from_bytes(packet) {
         Ok(Request::Register { domain, at, address, len, access }) => {
@@ -88,16 +91,18 @@ fn harmless(packet: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What the first byte of a packet adds to the program's number if the bytes are for the memory.
+/// Added to the program's number in the first byte of a packet, if the bytes are for the memory.
 pub(crate) const SCRIBBLE: u8 = 128;
 
-/// Each packet: which program, how long, and the bytes, for the fabric or for the memory.
+/// Runs an input. Each packet has the program, its length, and the bytes for the fabric or for the
+/// memory.
 pub(crate) fn run(input: &[u8]) {
     converse(input, |_memory| true);
 }
 
-/// As [`run`], until the memory of the program of the last packet is as `awaited` says. Returns the fabric's last answer; `None` if it
-/// ended a session.
+/// Runs an input, and waits until the memory of the last packet's program is as `awaited` says.
+///
+/// Returns the fabric's last answer; `None` if it ended a session.
 pub(crate) fn converse(input: &[u8], awaited: impl Fn(Option<&OwnedFd>) -> bool) -> Option<Vec<u8>> {
     let fabric = Fabric::new().expect("a fabric");
     let mut programs = [1, 2].map(|machine| open(&fabric, machine));
@@ -107,7 +112,7 @@ pub(crate) fn converse(input: &[u8], awaited: impl Fn(Option<&OwnedFd>) -> bool)
         let (packet, behind) = behind.split_at(usize::from(*len).min(behind.len()));
         rest = behind;
         who = usize::from(which % 2);
-        // An empty packet would look like the end.
+        // An empty packet would look like the end of the session.
         if packet.is_empty() {
             continue;
         }
@@ -129,7 +134,7 @@ pub(crate) fn converse(input: &[u8], awaited: impl Fn(Option<&OwnedFd>) -> bool)
     let asked = postcard::to_stdvec(&Request::AllocateDomain(0)).expect("encodes");
     assert!(honest.exchange(&asked).is_some(), "an honest program is answered");
 
-    // What they had is given back, or the next inputs would find no descriptors.
+    // Waits until the programs' resources are freed, or the next inputs would find no descriptors.
     drop((programs, honest));
     let begun = Instant::now();
     while !fabric.is_deserted() {

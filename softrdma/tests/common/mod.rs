@@ -1,4 +1,4 @@
-//! Programs on a fabric of the test's own.
+//! Runs programs on a fabric of the test's own.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// How long anything may take on a loaded machine.
+/// How long any step may take on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Two machines.
+/// The addresses of two machines.
 pub(crate) const SERVER: &str = "192.0.2.1";
 pub(crate) const CLIENT: &str = "192.0.2.2";
 
@@ -36,21 +36,21 @@ impl Home {
         self.path.join("softrdma/default/socket")
     }
 
-    /// `softrdma` with these arguments.
+    /// Returns the command `softrdma` with these arguments.
     pub(crate) fn softrdma(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_softrdma"));
         command.args(arguments).env("XDG_RUNTIME_DIR", &self.path).stdin(Stdio::null());
         command
     }
 
-    /// A program at `address`.
+    /// Returns the command for a program at `address`.
     pub(crate) fn run(&self, address: &str, program: &[&str]) -> Command {
         let mut command = self.softrdma(&["run", "--address", address, "--"]);
         command.args(program).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
-    /// The fabric ends with its last program.
+    /// Waits until the fabric has ended, as it does with its last program.
     pub(crate) fn is_left(&self) {
         await_some("the fabric's end", || (!self.socket().exists()).then_some(()));
     }
@@ -74,8 +74,10 @@ pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Has a client tried until its server listens and it is done, by its success and what it printed; the server then ends, and with it the
-/// fabric. Returns what the client printed.
+/// Runs a client until it succeeds with a server, and returns what it printed.
+///
+/// `done` decides by the client's success and output. The client is run again while the server does
+/// not listen yet. Then the server and the fabric end.
 pub(crate) fn served(
     home: &Home,
     mut server: Running,
@@ -97,7 +99,8 @@ pub(crate) fn served(
     text
 }
 
-/// Both sides of a pair of programs; the client tries again until the server listens. `None` if one is not installed.
+/// Runs a server and a client, which is run again until the server listens. `None` if one is not
+/// installed.
 pub(crate) fn pair(
     name: &str,
     server: &[&str],
@@ -112,21 +115,23 @@ pub(crate) fn pair(
     Some(served(&home, server, || home.run(CLIENT, client), done))
 }
 
-/// For [`served`]: it succeeded.
+/// For [`served`]: the client succeeded.
 pub(crate) fn success(succeeded: bool, _said: &str) -> bool {
     succeeded
 }
 
-/// For [`served`], of `rping -C count -v`: it made all its pings. Its status says less: at its end it closes its channel of events, where a
-/// thread of its own may be just about to wait, and to that thread this is an error (`rdma_get_cm_event(3)`).
+/// For [`served`], of `rping -C count -v`: the client made all its pings.
+///
+/// Its exit status does not show that. At the end it closes its event channel, on which its own
+/// thread may be about to wait, and that thread gets an error (`rdma_get_cm_event(3)`).
 pub(crate) fn pinged(count: usize) -> impl Fn(bool, &str) -> bool {
     move |_, said| said.contains(&format!("rdma-ping-{}:", count - 1))
 }
 
-/// A program that runs, killed with the test.
+/// A running program, killed with the test.
 pub(crate) struct Running {
     child: Child,
-    /// Taken when its end is awaited.
+    /// Its output; taken when its end is awaited.
     lines: Option<BufReader<ChildStdout>>,
 }
 
@@ -137,7 +142,7 @@ impl Running {
         Self { child, lines }
     }
 
-    /// The rest of the next line that begins so.
+    /// Returns the rest of the next line with this prefix.
     pub(crate) fn line(&mut self, prefix: &str) -> String {
         let lines = self.lines.as_mut().expect("is piped");
         loop {
@@ -149,7 +154,6 @@ impl Running {
         }
     }
 
-    /// Reads so many bytes of what it prints.
     pub(crate) fn skip(&mut self, bytes: usize) -> Result<(), String> {
         let mut text = Vec::new();
         let lines = self.lines.as_mut().expect("is piped");
@@ -162,7 +166,6 @@ impl Running {
         Ok(())
     }
 
-    /// Whether it has not ended yet.
     pub(crate) fn runs(&mut self) -> bool {
         self.status().is_none()
     }
@@ -172,7 +175,7 @@ impl Running {
         self.child.try_wait().expect("a child")
     }
 
-    /// Sends it SIGTERM, if it has not ended, and waits for its end.
+    /// Sends it SIGTERM, if it still runs, and waits for its end.
     pub(crate) fn asked_to_end(mut self) -> ExitStatus {
         if self.runs() {
             let pid = Pid::from_child(&self.child);
@@ -181,16 +184,16 @@ impl Running {
         self.ended().0
     }
 
-    /// Waits for the end: whether it was a success, and what it printed.
+    /// Waits for its end. Returns whether it succeeded, and its output.
     pub(crate) fn finish(self) -> (bool, String) {
         let (status, text) = self.ended();
         (status.success(), text)
     }
 
-    /// Waits for the end: how it ended, and what it printed.
+    /// Waits for its end. Returns its exit status, and its output.
     pub(crate) fn ended(mut self) -> (ExitStatus, String) {
         let mut lines = self.lines.take().expect("is piped");
-        // Beside the deadline: it may print more than a pipe holds.
+        // Read by another thread, as the output may be more than a pipe holds.
         let reading = std::thread::spawn(move || {
             let mut text = Vec::new();
             lines.read_to_end(&mut text).expect("text");
@@ -208,7 +211,7 @@ impl Drop for Running {
     }
 }
 
-/// Where a program is installed, or `None` and a reason, printed.
+/// Returns where a program is installed, or prints a reason and returns `None`.
 pub(crate) fn installed(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found =
@@ -223,7 +226,7 @@ fn is_file(path: &Path) -> bool {
     path.is_file()
 }
 
-/// One of Valkey's programs, or `None` and a reason, printed.
+/// Returns one of Valkey's programs, or prints a reason and returns `None`.
 pub(crate) fn valkey(program: &str) -> Option<String> {
     let cache = || {
         let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -240,7 +243,7 @@ pub(crate) fn valkey(program: &str) -> Option<String> {
     path.into_os_string().into_string().ok()
 }
 
-/// A program of C that was compiled here, or `None` and a reason, printed.
+/// Compiles a C program, or prints a reason and returns `None`.
 pub(crate) fn compiled(home: &Home, name: &str) -> Option<String> {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
     let program = home.path().join(name).into_os_string().into_string().expect("a path in UTF-8");
@@ -258,7 +261,7 @@ pub(crate) fn compiled(home: &Home, name: &str) -> Option<String> {
     Some(program)
 }
 
-/// What a program printed, if it succeeded.
+/// Returns the output of a program, which must have succeeded.
 pub(crate) fn succeeded(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(

@@ -1,4 +1,4 @@
-//! The page that says what each fault did to Valkey's programs: docs/softrdma-faults.md.
+//! Writes the page that says what each fault did to Valkey's programs: docs/softrdma-faults.md.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,8 @@ use rdma_softsim::FailureClass::{self, *};
 
 use super::Befallen;
 
-/// The requirements about a class (spec/requirements.md), and where it comes about if not by one of the faults that are counted.
+/// Returns the requirements about a class (spec/requirements.md), and where it occurs if no counted
+/// fault causes it.
 pub(crate) const fn about(class: FailureClass) -> (&'static str, Option<&'static str>) {
     match class {
         ReceiverNotReady => ("VR-CONN-004, VR-FLOW-005, VR-FLOW-008, VR-RES-002", None),
@@ -21,7 +22,7 @@ pub(crate) const fn about(class: FailureClass) -> (&'static str, Option<&'static
         LocalProtection => ("VR-CLOSE-006, VR-CLOSE-008", None),
         Deregistered => (
             "VR-MEM-019, VR-SEC-010",
-            Some("in the simulator: Valkey's programs give no key back that work under way has"),
+            Some("in the simulator: Valkey's programs give back no key that pending work uses"),
         ),
         UnsignaledFails => ("VR-CLOSE-003, VR-CLOSE-008", None),
         Flush => ("VR-CLOSE-008", None),
@@ -56,15 +57,16 @@ pub(crate) const fn about(class: FailureClass) -> (&'static str, Option<&'static
     }
 }
 
-/// What no device does, but a peer.
+/// Where classes occur that only a peer causes.
 const PEERS: &str = "peers of the suite: `lab/run test --soft conformance-valkey`";
 
 const HEAD: &str = "\
 # Faults into Valkey's programs
 
-What each fault of `softrdma fault` did to an unmodified `valkey-server` and an unmodified `valkey-cli` of version 9.1.2, over three commands of
-100 kB and a client that asks all the time. What a client makes of it depends on when it strikes. `RENEW=1 cargo test -p softrdma --test
-faults every_fault` lets each befall them again, and writes this page. A client that got an error has ended by itself.
+What each fault of `softrdma fault` did to an unmodified `valkey-server` and an unmodified `valkey-cli` of version 9.1.2, during three commands of
+100 kB and with a client that sends requests all the time. The effect on a client depends on when the fault strikes.
+`RENEW=1 cargo test -p softrdma --test faults every_fault` injects each fault again, and writes this page. A client that got an error
+exited; no signal ended it.
 ";
 
 const BY_FAULT: &str = "
@@ -75,18 +77,19 @@ const BY_FAULT: &str = "
 const BY_CLASS: &str = "
 ## By class
 
-The 30 classes of failure that the simulator counts, with the faults by which each came about here, and how often: brought about by the fabric, and
-met by a program. Classes that come with others (flushes, the order of teardown, events) come with most faults. Requirements are those about it
-([spec/requirements.md](../spec/requirements.md)).
+The simulator counts 30 classes of failure. For each class the table has the faults that caused it here, how often the fabric brought it about, and how
+often a program met it. Classes that accompany others (flushes, the order of teardown, events) occur with most faults. The requirements are
+those about the class ([spec/requirements.md](../spec/requirements.md)).
 
 | class | requirements | by | brought about, met |
 |---|---|---|--:|
 ";
 
-/// How many faults are named by which a class came about: the first ones, in the order of the table of faults.
+/// How many faults are named for a class: the first ones, in the order of the table of faults.
 const NAMED: usize = 4;
 
-/// What brings a program down stays out of the page: its row, its counts, and the rows of classes that came about by nothing else.
+/// Writes the page. It leaves out each fault that brought a program down: its row, its counts, and
+/// the rows of classes that only such faults caused.
 pub(crate) fn write(all: &[[Befallen; 2]]) -> String {
     let shown: Vec<_> = all.iter().filter(|sides| sides.iter().all(|side| side.all_live)).collect();
     let mut by_fault = String::from(BY_FAULT);
@@ -126,7 +129,7 @@ pub(crate) fn write(all: &[[Befallen; 2]]) -> String {
         );
     }
     let withheld = format!(
-        "What brought a program down stays out of both tables, with what it counted ([SECURITY.md](../SECURITY.md)): rows withheld: {withheld}.\n"
+        "Both tables leave out each fault that brought a program down, with its counts ([SECURITY.md](../SECURITY.md)): rows withheld: {withheld}.\n"
     );
     [HEAD, &withheld, &by_fault, &by_class].concat()
 }

@@ -1,5 +1,5 @@
-/* Posts long chains of inline WRITEs between two queue pairs of its own, by the newer calls and by the older one, and chains of which the
-   last requests find no room. */
+/* Posts long chains of inline WRITEs between two queue pairs of its own, by `ibv_wr_post(3)` and by
+   `ibv_post_send(3)`, and chains whose last requests find no room. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -48,7 +48,7 @@ static void fill(int seed)
         memset(expected[i], 1 + (i + seed) % 250, INLINE);
 }
 
-/* The first so many were written, and each has its completion, in order. */
+/* Checks that the first `count` WRITEs arrived, and that each has its completion, in order. */
 static void written(int count)
 {
     for (int next = 0; next < count;) {
@@ -102,7 +102,7 @@ int main(void)
     connect_to(one, other);
     connect_to(other, one);
 
-    /* The newer calls: all of them, or none. */
+    /* `ibv_wr_complete` posts all requests, or none. */
     for (int count = 255; count <= CHAIN; count = count == 257 ? CHAIN : count + 1) {
         fill(count);
         EXPECT(!post_newer(one, count));
@@ -112,7 +112,7 @@ int main(void)
     EXPECT(post_newer(one, CHAIN + 1) == ENOMEM);
     EXPECT(!window[0][0]);
 
-    /* The older one: up to the first that is refused. */
+    /* `ibv_post_send` posts the requests before the first one that is refused. */
     int bad;
     fill(2);
     EXPECT(!post_older(one, CHAIN, -1, &bad) && bad == -1);

@@ -1,4 +1,5 @@
-/* Connects queue pairs without a connection manager, by what ibv_modify_qp(3) lists for each state. After expect.h. */
+/* Connects queue pairs without a connection manager, with the attributes that ibv_modify_qp(3)
+   lists for each state. Include it after expect.h. */
 
 static void begin_receiving(struct ibv_qp *pair, struct ibv_qp *peer, int access, uint32_t psn)
 {
@@ -17,6 +18,6 @@ static void begin_receiving(struct ibv_qp *pair, struct ibv_qp *peer, int access
             IBV_QP_MIN_RNR_TIMER));
 }
 
-/* What a queue pair needs to send. */
+/* The attributes that a queue pair needs to send. */
 #define TO_SEND \
     (IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)

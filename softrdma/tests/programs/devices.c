@@ -1,5 +1,6 @@
-/* A machine with two devices: what it is told of each, what belongs to one of them, and which the connection manager takes. The arguments are
-   their addresses and those of a peer on the network of the second. */
+/* Checks a machine with two devices: what it is told of each, which objects belong to one of them,
+   and which device the connection manager chooses. The arguments are their addresses and that of a
+   peer on the network of the second. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -33,7 +34,7 @@ static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
     EXPECT(!ibv_modify_qp(pair, &attributes, TO_SEND));
 }
 
-/* A message from a queue pair of one device to that of another. */
+/* Sends a message from a queue pair of one device to that of another. */
 static void send_between(struct ibv_qp *from, struct ibv_qp *to)
 {
     struct ibv_recv_wr receive = { .wr_id = 1 }, *bad_receive;
@@ -102,7 +103,7 @@ static void connection_manager(void)
     struct sockaddr_in anywhere = { .sin_family = AF_INET };
     EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
     EXPECT(!rdma_bind_addr(id, (struct sockaddr *)&anywhere) && !id->verbs && !rdma_listen(id, 1) && !rdma_destroy_id(id));
-    /* By the network of the peer, and by the source where there is one. */
+    /* The device is chosen by the peer's network, or by the source if there is one. */
     for (int source = 0; source < 2; source++) {
         struct ibv_pd *foreign;
         struct ibv_qp_init_attr attributes = { .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1, .max_recv_wr = 1 } };

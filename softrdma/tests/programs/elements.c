@@ -1,4 +1,4 @@
-/* Posts work requests of several elements between two queue pairs of its own, and one of too many. */
+/* Posts work requests of several elements between two queue pairs of its own, and one too long. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -58,7 +58,7 @@ static void send_from(struct ibv_qp *from, struct ibv_qp *to, int flags)
     struct ibv_sge list[] = { element(6, 4), element(0, 0), element(0, 6) };
     struct ibv_send_wr send = { .sg_list = list, .num_sge = 3, .opcode = IBV_WR_SEND, .send_flags = flags }, *refused;
     EXPECT(!ibv_post_send(from, &send, &refused));
-    /* Of a queue both report to, the responder's completion is the first. */
+    /* Both report to this queue; the responder's completion is the first. */
     completes(IBV_WC_RECV, 10);
     completes(IBV_WC_SEND, 0);
     EXPECT(!memcmp(bytes + 100, "ghij", 4) && !memcmp(bytes + 200, "a", 1) && !memcmp(bytes + 300, "bcdef", 5));

@@ -1,5 +1,5 @@
-/* Ends the program, with the place, if what is expected is not so, and by SIGALRM if what it waits for does not come. Needs errno.h, stdio.h
-   and stdlib.h. */
+/* Ends the program, and prints the place, if a condition does not hold; SIGALRM ends it if an
+   awaited event does not come. Needs errno.h, stdio.h and stdlib.h. */
 #include <unistd.h>
 
 #define EXPECT(what)                                                                             \

@@ -1,5 +1,6 @@
-/* The newer calls of libibverbs: completion queues and queue pairs with functions, shared receive queues, solicited events, SQD, and
-   acknowledgements that destruction waits for; between two queue pairs of its own. */
+/* Tests the extended calls of libibverbs between two queue pairs of its own: completion queues and
+   queue pairs with functions, shared receive queues, solicited events, SQD, and acknowledgements
+   for which destruction waits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -45,7 +46,7 @@ static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
     struct ibv_qp_attr attributes = {
         .qp_state = IBV_QPS_RTS, .timeout = 32, .retry_cnt = 1, .rnr_retry = 2, .max_rd_atomic = 1, .sq_psn = 9 };
     begin_receiving(pair, peer, IBV_ACCESS_REMOTE_READ, 7);
-    /* What is refused changes nothing: a time-out has five bits. */
+    /* A refused call changes nothing: a timeout has five bits. */
     struct ibv_qp_attr found;
     struct ibv_qp_init_attr made;
     EXPECT(ibv_modify_qp(pair, &attributes, TO_SEND) == EINVAL && pair->state == IBV_QPS_RTR);
@@ -65,7 +66,7 @@ static void receive(uint64_t id)
     EXPECT(!ibv_post_srq_recv(shared, &work, &bad));
 }
 
-/* The next completion is of this kind; how many bytes it brought. */
+/* Expects the next completion to be of this kind. Returns how many bytes it brought. */
 static unsigned next(uint64_t id, enum ibv_wc_opcode opcode)
 {
     struct ibv_poll_cq_attr how = { 0 };
@@ -79,7 +80,7 @@ static unsigned next(uint64_t id, enum ibv_wc_opcode opcode)
     return len;
 }
 
-/* Bytes take their time: a completion event that must come is waited for. */
+/* Waits for a completion event that must come: moving bytes takes time. */
 static int becomes_readable(int fd)
 {
     struct pollfd entry = { .fd = fd, .events = POLLIN };
@@ -123,7 +124,7 @@ int main(void)
     connect_to(other, one);
     EXPECT(ibv_destroy_srq(shared) == EBUSY);
 
-    /* A chain: inline bytes, then a WRITE that asks for an event; the receives are anybody's. */
+    /* A chain: inline bytes, then a WRITE that asks for an event. The receives are shared. */
     receive(1);
     receive(2);
     struct ibv_srq_attr limit = { .srq_limit = 1 };
@@ -161,7 +162,7 @@ int main(void)
     EXPECT(!ibv_query_srq(shared, &limit) && limit.srq_limit == 0 && limit.max_wr == 4);
     ibv_ack_async_event(&event);
 
-    /* More than there is room for: nothing of it is posted; and what was begun can be given up. */
+    /* Requests without room for all of them: none is posted. Then a begun one is given up. */
     ibv_wr_start(poster);
     for (int count = 0; count < 5; count++) {
         ibv_wr_rdma_read(poster, region->rkey, (uintptr_t)bytes);
@@ -173,7 +174,7 @@ int main(void)
     ibv_wr_abort(poster);
     EXPECT(ibv_start_poll(queue, &how) == ENOENT);
 
-    /* SQD: an event says that nothing is on its way; what is posted waits for RTS. */
+    /* SQD: an event says that no request is in flight; new requests wait for RTS. */
     struct ibv_qp_attr state = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
     EXPECT(!ibv_modify_qp(one, &state, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
     EXPECT(!ibv_get_async_event(context, &event) && event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == one);
@@ -191,7 +192,7 @@ int main(void)
     state.qp_state = IBV_QPS_SQE;
     EXPECT(ibv_modify_qp(one, &state, IBV_QP_STATE) == EINVAL);
 
-    /* A child has a device of its own, and cannot touch its parent's objects. */
+    /* A child has a device of its own, and cannot use its parent's objects. */
     pid_t child = fork();
     if (!child) {
         EXPECT(ibv_destroy_qp(one) == EINVAL);
@@ -202,14 +203,14 @@ int main(void)
     int status;
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
 
-    /* Destruction of the queue waits for the event that was read. */
+    /* The destruction of the queue waits for the event that was read. */
     struct ibv_cq *told;
     void *user;
     EXPECT(!ibv_get_cq_event(channel, &told, &user) && told == ibv_cq_ex_to_cq(queue));
     EXPECT(!ibv_destroy_qp(one) && !ibv_destroy_qp(other) && !ibv_destroy_srq(shared));
     pthread_t thread;
     EXPECT(!pthread_create(&thread, NULL, destroy, NULL));
-    /* The fabric has destroyed its queue when the channel is free. */
+    /* When the channel is free, the fabric has destroyed its queue. */
     while (ibv_destroy_comp_channel(channel) == EBUSY)
         ;
     EXPECT(!__atomic_load_n(&destroyed, __ATOMIC_SEQ_CST));

@@ -1,4 +1,5 @@
-/* Runs a program that may not reach into other processes, as in a container with such a seccomp profile. */
+/* Runs a program that may not access other processes' memory, as in a container with such a seccomp
+   profile. */
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

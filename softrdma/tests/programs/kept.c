@@ -1,5 +1,6 @@
-/* Posts receives to a queue pair that is not connected, as many as there is room for and one more. It says when it is about to post and when it
-   has posted, and waits each time for a line: meanwhile the test looks how often the fabric was asked. */
+/* Posts receives to a queue pair that is not connected, as many as there is room for and one more.
+   Before and after posting it prints a line, and waits for one: meanwhile the test checks how many
+   requests the fabric got. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -60,7 +61,7 @@ int main(void)
     EXPECT(post() == ENOMEM);
     move(IBV_QPS_INIT);
     EXPECT(post() == ENOMEM);
-    /* What was posted is gone, and there is room again. */
+    /* The posted receives are gone, and there is room again. */
     move(IBV_QPS_RESET);
     EXPECT(post() == EINVAL);
     move(IBV_QPS_INIT);
@@ -70,7 +71,7 @@ int main(void)
 
     EXPECT(!ibv_req_notify_cq(queue, 0));
     struct ibv_wc wc;
-    /* Each receive that was kept is flushed, in its order. */
+    /* Each receive that was kept is flushed, in order. */
     move(IBV_QPS_ERR);
     for (int i = 0; i < DEPTH - 2; i++) {
         int polled;

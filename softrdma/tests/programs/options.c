@@ -1,4 +1,5 @@
-/* What rdma_set_option and ibv_reg_mr_iova2 answer: as Linux does (ucma_set_option_id, ib_check_mr_access). */
+/* Checks that rdma_set_option and ibv_reg_mr_iova2 answer as Linux does (ucma_set_option_id,
+   ib_check_mr_access). */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -10,7 +11,7 @@
 
 static struct rdma_cm_id *id;
 
-/* The error that it leaves, or none. */
+/* Returns the `errno` that the call leaves, or 0. */
 static int set(int level, int name, size_t len)
 {
     int value = 1;
@@ -41,7 +42,7 @@ int main(void)
     EXPECT(domain);
     static char bytes[4096];
     uint64_t address = (uintptr_t)bytes;
-    /* An optional right changes nothing that a program sees; others are as without it. */
+    /* An optional right has no visible effect, and does not change the others. */
     unsigned optional = IBV_ACCESS_RELAXED_ORDERING;
     struct ibv_mr *region =
         ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | optional);
@@ -50,13 +51,14 @@ int main(void)
     errno = 0;
     EXPECT(!ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_REMOTE_WRITE | optional) && errno == EINVAL);
     EXPECT(!ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP);
-    /* A right to atomics is granted, as Linux does without asking the device for them. It takes that to write here. */
+    /* Like Linux, the device grants a right to atomics without having them. The right requires
+       local write access. */
     struct ibv_device_attr attributes;
     EXPECT(!ibv_query_device(context, &attributes) && attributes.atomic_cap == IBV_ATOMIC_NONE);
     region = ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
     EXPECT(region && !ibv_dereg_mr(region));
     EXPECT(!ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_REMOTE_ATOMIC) && errno == EINVAL);
-    /* Peers may know the bytes by another address. */
+    /* Peers may address the bytes from another address on. */
     region = ibv_reg_mr_iova2(domain, bytes, sizeof bytes, 0, optional);
     EXPECT(region && !ibv_dereg_mr(region));
 

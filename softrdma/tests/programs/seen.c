@@ -1,4 +1,5 @@
-/* What programs see of a machine with two devices beside verbs: device files, sysfs, and interfaces. Nothing else is changed. */
+/* Checks what programs see of a machine with two devices beside verbs: device files, sysfs, and
+   interfaces. Other paths must be unchanged. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -29,7 +30,7 @@ static void says(const char *path, const char *text)
     EXPECT(directory >= 0 && other >= 0 && once >= 0 && !close(other) && !close(once) && !close(directory));
 }
 
-/* How many addresses the devices have among the interfaces. */
+/* Counts the interfaces that have this name and this address of a device. */
 static int listed(const char *name, const char *address)
 {
     struct ifaddrs *list, *other;
@@ -54,13 +55,13 @@ static int listed(const char *name, const char *address)
     return count;
 }
 
-/* To which address loopback is bound. */
+/* Checks to which address loopback is bound. */
 static void bound(int family, const char *loopback, const char *address)
 {
     struct rdma_cm_id *id;
     struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP }, *info, *same;
     EXPECT(!rdma_getaddrinfo(loopback, "0", &hints, &info) && info->ai_src_addr->sa_family == family && !info->ai_dst_addr);
-    /* Without names the hints are the answer. */
+    /* Without names the answer has the addresses of the hints. */
     hints.ai_src_addr = hints.ai_dst_addr = info->ai_src_addr;
     hints.ai_src_len = hints.ai_dst_len = info->ai_src_len;
     hints.ai_flags = 0;
@@ -107,7 +108,7 @@ int main(void)
     char real[PATH_MAX];
     EXPECT(realpath("/sys/class/infiniband/softrdma1", real) && strstr(real, "/sys/devices/virtual/infiniband/softrdma1"));
 
-    /* Other paths are where they are. */
+    /* Other paths are unchanged. */
     EXPECT(realpath("/dev/null", real) && !strcmp(real, "/dev/null") && !access("/proc/self", R_OK));
     errno = 0;
     EXPECT(open("/sys/class/infiniband_nothing", O_RDONLY) < 0 && errno == ENOENT);

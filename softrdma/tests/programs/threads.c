@@ -1,5 +1,6 @@
-/* Posts from several threads to one queue pair, polls its completion queue in several others while one more reads its events and arms it, and
-   meanwhile forks and executes itself: each completion is seen once, and what is executed has a device. */
+/* Posts from several threads to one queue pair, and polls its completion queue in several others,
+   while one more reads its events and arms it. Meanwhile it forks and executes itself. Each
+   completion must be seen once, and the executed program must have a device. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +45,7 @@ static struct ibv_qp *create(struct ibv_pd *domain)
 
 static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
 {
-    /* Waits for receives as long as it takes. */
+    /* `rnr_retry` of 7 waits for receives without limit. */
     struct ibv_qp_attr attributes = {
         .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
     begin_receiving(pair, peer, IBV_ACCESS_REMOTE_WRITE, 0);
@@ -64,7 +65,7 @@ static void *post(void *first)
         struct ibv_send_wr work = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
             .imm_data = id, .wr.rdma = { .remote_addr = (uintptr_t)(target + id), .rkey = remote->rkey } }, *refused;
         int posted;
-        /* Full: another thread polls. */
+        /* The queue is full: another thread polls it. */
         while ((posted = ibv_post_send(one, &work, &refused)) == ENOMEM) sched_yield();
         EXPECT(!posted);
     }
@@ -91,7 +92,7 @@ static void *poll_all(void *unused)
     return unused;
 }
 
-/* Polls nothing: what others poll must not hide behind an event that was read here. */
+/* Polls nothing: an event that is read here must not hide a completion that others poll. */
 static void *arm(void *unused)
 {
     while (ended < 2 * ALL) {

@@ -1,5 +1,6 @@
-/* A completion queue on each of the device's completion vectors, with as many events as the number of the vector says; says how many vectors
-   there are, and waits for a line before it ends. */
+/* Makes a completion queue on each of the device's completion vectors, and raises as many events on
+   it as the vector's number. Prints how many vectors there are, and waits for a line before it
+   ends. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -34,7 +35,7 @@ static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
     EXPECT(!ibv_modify_qp(pair, &attributes, TO_SEND));
 }
 
-/* Raises so many events, one after the other. */
+/* Raises `events` events, one after the other. */
 static void raise_on(int vector, int events)
 {
     struct ibv_comp_channel *channel = ibv_create_comp_channel(context);

@@ -1,14 +1,15 @@
-//! A completion queue as a program has it: its page (`softrdma_wire::Page`), here by reads and writes of the memory's descriptor.
+//! A completion queue from the program's side: reads and writes its page (`softrdma_wire::Page`)
+//! through the memory's descriptor.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::os::fd::OwnedFd;
 
 use softrdma_wire::{Completion, Name, PAGE, POLLS, Reply, Request, SHOWN, Socket};
 
-/// Where the words of a page are: what the program writes, ...
+/// Offsets of the words that the program writes.
 pub(crate) const TAKEN: u64 = 0;
 pub(crate) const ARMED: u64 = 8;
-/// ... and what the fabric does.
+/// Offsets of the words that the fabric writes.
 pub(crate) const SHOWS: u64 = 64;
 pub(crate) const CALLS: u64 = 68;
 pub(crate) const ENTRIES: u64 = 128;
@@ -23,7 +24,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Asks for one.
+    /// Asks the fabric for a queue.
     pub(crate) fn create(socket: &mut Socket, depth: u32, channel: Option<Name>) -> Self {
         let request = Request::CreateQueue { device: 0, depth, channel, vector: 0 };
         socket.send(&request, None).expect("the fabric listens");
@@ -37,7 +38,6 @@ impl Queue {
         u64::from(self.page) * PAGE as u64 + offset
     }
 
-    /// Writes into the page.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         assert_eq!(rustix::io::pwrite(&self.memory, bytes, self.at(offset)), Ok(bytes.len()));
     }
@@ -48,12 +48,12 @@ impl Queue {
         bytes
     }
 
-    /// A number of the page.
+    /// Reads a number of the page.
     pub(crate) fn number(&self, offset: u64) -> u32 {
         u32::from_le_bytes(self.read(offset))
     }
 
-    /// Arms it for any completion.
+    /// Arms the queue for any completion.
     pub(crate) fn arm(&self) {
         self.write(ARMED, &(u64::from(self.taken) << 32 | 2).to_le_bytes());
     }
@@ -80,12 +80,12 @@ impl Queue {
         Some(completion)
     }
 
-    /// Takes all that are shown.
+    /// Takes all completions that are shown.
     pub(crate) fn take_shown(&mut self) -> Vec<Completion> {
         std::iter::from_fn(|| self.next()).collect()
     }
 
-    /// Whether it is told to call.
+    /// Whether the page says that the program must ask the fabric.
     pub(crate) fn must_call(&self) -> bool {
         self.number(CALLS) & POLLS != 0
     }

@@ -1,4 +1,4 @@
-//! Sessions with a fabric in the process of the test.
+//! Opens sessions with a fabric in the process of the test.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{Reply, Request, Socket, VERSION};
 
-/// A session with the fabric, and the other end's descriptor where raw bytes are wanted.
+/// Connects to the fabric. [`raw`] returns the descriptor, for tests that send raw bytes.
 pub(crate) fn come(fabric: &Arc<Fabric>) -> Socket {
     Socket::new(raw(fabric))
 }

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 use std::net::{AddrParseError, IpAddr};
 
-/// The addresses of each device, as [`crate::ADDRESSES`] has them: those of a device separated by commas, devices by semicolons.
+/// Formats the addresses of each device for [`crate::ADDRESSES`]: those of a device separated by
+/// commas, devices by semicolons.
 #[must_use]
 pub fn format_devices(devices: &[Vec<IpAddr>]) -> String {
     let mut text = String::new();
@@ -21,17 +22,17 @@ pub fn format_devices(devices: &[Vec<IpAddr>]) -> String {
     text
 }
 
-/// What [`format_devices`] has written.
+/// Parses what [`format_devices`] has written.
 pub fn parse_devices(text: &str) -> Result<Vec<Vec<IpAddr>>, AddrParseError> {
     text.split(';').map(parse_addresses).collect()
 }
 
-/// The addresses of one device, separated by commas.
+/// Parses the addresses of one device, separated by commas.
 pub fn parse_addresses(text: &str) -> Result<Vec<IpAddr>, AddrParseError> {
     text.split(',').map(str::parse).collect()
 }
 
-/// The bytes of an address as a GID: that of an IPv4 address is the IPv6 address that maps it (RoCEv2, A17.4.5.1).
+/// Returns the GID of an address. An IPv4 address is mapped to IPv6 (RoCEv2, A17.4.5.1).
 #[must_use]
 pub fn gid(address: IpAddr) -> [u8; 16] {
     match address {
@@ -40,7 +41,7 @@ pub fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The number of a device with these addresses. Its first address makes it its own.
+/// Returns the GUID of a device with these addresses, which its first address makes unique.
 #[must_use]
 pub fn guid(addresses: &[IpAddr]) -> [u8; 8] {
     let [.., a, b, c, d] = addresses.first().map_or([0; 16], |address| gid(*address));

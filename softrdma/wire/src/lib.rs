@@ -1,11 +1,12 @@
-//! What a program under `softrdma` and its fabric say to each other.
+//! Messages between a program under `softrdma` and its fabric.
 //!
-//! A program opens one [`Socket`] to the fabric and sends one [`Request`] at a time; the fabric answers each with one
-//! [`Reply`], which may bring a descriptor. A message is one packet of at most [`MAX_MESSAGE`] bytes, encoded by postcard.
-//! Nothing here waits for an event: the descriptors say when there is one.
+//! A program opens one [`Socket`] to the fabric and sends one [`Request`] at a time; the fabric
+//! answers each with one [`Reply`], which may bring a descriptor. A message is one packet of at
+//! most [`MAX_MESSAGE`] bytes, encoded by postcard. No request waits for an event: the descriptors
+//! become readable when there is one.
 //!
-//! Objects have names, numbers that the fabric gives and never gives again in a session. A name means nothing in another
-//! session.
+//! Objects have names: numbers that the fabric never gives twice in a session. A name is valid only
+//! in its session.
 #![forbid(unsafe_code)]
 
 mod devices;
@@ -25,76 +26,92 @@ pub use page::{ARMS, PAGE, POLLS, Page, SHOWN};
 pub use socket::{Error, Listener, Socket};
 pub use work::{Completion, Local, Op, Receive, Send, Sge};
 
-/// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
+/// The version of this protocol. Both sides come from one build, so a different version means that
+/// they were started wrongly.
 pub const VERSION: u32 = 7;
-/// Bytes of a message. Longer chains of work requests go in several.
+/// The most bytes of a message. Longer chains of work requests take several messages.
 pub const MAX_MESSAGE: usize = 64 * 1024;
-/// Faults or queue pairs in one message.
+/// The most faults or queue pairs in one message.
 pub const MAX_BATCH: usize = 256;
-/// Work requests in one message, whatever they are. A longer chain goes in several.
+/// The most work requests in one message, whatever they are. A longer chain takes several messages.
 pub const MAX_WORK: usize = 128;
-/// Scatter-gather elements of one work request.
+/// The most scatter-gather elements of one work request.
 pub const MAX_ELEMENTS: usize = 16;
-/// Bytes of inline data in one work request.
+/// The most bytes of inline data in one work request.
 pub const MAX_INLINE: usize = 256;
-/// Bytes of one record of a completion channel: the name of a completion queue, as a little-endian number of 64 bits.
+/// The bytes of one record of a completion channel: the name of a completion queue, as a
+/// little-endian number of 64 bits.
 pub const RECORD: usize = 8;
-/// The environment variable that says where the fabric's socket is.
+/// The environment variable with the path of the fabric's socket.
 pub const SOCKET: &str = "SOFTRDMA_SOCKET";
 /// The environment variable with the addresses of the program's devices, see [`format_devices`].
 pub const ADDRESSES: &str = "SOFTRDMA_ADDRESSES";
 /// The environment variable with the folder in which a program finds its device files and sysfs.
 pub const VIEW: &CStr = c"SOFTRDMA_VIEW";
 
-/// What an object is called in its session.
+/// An object's name in its session.
 pub type Name = u32;
 
-/// Which of a machine's devices, counted from 0.
+/// The number of a device of a machine, counted from 0.
 pub type Device = u32;
 
-/// What a program asks for. Every request but the first needs a session, which [`Request::Hello`] opens.
+/// A program's request. All need a session, except [`Request::Hello`], which opens it, and those
+/// that say so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the call of its name, with that call's arguments")]
 pub enum Request<'a> {
-    /// Opens a session for a program on a machine with devices of these addresses. Answer: [`Reply::Welcome`].
+    /// Opens a session for a program on a machine with devices of these addresses. Answer:
+    /// [`Reply::Welcome`].
     Hello {
         version: u32,
         program: String,
         devices: Vec<Vec<IpAddr>>,
-        /// Names of this session are above this one: those of the parent's of a program that forks, whose objects are not the child's.
+        /// The session's names are above this one. A forked child sets it, as its names must differ
+        /// from its parent's.
         above: Name,
     },
-    /// Answer: [`Reply::Status`]. Needs no session.
+    /// Asks for the fabric's state. Answer: [`Reply::Status`]. Needs no session.
     Status,
-    /// Answer: [`Reply::Pairs`], of numbers above this one. Needs no session.
+    /// Asks for the queue pairs with numbers above this one. Answer: [`Reply::Pairs`]. Needs no
+    /// session.
     Pairs {
         above: u32,
     },
-    /// Lets these befall machines of the fabric, at most [`MAX_BATCH`] at a time; what comes by chance is drawn from the seed, if there
-    /// is one. Needs no session.
+    /// Injects faults into machines of the fabric, at most [`MAX_BATCH`] at a time. Needs no
+    /// session.
+    ///
+    /// Faults by chance are drawn from the seed, if there is one.
     Inject {
         seed: Option<u64>,
         faults: Vec<Fault>,
     },
-    /// Changes all devices of the fabric from now on: how long a message travels, in microseconds, and of which kind they are, by the name
-    /// that `softrdma run --device-kind` has; or has so many completion vectors from now on, each with a thread. Needs no session.
+    /// Changes all devices of the fabric from now on. Needs no session.
+    ///
+    /// The parameters are how long a message travels, in microseconds; the kind of the devices, by
+    /// its name for `softrdma run --device-kind`; and the number of completion vectors, each with a
+    /// thread.
     Configure {
         latency: Option<u32>,
         device_kind: Option<String>,
         vectors: Option<u32>,
     },
-    /// Records what passes from now on in the file that comes as a descriptor with this. Needs no session.
+    /// Records all messages from now on to the file whose descriptor comes with this. Needs no
+    /// session.
     Record,
 
-    /// Where the kernel forbids the fabric to reach into the program: the program copies its own memory, as it is told by
-    /// [`struct@Copy`] over the socket that comes as a descriptor with this. `probe` is an address at which it has memory. Refused with
-    /// `EEXIST` where the fabric can reach there.
+    /// Offers that the program copies its own memory, where the kernel forbids the fabric to access
+    /// it.
+    ///
+    /// The program does what [`struct@Copy`] says over the socket whose descriptor comes with this.
+    /// `probe` is an address at which it has memory. Refused with `EEXIST` where the fabric can
+    /// access that.
     OfferMemory {
         probe: u64,
     },
     AllocateDomain(Device),
     FreeDomain(Name),
-    /// `len` bytes at `at` in the program, which peers know by `address`. Answer: [`Reply::Region`].
+    /// Registers `len` bytes at `at` in the program, which peers address from `address` on. Answer:
+    /// [`Reply::Region`].
     Register {
         domain: Name,
         at: u64,
@@ -104,10 +121,12 @@ pub enum Request<'a> {
     },
     Deregister(Name),
 
-    /// Answer: [`Reply::Made`], with a descriptor from which records can be read.
+    /// Makes a completion channel. Answer: [`Reply::Made`], with a descriptor from which records
+    /// can be read.
     CreateCompletionChannel,
     DestroyCompletionChannel(Name),
-    /// Answer: [`Reply::Queue`], with a descriptor of the memory in which its [`Page`] is.
+    /// Makes a completion queue. Answer: [`Reply::Queue`], with a descriptor of the memory in which
+    /// its [`Page`] is.
     CreateQueue {
         device: Device,
         depth: u32,
@@ -116,10 +135,11 @@ pub enum Request<'a> {
         vector: u32,
     },
     DestroyQueue(Name),
-    /// What the [`Page`] of a queue tells its program to ask for: what the program has done there is done, and what there is is shown there.
+    /// Makes the fabric read what the program wrote in a queue's [`Page`], and show further
+    /// completions there. The page says when to send this.
     Poll(Name),
 
-    /// Answer: [`Reply::Made`].
+    /// Makes a shared receive queue. Answer: [`Reply::Made`].
     CreateShared {
         domain: Name,
         depth: u32,
@@ -130,19 +150,19 @@ pub enum Request<'a> {
         queue: Name,
         limit: u32,
     },
-    /// Answer: [`Reply::SharedLimit`].
+    /// Asks for a shared receive queue's limit. Answer: [`Reply::SharedLimit`].
     QueryShared(Name),
     PostShared {
         queue: Name,
         work: Vec<Receive>,
     },
 
-    /// Answer: [`Reply::Pair`].
+    /// Makes a queue pair. Answer: [`Reply::Pair`].
     CreatePair {
         domain: Name,
         send_queue: Name,
         receive_queue: Name,
-        /// Where its receives are, if not in a queue of its own.
+        /// The shared queue of its receives, if it has none of its own.
         shared: Option<Name>,
         send_depth: u32,
         receive_depth: u32,
@@ -153,14 +173,16 @@ pub enum Request<'a> {
         pair: Name,
         to: Transition,
     },
-    /// `timeout` of `ibv_modify_qp(3)`: the pair waits 4.096 µs · 2^`timeout` for an acknowledgement, for ever if 0.
+    /// Sets `timeout` of `ibv_modify_qp(3)`: the pair waits 4.096 µs · 2^`timeout` for an
+    /// acknowledgement, without limit if 0.
     SetTimeout {
         pair: Name,
         timeout: u8,
     },
-    /// Answer: [`Reply::State`].
+    /// Asks for a queue pair's state. Answer: [`Reply::State`].
     QueryPair(Name),
-    /// At most [`MAX_WORK`] requests, none of them unless `room` requests find room. Answer: [`Reply::Posted`].
+    /// Posts at most [`MAX_WORK`] requests, but none of them unless `room` requests find room.
+    /// Answer: [`Reply::Posted`].
     PostSend {
         pair: Name,
         room: u32,
@@ -172,21 +194,23 @@ pub enum Request<'a> {
         work: Vec<Receive>,
     },
 
-    /// Answer: [`Reply::Done`], with a descriptor that is readable while an asynchronous event of the device waits.
+    /// Asks for a descriptor that is readable while an asynchronous event of the device waits. It
+    /// comes with [`Reply::Done`].
     AsyncEvents(Device),
-    /// Answer: [`Reply::AsyncEvent`].
+    /// Takes an asynchronous event. Answer: [`Reply::AsyncEvent`].
     TakeAsyncEvent(Device),
 
-    /// Answer: [`Reply::Made`], with a descriptor that is readable while an event waits.
+    /// Makes an event channel. Answer: [`Reply::Made`], with a descriptor that is readable while an
+    /// event waits.
     CreateEventChannel,
     DestroyEventChannel(Name),
-    /// Answer: [`Reply::Event`].
+    /// Takes an event of a channel. Answer: [`Reply::Event`].
     TakeEvent(Name),
     CreateIdentifier {
         channel: Name,
     },
     DestroyIdentifier(Name),
-    /// Answer: [`Reply::Bound`].
+    /// Binds an identifier. Answer: [`Reply::Bound`].
     Bind {
         id: Name,
         address: SocketAddr,
@@ -195,7 +219,7 @@ pub enum Request<'a> {
         id: Name,
         backlog: u32,
     },
-    /// Of the packets of the identifier's connection.
+    /// Sets the traffic class of the packets of the identifier's connection.
     SetTrafficClass {
         id: Name,
         class: u8,
@@ -224,9 +248,9 @@ pub enum Request<'a> {
         data: &'a [u8],
     },
     Notify(Name),
-    /// Of a connection whose queue pair is external.
+    /// Establishes a connection whose queue pair is external.
     Establish(Name),
-    /// Answer: [`Reply::Offered`].
+    /// Asks for what is known of a connection. Answer: [`Reply::Offered`].
     Offered(Name),
     Disconnect(Name),
     Migrate {
@@ -238,34 +262,36 @@ pub enum Request<'a> {
 /// The queue pair of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Connected {
-    /// The connection manager makes it ready.
+    /// The connection manager moves it to RTS.
     Managed(Name),
-    /// The program does; by its number.
+    /// The program moves it to RTS. It is named by its number.
     External(u32),
 }
 
-/// What the fabric asks of a program that copies its own memory: a packet of [`Copy::LEN`] bytes, and behind one that writes another of
-/// the bytes. The answer is a packet of [`Copy::DONE`], and behind it the bytes that were asked for; or one of another byte, if
-/// some of the memory is not there.
+/// The fabric's request to a program that copies its own memory.
+///
+/// It is a packet of [`Copy::LEN`] bytes; a second packet with the bytes follows one that writes.
+/// The answer is a packet of [`Copy::DONE`] and the requested bytes, or a packet of any other byte
+/// if some of the memory does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Into the program's memory.
+    /// Whether the bytes are written to the program's memory, or read from it.
     pub write: bool,
-    /// Where.
+    /// The address in the program.
     pub at: u64,
     /// How many bytes, at most [`Copy::MOST`].
     pub len: u64,
 }
 
 impl Copy {
-    /// Bytes of one.
+    /// The bytes of an encoded request.
     pub const LEN: usize = 17;
-    /// Bytes that are copied at a time.
+    /// The most bytes that one request copies.
     pub const MOST: usize = 64 * 1024;
-    /// The answer's first byte.
+    /// The first byte of an answer that reports success.
     pub const DONE: u8 = 0;
 
-    /// As a packet.
+    /// Encodes the request as a packet.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let [a, b, c, d, e, f, g, h] = self.at.to_le_bytes();
@@ -273,7 +299,7 @@ impl Copy {
         [u8::from(self.write), a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
     }
 
-    /// Of a packet.
+    /// Decodes a packet.
     #[must_use]
     pub fn decode(packet: &[u8; Self::LEN]) -> Self {
         let [write, a, b, c, d, e, f, g, h, len @ ..] = *packet;
@@ -282,57 +308,57 @@ impl Copy {
     }
 }
 
-/// A fault, and whom it befalls.
+/// A fault, and where and when it strikes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The machine with this address, which may come later.
+    /// The address of the machine that it strikes, which may appear later.
     pub address: IpAddr,
-    /// Which of its connections.
+    /// Which of the machine's connections it may strike.
     pub connections: Connections,
-    /// As `softrdma fault` spells it.
+    /// The fault, as `softrdma fault` spells it.
     pub what: String,
-    /// When.
+    /// When it strikes.
     pub when: When,
 }
 
 /// Which connections of a machine a fault may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Connections {
-    /// All of them, and what belongs to none.
+    /// All connections, and what belongs to none.
     All,
-    /// That of the queue pair with this number.
+    /// The connection of the queue pair with this number.
     Pair(u32),
-    /// Those with a peer at this address.
+    /// Connections with a peer at this address.
     Peer(IpAddr),
-    /// That with a peer at this address and port of the connection manager.
+    /// The connection with a peer at this address and port of the connection manager.
     PeerAt(SocketAddr),
 }
 
-/// When a fault strikes. Times count from now on, or from the coming of the machine.
+/// When a fault strikes. Counts begin now, or when the machine appears.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum When {
-    /// After so many events of the fabric.
+    /// After this many events of the fabric.
     Event(u64),
-    /// At this pass through the site of this name.
+    /// At this pass through the site with this name.
     Pass(String, u32),
-    /// Again and again, at so many of a million things that it can strike.
+    /// Repeatedly, at so many of a million chances to strike.
     Chance(u32),
 }
 
-/// What the fabric answers.
+/// The fabric's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// Done; nothing to say.
+    /// Success, with nothing to report.
     Done,
     /// Refused, with this `errno`.
     Refused(i32),
-    /// A session is open.
+    /// The session is open.
     Welcome {
-        /// The port of each device: one GID for each address.
+        /// The addresses of each device: its port has one GID for each.
         devices: Vec<Vec<IpAddr>>,
         /// What each device can do.
         limits: Limits,
-        /// The fabric's process, which reaches into this one.
+        /// The fabric's process, which accesses the memory of this one.
         fabric: u32,
     },
     /// An object was made.
@@ -341,14 +367,14 @@ pub enum Reply {
     Region {
         /// Its name.
         name: Name,
-        /// Its key, local and remote.
+        /// The region's local and remote key.
         key: u32,
     },
     /// A completion queue was made.
     Queue {
         /// Its name.
         name: Name,
-        /// Which page of the descriptor's memory is its own.
+        /// The number of its page in the descriptor's memory.
         page: u32,
     },
     /// A queue pair was made.
@@ -357,24 +383,25 @@ pub enum Reply {
         name: Name,
         /// Its number on the device.
         number: u32,
-        /// Bytes of inline data that it takes.
+        /// The most bytes of inline data that it takes.
         inline: u32,
     },
-    /// What a queue pair is like.
+    /// The state of a queue pair.
     State {
         /// `enum ibv_qp_state`.
         state: u8,
-        /// Its address, that of its peer and the number of the peer's queue pair, once it has a path.
+        /// Its address, that of its peer and the number of the peer's queue pair, once it has a
+        /// path.
         ends: Option<(IpAddr, IpAddr, u32)>,
     },
-    /// As many requests were posted; the next one failed with this `errno`, or none did (0).
+    /// How many requests were posted, and the `errno` of the next one.
     Posted {
-        /// How many.
+        /// How many were posted.
         count: u32,
-        /// Why not more.
+        /// Why no more were posted; 0 if all were.
         errno: i32,
     },
-    /// The limit of a shared receive queue; 0 once its event has come.
+    /// The limit of a shared receive queue; 0 once its event was raised.
     SharedLimit(u32),
     /// An asynchronous event, if one waits.
     AsyncEvent(Option<AsyncEvent>),
@@ -384,33 +411,35 @@ pub enum Reply {
     Offered {
         /// The address of this side.
         local: IpAddr,
-        /// That of its peer.
+        /// The address of its peer.
         remote: IpAddr,
         /// The number of the peer's queue pair, 0 if it is not known.
         peer: u32,
-        /// What the peer gave.
+        /// The parameters that the peer gave.
         theirs: Params,
-        /// Repetitions of what nobody answers.
+        /// How often an unanswered request is repeated.
         retry: u8,
     },
     /// The address that an identifier is bound to.
     Bound(SocketAddr),
-    /// Queue pairs in the order of their numbers, at most [`MAX_BATCH`]; the last ones if there are fewer.
+    /// Queue pairs in the order of their numbers, at most [`MAX_BATCH`]. Fewer mean that these are
+    /// the last ones.
     Pairs(Vec<Pair>),
     /// What the fabric holds, and how often faults struck.
     Status {
-        /// Who is there.
+        /// The sessions of programs.
         sessions: Vec<Session>,
-        /// Faults so far.
+        /// How many faults have struck.
         struck: u64,
-        /// The classes of failure that came about.
+        /// The classes of failure that occurred.
         failures: Vec<Failure>,
-        /// Completion events that each completion vector's thread has raised, if they have threads.
+        /// How many completion events the thread of each completion vector has raised, if they have
+        /// threads.
         vectors: Vec<u64>,
     },
 }
 
-/// What a region may be used for: `enum ibv_access_flags`, the lowest three.
+/// The access rights of a region: the lowest three of `enum ibv_access_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the flags' own names")]
 pub struct Access {
@@ -457,16 +486,16 @@ pub enum Transition {
         notify: bool,
     },
     Fail,
-    /// No other state: `min_rnr_timer` alone.
+    /// Not to another state: changes only `min_rnr_timer`.
     Timer(u8),
 }
 
-/// An asynchronous event, `enum ibv_event_type`, and what it is about.
+/// An asynchronous event, and the object that it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AsyncEvent {
-    /// What happened.
+    /// `enum ibv_event_type`.
     pub kind: u32,
-    /// To whom.
+    /// The object that it is about.
     pub about: About,
 }
 
@@ -493,21 +522,21 @@ pub struct Params {
 /// An event of the connection manager, `struct rdma_cm_event`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Whom it is for: of a connect request, the new identifier.
+    /// The identifier that it is for; of a connect request, the new one.
     pub id: Name,
-    /// Of a connect request, the listener.
+    /// The listener, of a connect request.
     pub listener: Option<Name>,
     /// `enum rdma_cm_event_type`.
     pub kind: u32,
-    /// An `errno`, negative; of a reject its reason.
+    /// A negative `errno`; the peer's reason if it rejected the request.
     pub status: i32,
     /// What the peer offered.
     pub params: Option<Params>,
     /// Private data.
     pub data: Vec<u8>,
-    /// The identifier's addresses now.
+    /// The identifier's current local address.
     pub local: Option<SocketAddr>,
-    /// That of its peer.
+    /// The current address of its peer.
     pub remote: Option<SocketAddr>,
 }
 
@@ -527,11 +556,11 @@ pub struct Pair {
 /// A class of failure as `softrdma status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// In a few words.
+    /// The class, in a few words.
     pub words: String,
-    /// How often it was brought about.
+    /// How often the fabric caused it.
     pub injected: u64,
-    /// How often a program was confronted with it.
+    /// How often a program met it.
     pub observed: u64,
 }
 

@@ -1,7 +1,8 @@
 //! The page of memory that a completion queue shares between its program and the fabric.
 //!
-//! The fabric shows completions there, and the program takes and arms without a system call. Each side writes its own words, and both keep
-//! their positions to themselves: the fabric reads what the program writes once, and believes none of it.
+//! The fabric shows completions there, and the program takes them and arms the queue without a
+//! system call. Each side writes its own words, and keeps its position to itself: the fabric reads
+//! each of the program's words once, and trusts none of them.
 //!
 //! Positions count completions from the queue's beginning, and wrap.
 
@@ -12,35 +13,36 @@ use core::sync::atomic::fence;
 
 use crate::Completion;
 
-/// Completions that are shown at a time; a power of two.
+/// How many completions are shown at a time; a power of two.
 pub const SHOWN: u32 = 64;
 
-/// Bytes of a page.
+/// The bytes of a page.
 pub const PAGE: usize = 4096;
 
 const WORDS: usize = 5;
-/// Bits of [`Page::set_calls`]: a poll that finds nothing asks the fabric.
+/// A bit of [`Page::set_calls`]: a poll that finds nothing must ask the fabric.
 pub const POLLS: u32 = 1;
-/// ... and so does arming.
+/// A bit of [`Page::set_calls`]: arming must ask the fabric.
 pub const ARMS: u32 = 2;
 
-/// What an arming is for.
+/// The flags of an arming: for solicited events, or for all.
 const SOLICITED: u64 = 1;
 const ALL: u64 = 2;
 
-/// A page. All bytes may be anything at any time.
+/// A page. Any of its bytes may change to anything at any time.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Page {
-    /// The program's: how many it has taken, ...
+    /// Written by the program: how many completions it has taken.
     taken: AtomicU32,
     _between: AtomicU32,
-    /// ... and how many it had when it armed the queue, in the upper half, and for what. The fabric sets it to 0.
+    /// Written by the program: how many completions it had taken when it armed the queue, in the
+    /// upper half, and the arming's flags. The fabric resets it to 0.
     armed: AtomicU64,
     _rest: [AtomicU64; 6],
-    /// The fabric's: how many it has shown, ...
+    /// Written by the fabric: how many completions it has shown.
     shown: AtomicU32,
-    /// ... and what the program must ask it for.
+    /// Written by the fabric: what the program must ask it for.
     calls: AtomicU32,
     _more: [AtomicU64; 7],
     entries: [[AtomicU64; WORDS]; SHOWN as usize],
@@ -65,7 +67,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Makes it a new queue's.
+    /// Resets the page for a new queue.
     pub fn clear(&self) {
         self.taken.store(0, Relaxed);
         self.armed.store(0, Relaxed);
@@ -77,7 +79,7 @@ impl Page {
         self.entries.get((position % SHOWN) as usize)
     }
 
-    /// The fabric shows the completion at this position.
+    /// Shows the completion at this position. Called by the fabric.
     pub fn show(&self, position: u32, completion: &Completion) {
         let &Completion { id, pair, status, vendor, opcode, len, immediate } = completion;
         let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -92,17 +94,19 @@ impl Page {
             place.store(word, Relaxed);
         }
         self.shown.store(position.wrapping_add(1), Release);
-        // A program that arms and then does not find it: the fabric finds the queue armed.
+        // If a program arms and then does not find this completion, the fabric finds the queue
+        // armed.
         fence(SeqCst);
     }
 
-    /// How many the program says that it has taken.
+    /// Returns how many completions the program claims to have taken.
     #[must_use]
     pub fn taken(&self) -> u32 {
         self.taken.load(Acquire)
     }
 
-    /// How many the program says that it had taken when it armed the queue, and whether for solicited events alone; once for each arming.
+    /// Returns how many completions the program claims to have taken when it armed the queue, and
+    /// whether it armed for solicited events alone. Each arming is returned once.
     #[must_use]
     pub fn take_arming(&self) -> Option<(u32, bool)> {
         if self.armed.load(Relaxed) == 0 {
@@ -123,7 +127,8 @@ impl Page {
         }
     }
 
-    /// The completion at this position, for a program that has taken as many; none if it is not there yet.
+    /// Returns the completion at this position, for a program that has taken all before; `None` if
+    /// it is not there yet.
     #[must_use]
     pub fn at(&self, position: u32) -> Option<Completion> {
         if self.shown.load(Acquire) == position {
@@ -138,12 +143,13 @@ impl Page {
         Some(Completion { id, pair, status, vendor, opcode, len, immediate })
     }
 
-    /// The program has taken so many.
+    /// Tells the fabric how many completions the program has taken.
     pub fn give_back(&self, taken: u32) {
         self.taken.store(taken, Release);
     }
 
-    /// The program, which has taken so many, arms the queue for what comes from now on. An arming for all is never narrowed.
+    /// Arms the queue for completions from now on, for a program that has taken `taken`. An arming
+    /// for all events is never narrowed.
     pub fn arm(&self, taken: u32, solicited: bool) {
         let new = if solicited { SOLICITED } else { ALL };
         let merge = |old: u64| Some(u64::from(taken) << 32 | (old & ALL).max(new));
@@ -151,7 +157,7 @@ impl Page {
         fence(SeqCst);
     }
 
-    /// What the program must ask for.
+    /// Returns what the program must ask for.
     #[must_use]
     pub fn calls(&self) -> u32 {
         self.calls.load(Acquire)

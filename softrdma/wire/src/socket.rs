@@ -1,4 +1,4 @@
-//! Packets and descriptors over a Unix socket.
+//! Sends packets and descriptors over a Unix socket.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ pub enum Error {
     /// The other side has closed the socket.
     #[error("the other side has ended the session")]
     Closed,
-    /// What came is no message.
+    /// The packet is not a valid message.
     #[error("a message cannot be understood: {0}")]
     Malformed(#[from] postcard::Error),
-    /// A message longer than [`MAX_MESSAGE`], or with more descriptors than one.
+    /// The message is longer than [`MAX_MESSAGE`], or has more than one descriptor.
     #[error("a message is longer than {MAX_MESSAGE} bytes")]
     TooLong,
-    /// The operating system's word.
+    /// The operating system reported an error.
     #[error("socket: {0}")]
     System(#[from] Errno),
 }
@@ -46,19 +46,20 @@ impl Socket {
         Ok(Self::new(fd))
     }
 
-    /// The end of a connection.
+    /// Makes an end from a connected socket.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd, buffer: vec![0; MAX_MESSAGE] }
     }
 
-    /// The process at the other end, as the kernel knows it (`SO_PEERCRED`, `unix(7)`): its number and its user's.
+    /// Returns the process and the user at the other end, as the kernel knows them (`SO_PEERCRED`,
+    /// `unix(7)`).
     pub fn peer(&self) -> Result<(u32, u32), Error> {
         let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
         Ok((credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw()))
     }
 
-    /// Sends a message, and with it a descriptor if there is one.
+    /// Sends a message, and a descriptor with it if there is one.
     pub fn send(
         &mut self,
         message: &impl Serialize,
@@ -115,14 +116,14 @@ impl AsFd for Socket {
     }
 }
 
-/// Where programs come to.
+/// Listens for programs.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
 }
 
 impl Listener {
-    /// Listens at `path`, which must not exist. Who may connect is up to the directory's permissions.
+    /// Listens at `path`, which must not exist. The directory's permissions decide who may connect.
     pub fn bind(path: &Path) -> Result<Self, Error> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;

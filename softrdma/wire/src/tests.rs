@@ -1,6 +1,6 @@
 use super::*;
 
-/// A chain is cut by the number of requests alone.
+/// The longest requests fit, so the number of requests alone limits a message.
 #[test]
 fn a_message_holds_the_longest_work_requests() {
     let most = Sge { address: u64::MAX, len: u32::MAX, lkey: u32::MAX };
@@ -26,7 +26,7 @@ fn completion(id: u64, immediate: Option<u32>) -> Completion {
     Completion { id, pair: most, status: 1, vendor: most, opcode: 129, len: most - 1, immediate }
 }
 
-/// A page as the kernel gives it.
+/// A page as the kernel provides it.
 fn page() -> Box<Page> {
     Box::default()
 }

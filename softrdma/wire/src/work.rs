@@ -25,17 +25,17 @@ pub struct Send<'a> {
     pub local: Local<'a>,
 }
 
-/// Its bytes, or where they are.
+/// The bytes of a send work request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Local<'a> {
     /// In registered memory, in at most [`MAX_ELEMENTS`](crate::MAX_ELEMENTS) places.
     Memory(Vec<Sge>),
-    /// Here.
+    /// In the message itself.
     #[serde(borrow)]
     Inline(Cow<'a, [u8]>),
 }
 
-/// What it does. Immediates are numbers, not bytes.
+/// The operation of a send work request. Immediates are numbers, not bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the operations' own names")]
 pub enum Op {
@@ -60,7 +60,7 @@ pub struct Receive {
 pub struct Completion {
     pub id: u64,
     pub pair: u32,
-    /// 0 is success; only then the rest means something.
+    /// 0 on success; otherwise `opcode`, `len` and `immediate` are undefined.
     pub status: u32,
     pub vendor: u32,
     pub opcode: u32,

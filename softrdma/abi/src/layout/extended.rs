@@ -1,5 +1,5 @@
-//! Structures behind the older ones, which the headers' inline functions look into: `struct verbs_context`, `struct ibv_qp_ex`,
-//! `struct ibv_cq_ex`, and what goes with them.
+//! The extended structures that the headers' inline functions use: `struct verbs_context`, `struct
+//! ibv_qp_ex`, `struct ibv_cq_ex` and their attributes.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -8,17 +8,18 @@ use super::{
     ibv_srq,
 };
 
-/// `struct verbs_context` of rdma-core 44. Later versions put more in front, and ask `sz` whether it is there.
+/// `struct verbs_context` of rdma-core 44. Later versions add fields in front, and compare `sz` to
+/// find out whether they exist.
 #[repr(C)]
 pub(crate) struct VerbsContext {
-    /// From `query_port` to `query_rt_values`: not there.
+    /// From `query_port` to `query_rt_values`: not implemented.
     pub(crate) before: [Option<unsafe extern "C" fn()>; 25],
     pub(crate) create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut QueueAttributes) -> *mut QueueEx>,
     pub(crate) private: *mut c_void,
     pub(crate) query_device_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut DeviceEx, usize) -> c_int>,
-    /// From `ibv_destroy_flow` to `open_qp`: not there.
+    /// From `ibv_destroy_flow` to `open_qp`: not implemented.
     pub(crate) between: [Option<unsafe extern "C" fn()>; 5],
     pub(crate) create_qp_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut PairAttributes) -> *mut ibv_qp>,
@@ -50,7 +51,7 @@ pub(crate) struct QueueAttributes {
 /// `struct ibv_cq_ex`.
 #[repr(C)]
 pub(crate) struct QueueEx {
-    /// In its place there are the same fields.
+    /// The header repeats the fields of `struct ibv_cq` here.
     pub(crate) cq: ibv_cq,
     pub(crate) comp_mask: u32,
     pub(crate) status: c_uint,
@@ -68,11 +69,11 @@ pub(crate) struct QueueEx {
     pub(crate) read_slid: Option<unsafe extern "C" fn(*mut Self) -> u32>,
     pub(crate) read_sl: Option<unsafe extern "C" fn(*mut Self) -> u8>,
     pub(crate) read_dlid_path_bits: Option<unsafe extern "C" fn(*mut Self) -> u8>,
-    /// Time stamps, VLANs, flow tags and tag matching: not there.
+    /// Time stamps, VLANs, flow tags and tag matching: not implemented.
     pub(crate) behind: [Option<unsafe extern "C" fn()>; 5],
 }
 
-/// `struct ibv_qp_init_attr_ex`, which begins as `ibv_qp_init_attr` does.
+/// `struct ibv_qp_init_attr_ex`, which begins with the fields of `ibv_qp_init_attr`.
 #[repr(C)]
 pub(crate) struct PairAttributes {
     pub(crate) qp_context: *mut c_void,
@@ -93,7 +94,7 @@ pub(crate) struct PairAttributes {
     pub(crate) send_ops_flags: u64,
 }
 
-/// A function of `struct ibv_qp_ex` that is not there.
+/// A function of `struct ibv_qp_ex` that is not implemented.
 type Absent = Option<unsafe extern "C" fn(*mut PairEx)>;
 
 /// `struct ibv_qp_ex`.
@@ -167,7 +168,8 @@ pub(crate) struct SharedAttributesEx {
     pub(crate) pd: *mut ibv_pd,
 }
 
-/// `struct ibv_device_attr_ex`: the older structure, and the capabilities of many extensions that are not there.
+/// `struct ibv_device_attr_ex`: the older structure, and the capabilities of many extensions that
+/// are not implemented.
 #[repr(C)]
 pub(crate) struct DeviceEx {
     pub(crate) orig_attr: ibv_device_attr,
@@ -180,7 +182,8 @@ pub(crate) struct DeviceEx {
 macro_rules! plain {
     ($($name:ident)*) => {
         $(
-            // SAFETY: a plain C structure of integers, pointers, and optional functions, as its declaration shows.
+            // SAFETY: a plain C structure of integers, pointers, and optional functions, as its
+            // declaration shows.
             unsafe impl Plain for $name {}
         )*
     };

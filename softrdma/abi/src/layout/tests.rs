@@ -1,4 +1,4 @@
-//! Whether the structures here are those of the installed headers, which a C compiler says.
+//! Checks with a C compiler that the structures here match those of the installed headers.
 
 use core::mem::{align_of, offset_of, size_of};
 use std::fmt::Write as _;
@@ -8,8 +8,8 @@ use std::process::{Command, Output, Stdio};
 
 use super::*;
 
-/// Assertions in C about structures: their sizes, alignments, and where their fields are. Fields of unnamed unions are not
-/// named here.
+/// Returns assertions in C about structures: their sizes, alignments and field offsets. Fields of
+/// unnamed unions are left out.
 fn assertions() -> String {
     let mut text = String::from("#include <stddef.h>\n#include <rdma/rdma_cma.h>\n");
     macro_rules! same {
@@ -86,7 +86,7 @@ fn assertions() -> String {
         "ibv_srq_attr" SharedLimits { max_wr, max_sge, srq_limit }
         "ibv_srq_init_attr" SharedAttributes { srq_context, attr }
     }
-    // Later versions have more behind these, or in front of them.
+    // Later versions append fields to these structures, or put some in front.
     macro_rules! offsets {
         ($($name:literal $type:ty { $($field:ident $(/ $theirs:ident)?),* } from $from:expr, $start:literal;)*) => {
             $($(
@@ -115,7 +115,7 @@ fn assertions() -> String {
             get_srq_num, create_srq_ex, behind / open_xrcd, sz, context
         } from offset_of!(VerbsContext, before), "offsetof(struct verbs_context, query_port)";
     }
-    // What `ibv_query_port` writes ends where later versions went on.
+    // `ibv_query_port` writes up to where later versions added fields.
     let _ = writeln!(
         text,
         "_Static_assert(offsetof(struct ibv_port_attr, port_cap_flags2) == {PORT_ATTRIBUTES}, \"ports\");\n\
@@ -125,7 +125,7 @@ fn assertions() -> String {
     text
 }
 
-/// Compiles a text against the headers in a directory, or those that are installed.
+/// Compiles a text against the headers in a directory, or against the installed ones.
 fn compile(text: &str, headers: Option<&Path>) -> std::io::Result<Output> {
     let mut command = Command::new("cc");
     command.args(["-fsyntax-only", "-x", "c", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
@@ -156,7 +156,10 @@ fn structures_are_those_of_the_installed_headers() {
     compare(None);
 }
 
-/// Headers of other versions: directories in `RDMA_CORE_HEADERS`, separated by colons, as `lab/run rdma-core-headers` prints them.
+/// Checks headers of other versions.
+///
+/// `RDMA_CORE_HEADERS` lists their directories, separated by colons, as `lab/run rdma-core-headers`
+/// prints them.
 #[test]
 fn structures_are_those_of_other_versions() {
     match std::env::var_os("RDMA_CORE_HEADERS") {

@@ -1,4 +1,4 @@
-//! What a session asks of the connection manager, and the events that it reads.
+//! Requests to the connection manager, and the events that the program reads.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -16,27 +16,29 @@ use super::{MOST_OBJECTS, Refusal, Session, find, most_channels, room, take};
 
 /// An event channel.
 ///
-/// Here an answer is there as soon as something was asked, which it is in no network. Programs that read their events until there
-/// are none, a *batch*, acting on each, rely on that: libvalkey forgets that a connection failed if it reads so in one batch with
-/// what made it connect. So the end of a connection is no event of the batch in which its program asked for it or was told of it.
+/// Here an answer is available as soon as a request was made, unlike in any network. Some programs
+/// read events until there are none, a *batch*, and handle each, and rely on the delay: libvalkey
+/// forgets that a connection failed if it reads so in one batch with the event that made it
+/// connect. So the end of a connection is not reported in the batch in which its program asked for
+/// it or was told of it.
 pub(super) struct Channel {
     channel: EventChannel,
     level: Arc<Level>,
-    /// How often there was no event.
+    /// How often no event was found, which ends a batch.
     batch: u64,
-    /// An event of the next batch.
+    /// An event that belongs to the next batch.
     held: Option<CmEvent<SoftSim>>,
 }
 
-/// An identifier, and the channel that it has now.
+/// An identifier, and its current channel.
 pub(super) struct Owned {
     identifier: Identifier,
     channel: Name,
-    /// The batch in which it asked to be connected, or was told that it is.
+    /// The batch in which the program asked to connect it, or was told that it is connected.
     connects_in: Option<u64>,
 }
 
-/// Whether a connection ends by this, or does not come about.
+/// Whether the event says that a connection ended or was not established.
 const fn is_end(kind: &CmEventKind<SoftSim>) -> bool {
     matches!(
         kind,
@@ -120,13 +122,12 @@ impl Session {
                     owned.channel = *channel;
                 }
             }
-            // Every other request was looked at before.
+            // The session has handled every other request before.
             _ => return Err(Errno::INVAL.into()),
         }
         Ok(Reply::Done)
     }
 
-    /// The queue pair of this number.
     fn numbered(&self, number: u32) -> Result<&QueuePair, Refusal> {
         let found = self.pairs.values().find(|pair| pair.number() == number);
         found.ok_or(Refusal(Errno::INVAL.raw_os_error()))
@@ -139,7 +140,7 @@ impl Session {
         Ok(name)
     }
 
-    /// The identifier connects in the present batch of its channel.
+    /// Notes that the identifier connects in the current batch of its channel.
     fn connects(&mut self, identifier: Name) {
         if let Some(owned) = self.identifiers.get_mut(&identifier) {
             owned.connects_in = self.event_channels.get(&owned.channel).map(|channel| channel.batch);
@@ -151,16 +152,16 @@ impl Session {
         let level = Arc::new(Level::new()?);
         let end = level.end_for_program()?;
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
-        // Its identifiers go to the device of their address, whichever this one is.
+        // Any device will do: an identifier goes to the device of its address.
         let channel = self.opened(0)?.host.event_channel_with(signal)?;
         let name = self.name()?;
         self.event_channels.insert(name, Channel { channel, level, batch: 0, held: None });
         Ok((name, end))
     }
 
-    /// The next event of a channel, if its batch has one.
+    /// Returns the next event of a channel, if its batch has one.
     fn next_told(&mut self, name: Name) -> Result<Option<CmEvent<SoftSim>>, Refusal> {
-        // A channel that is gone is a descriptor that was closed.
+        // A destroyed channel is reported as a closed descriptor.
         let channel = self.event_channels.get_mut(&name).ok_or(Errno::BADF)?;
         if let Some(held) = channel.held.take() {
             if !channel.channel.is_readable() {
@@ -186,18 +187,18 @@ impl Session {
     pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
         loop {
             let Some(event) = self.next_told(name)? else { return Ok(Reply::Event(None)) };
-            // Programs read these from their device.
+            // Programs read asynchronous events from their device.
             if matches!(event.kind, CmEventKind::Async(_)) {
                 continue;
             }
-            // Of an identifier that is gone: nobody is left to hear it.
+            // The identifier was destroyed, so its event is skipped.
             let Some(&told) = self.keys.get(&event.id) else { continue };
             let (kind, status, params) = translate::event(&event.kind);
             let established = matches!(event.kind, CmEventKind::Established { .. });
             let (id, listener) = match event.kind {
                 CmEventKind::ConnectRequest { id, .. } => {
                     if room(&self.identifiers, MOST_OBJECTS).is_err() {
-                        // Dropped, and so rejected.
+                        // The request is dropped, and so rejected.
                         continue;
                     }
                     (self.adopt(id, name)?, Some(told))

@@ -1,7 +1,7 @@
-//! A session: what one program has made, and what it asks.
+//! A session: one program's objects, and the requests about them.
 //!
-//! A program may send anything. Whatever it names is looked up among its own objects, whatever it asks is checked by the
-//! model, and what it can have is bounded.
+//! A program may send anything. Objects are looked up by name among its own only, the model checks
+//! each request, and the number of objects is bounded.
 
 mod manager;
 
@@ -27,12 +27,12 @@ use super::signals::{Backlog, Level, QueueSignal, Records};
 use super::translate;
 use super::vectors::Vectors;
 
-/// Channels of either kind, where the fabric may have enough descriptors.
+/// The most channels of either kind, if the fabric may have enough descriptors.
 const MOST_CHANNELS: u64 = 4096;
-/// Objects of any other kind.
+/// The most objects of any other kind.
 const MOST_OBJECTS: usize = 1 << 16;
 
-/// The answer to a request, and a descriptor with it.
+/// The answer to a request, and its descriptor.
 pub(super) struct Answer {
     pub(super) reply: Reply,
     pub(super) descriptor: Option<OwnedFd>,
@@ -92,34 +92,36 @@ impl Info {
     }
 }
 
-/// What a program has made. Dropped in this order when it has ended, as a kernel cleans up: its peers are told.
+/// One program's objects. They are dropped in this order when it has ended, as a kernel cleans up:
+/// its peers are notified.
 pub(super) struct Session {
     pairs: BTreeMap<Name, QueuePair>,
     identifiers: BTreeMap<Name, manager::Owned>,
     event_channels: BTreeMap<Name, manager::Channel>,
     shared: BTreeMap<Name, SharedReceives>,
     queues: BTreeMap<Name, (CompletionQueue, Arc<Place>)>,
-    /// The memory that it shares with the program, from the first completion queue on.
+    /// The memory shared with the program, once it has a completion queue.
     pages: Option<Arc<Pages>>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, OwnedDomain>,
     completion_channels: BTreeMap<Name, Arc<Records>>,
-    /// That of completion queues without a channel: nobody reads it, their events go nowhere. Made for the first.
+    /// The channel for completion queues without one. It is never read, so their events are
+    /// discarded. Made for the first such queue.
     unread: Option<Arc<Records>>,
-    /// Readable when a channel has become full, ...
+    /// Readable when a channel has become full.
     backlog: Arc<Backlog>,
-    /// ... and those that were full when it was looked at last.
+    /// The channels that were full at the last look.
     full: Vec<Arc<Records>>,
-    /// What the model calls an identifier, and what this session does.
+    /// The session's name of each identifier, by the model's key.
     keys: BTreeMap<IdentifierKey, Name>,
     devices: Vec<Opened>,
     info: Arc<Info>,
     names: Name,
-    /// The completion vectors, where they have threads.
+    /// The completion vectors, if they have threads.
     vectors: Option<Arc<Vectors>>,
 }
 
-/// A protection domain, and the device that it and what is made in it belong to.
+/// A protection domain, and the device of the domain and its objects.
 struct OwnedDomain {
     device: wire::Device,
     domain: Domain,
@@ -149,14 +151,16 @@ fn room<K, T>(objects: &BTreeMap<K, T>, most: usize) -> Result<(), Refusal> {
     if objects.len() < most { Ok(()) } else { Err(Errno::NOMEM.into()) }
 }
 
-/// Returns how many channels of either kind a session may have. They cost two descriptors and one: less than a fifth of those that the
-/// fabric may have, so that one program leaves some to others.
+/// Returns how many channels of either kind a session may have.
+///
+/// A channel of one kind costs two descriptors, of the other one. So one program takes less than a
+/// fifth of the fabric's descriptors.
 fn most_channels() -> usize {
     let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     (descriptors / 16).min(MOST_CHANNELS) as usize
 }
 
-/// Takes an object out that nothing else needs.
+/// Removes an object that no other object uses.
 fn take<T>(
     objects: &mut BTreeMap<Name, T>,
     name: Name,
@@ -202,18 +206,18 @@ impl Session {
         Ok(self.names)
     }
 
-    /// The addresses of its machine's devices.
     pub(super) fn devices(&self) -> &[Vec<IpAddr>] {
         &self.info.devices
     }
 
-    /// What the session waits for besides its program's requests: that a channel becomes full, and that a full one has room.
+    /// Returns what the session waits for besides its program's requests: that a channel becomes
+    /// full, and that a full one has room.
     pub(super) fn awaited(&self) -> impl Iterator<Item = PollFd<'_>> {
         let full = self.full.iter().map(|channel| PollFd::new(channel, PollFlags::OUT));
         std::iter::once(PollFd::new(&self.backlog, PollFlags::IN)).chain(full)
     }
 
-    /// Some of that has come: writes the events for which there is room now.
+    /// Writes the events for which there is room now.
     pub(super) fn catch_up(&mut self) {
         self.backlog.clear();
         let channels = self.completion_channels.values().chain(&self.unread);
@@ -228,7 +232,6 @@ impl Session {
         self.devices.get(device as usize).ok_or(Refusal(Errno::NODEV.raw_os_error()))
     }
 
-    /// Does what a request asks.
     pub(super) fn answer(&mut self, request: Request<'_>, brought: Option<OwnedFd>) -> Answer {
         let reply = match (request, brought) {
             (Request::OfferMemory { probe }, Some(socket)) => self.info.process.take_offer(probe, socket),
@@ -319,7 +322,7 @@ impl Session {
         reply
     }
 
-    /// Requests about what lies on the device; any other is given back.
+    /// Handles requests about objects of the device; returns any other request.
     fn perform_on_device<'a>(&mut self, request: Request<'a>) -> Result<Result<Reply, Refusal>, Request<'a>> {
         Ok(match request {
             Request::AllocateDomain(device) => self.allocate_domain(device),
@@ -385,7 +388,8 @@ impl Session {
         let bytes = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
         let last = at.checked_add(len.checked_sub(1).ok_or(Errno::INVAL)?).ok_or(Errno::FAULT)?;
         address.checked_add(len).ok_or(Errno::INVAL)?;
-        // Pinning would look at every page; its ends show a wrong address, and whether this process may reach there at all.
+        // Pinning would look at every page. Probing both ends finds a wrong address, and shows
+        // whether the fabric may access this memory.
         self.info.process.probe([at, last])?;
         let memory = Arc::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
         let region = domain.register_foreign(address, bytes, memory, access)?;
@@ -508,7 +512,7 @@ impl Session {
     }
 }
 
-/// Posts receives, which `post` takes.
+/// Posts receives by `post`.
 fn receives(
     work: &[wire::Receive],
     post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
@@ -522,7 +526,7 @@ fn receives(
     Ok(posted(requests.len(), post(&requests)))
 }
 
-/// The elements of a work request.
+/// Converts the elements of a work request.
 fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
     if list.len() > MAX_ELEMENTS {
         return Err(Errno::INVAL.into());
