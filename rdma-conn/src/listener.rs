@@ -46,8 +46,8 @@ impl<B: Descriptors> Debug for Request<B> {
 
 /// Accepts connections on an address.
 ///
-/// Each accepted connection has an [`Endpoint`] of its own, so threads that serve one connection
-/// each share nothing. A listener may be dropped, and another bound elsewhere, while its
+/// Each accepted connection has an [`Endpoint`] of its own, so two threads that serve different
+/// connections share nothing. A listener may be dropped, and another bound elsewhere, while its
 /// connections continue (VR-CONN-014). A program with its own endpoints takes requests instead,
 /// with [`Listener::try_request`].
 pub struct Listener<B: Descriptors> {
@@ -196,7 +196,8 @@ impl<B: Descriptors> Listener<B> {
         readable(&self.descriptor, timeout)
     }
 
-    /// Returns a waker that ends the waits of all threads, until one of them looks for a request.
+    /// Returns a waker that ends the waits of all threads. A wake-up lasts until one of them looks
+    /// for a request.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }

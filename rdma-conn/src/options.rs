@@ -34,8 +34,8 @@ pub(crate) use setters;
 pub struct Options {
     /// Protocol settings: window sizes, credits, keepalive, limits.
     ///
-    /// The role in them is ignored: the dialing side is the client. It sends a client's keepalives
-    /// unless these settings name others.
+    /// The role in these settings is ignored: the side that dials is the client. A client's
+    /// keepalives are used unless these settings name others.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers expect 1024 (VR-RES-002); use fewer only in tests.
     pub receives: u16,
@@ -65,28 +65,28 @@ pub struct Options {
     ///
     /// It costs a processor during each wait. A blocking stream polls in its call. An event loop is
     /// told to come back at once ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)). A
-    /// tokio driver lets other tasks run in between. Longer waits shorten the time, down to none,
-    /// until a wait ends within the limit again. An endpoint uses the largest value of its
-    /// connections. Zero, the default, never busy-polls. A machine with one processor never does
-    /// either.
+    /// tokio driver lets other tasks run in between. Each wait longer than this limit shortens the
+    /// polling time, down to none. The next wait that ends within the limit restores it. An
+    /// endpoint uses the largest value of its connections. Zero, the default, turns busy-polling
+    /// off. A machine with one processor never busy-polls.
     pub spin: Duration,
     /// The completion vector that signals completions, modulo the device's number of vectors.
     pub completion_vector: u32,
     /// The traffic class of the packets of a connection that this side dials. DSCP is in the upper
     /// six bits, ECN in the lower two.
     ///
-    /// On RoCE it selects the queue of switches and cards. A network needs it if its lossless queue
-    /// is not that of class 0. The server's packets have the client's class, so the option changes
-    /// nothing on the side that accepts. `None`, the default, leaves it to the system
+    /// On RoCE it selects the queue of switches and cards. Set it if the network's lossless queue
+    /// is not the queue of class 0. The server's packets have the client's class, so the option
+    /// changes nothing on the side that accepts. With `None`, the default, the system decides
     /// (`default_roce_tos` of the connection manager).
     pub traffic_class: Option<u8>,
     /// How long the device waits for an acknowledgement before it retransmits: 4.096 µs ·
     /// 2^`ack_timeout`, or for ever if it is 0. It is at most 31.
     ///
-    /// Each side has its own. The device finds a peer dead after seven of these waits, with its own
-    /// additions. `None`, the default, leaves it to the connection manager, which uses its
-    /// assumption about the route: on RoCE about a second or two. Linux supports it since 5.1. A
-    /// connection on an older one fails.
+    /// Each side has its own. The device reports a dead peer after seven of these waits, to which
+    /// it may add time. With `None`, the default, the connection manager decides from what it
+    /// assumes about the route: on RoCE about a second or two. Linux supports this option since
+    /// 5.1. On an older kernel, a connection with this option fails.
     pub ack_timeout: Option<u8>,
     /// Whether the device may write received bytes in any order
     /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)). It applies to windows, and
@@ -100,9 +100,10 @@ pub struct Options {
     /// Whether windows, the send buffer, and buffers that the library allocates for the program are
     /// on huge pages. It applies to memory of at least one such page, 2 MiB.
     ///
-    /// [`Connection::pages`](crate::Connection::pages) returns the effect: pages that the
-    /// administrator reserved, or else the kernel's choice after advice to use huge pages. A device
-    /// then needs fewer translations. It is off by default.
+    /// Pages that the administrator reserved are used if there are any. Otherwise the kernel is
+    /// advised to use huge pages, and decides. [`Connection::pages`](crate::Connection::pages)
+    /// returns which it was. With huge pages a device needs fewer translations. It is off by
+    /// default.
     pub huge_pages: bool,
 }
 

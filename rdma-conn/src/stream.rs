@@ -51,8 +51,8 @@ pub struct Stream<B: Descriptors> {
 pub struct Connect {
     /// The local address to connect from. Port 0 picks a free port.
     pub local: Option<SocketAddr>,
-    /// Time limit for one address of the host. Looking up a host name has the resolver's own limit,
-    /// which is not included.
+    /// Time limit for one address of the host. Looking up a host name takes additional time, which
+    /// the resolver limits.
     pub timeout: Duration,
     /// Settings of the connection.
     pub options: Options,
@@ -245,11 +245,11 @@ impl<B: Descriptors> Stream<B> {
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
-    /// how many landed and how many were copied.
+    /// how many bytes arrived there without a copy, and how many were copied there.
     ///
     /// # Errors
-    /// Returns an error if the read time-out passes. Bytes that have not arrived are then left to
-    /// the next read, and how many did arrive is unknown. Otherwise the errors are those of
+    /// Returns an error if the read time-out passes. The next read then gets the bytes that have
+    /// not arrived. How many did arrive is unknown. Otherwise the errors are those of
     /// [`Endpoint::receive`].
     pub fn receive(
         &mut self,
@@ -327,8 +327,8 @@ impl<B: Descriptors> Write for Stream<B> {
 
 /// The descriptor of the stream's endpoint, for programs that list or inherit descriptors.
 ///
-/// Do not wait for it: a call or the background thread may already have taken what arrived. Use
-/// [`Endpoint`] for that.
+/// Do not wait until it is readable: a call or the background thread may already have taken what
+/// arrived. To wait for a descriptor, use [`Endpoint`].
 impl<B: Descriptors> AsFd for Stream<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()

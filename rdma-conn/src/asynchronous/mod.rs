@@ -2,8 +2,8 @@
 //!
 //! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver. The driver is
 //! the event loop: it sleeps on the endpoint's descriptor and timers, makes progress, and wakes the
-//! tasks concerned. Streams and listeners are handles on the endpoint. A call tries, and polls once
-//! more before its task sleeps.
+//! tasks concerned. Streams and listeners are handles on the endpoint. A call tries its operation.
+//! Without a result it polls the device and tries again, before its task sleeps.
 
 mod driver;
 mod halves;
@@ -62,8 +62,9 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         driven.map(|()| endpoint)
     }
 
-    /// Makes an endpoint that the current runtime drives. If no runtime can, returns why, and the
-    /// background thread drives it. Connections that `listener` accepts wait to be taken.
+    /// Makes an endpoint that the current runtime drives. If no runtime can drive it, the
+    /// background thread does, and the reason is returned. Connections that `listener` accepts wait
+    /// to be taken.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = EndpointTasks {

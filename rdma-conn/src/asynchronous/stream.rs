@@ -32,7 +32,7 @@ use crate::stream::{Connect, Stream};
 /// Reads and writes are cancel-safe: dropping the future reads or writes nothing. One task may read
 /// while another writes ([`AsyncStream::split`], [`AsyncStream::into_split`]). Dropping the stream
 /// delivers written bytes in the background, for at most
-/// [`Options::linger`](crate::Options::linger). `shutdown` waits for that.
+/// [`Options::linger`](crate::Options::linger). `shutdown` waits for the delivery.
 pub struct AsyncStream<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,
     id: ConnectionId,
@@ -181,10 +181,10 @@ impl<B: Descriptors> AsyncStream<B> {
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
-    /// how many landed and how many were copied.
+    /// how many bytes arrived there without a copy, and how many were copied there.
     ///
-    /// Dropping the future leaves bytes that have not arrived to the next read. How many did arrive
-    /// is then unknown.
+    /// If the future is dropped, the next read gets the bytes that have not arrived. How many did
+    /// arrive is then unknown.
     ///
     /// # Errors
     /// The errors are those of [`Endpoint::receive`](crate::Endpoint::receive).
@@ -237,7 +237,7 @@ impl<B: Descriptors> Drop for Landing<'_, B> {
     }
 }
 
-/// A connection that has no handle yet. It is aborted with the future that requested it.
+/// A connection that has no handle yet. It is aborted when the future that requested it is dropped.
 struct Dialing<'a, B: Descriptors> {
     shared: &'a Arc<Shared<B>>,
     id: ConnectionId,
@@ -350,12 +350,12 @@ impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
         true
     }
 
-    /// Waits until the device has everything written.
+    /// Waits until the device has all written bytes.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.flush_shared(cx)
     }
 
-    /// Waits until everything written has arrived, for at most
+    /// Waits until all written bytes have arrived, for at most
     /// [`Options::linger`](crate::Options::linger), and ends the connection.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.shutdown_shared(cx)

@@ -1,5 +1,5 @@
-//! The order of a turn, which never sleeps while there is work (VR-FLOW-013): an arrival wakes the
-//! loop, or the endpoint looks again by itself.
+//! The order of a turn. An endpoint never sleeps while there is work (VR-FLOW-013): an arrival
+//! wakes the loop, or the endpoint looks again without one.
 
 use std::time::Duration;
 

@@ -71,7 +71,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Returns bytes that were used in place to the peer; see [`Connection::arrived`].
+    /// Marks bytes that were used in place as read; see [`Connection::arrived`].
     ///
     /// # Errors
     /// Returns an error, and consumes nothing, if fewer bytes have arrived. Also returns an error
@@ -100,8 +100,8 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(written)
     }
 
-    /// Follows up a call that may have made bytes wait. With events turned off, unpolled
-    /// completions may let them go.
+    /// Follows up a call that may have left bytes waiting. If events are turned off, completions
+    /// that are not polled yet may give these bytes room.
     #[inline(never)]
     fn follow_up(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Ok(()) };
@@ -135,7 +135,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(lent)
     }
 
-    /// Returns `Some` once the device has everything written; see [`Connection::flushed`]. After
+    /// Returns `Some` once the device has all written bytes; see [`Connection::flushed`]. After
     /// `None`, [`Event::Writable`] or [`Event::Ended`] follows.
     ///
     /// # Errors

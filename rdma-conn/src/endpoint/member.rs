@@ -89,8 +89,8 @@ impl PendingEvents {
 }
 
 impl<B: Backend> Member<B> {
-    /// Returns a connection that is being made with this `role`, for `listener` if that accepted
-    /// it.
+    /// Returns a connection that is being made with this `role`. `listener` is the one that
+    /// accepted it, if any.
     pub(super) fn new(
         connecting: Connecting<B>,
         (key, peer): (IdentifierKey, SocketAddr),

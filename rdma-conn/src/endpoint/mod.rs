@@ -50,9 +50,9 @@ pub struct ListenerId(IdentifierKey);
 
 /// An event of an endpoint.
 ///
-/// Each event is reported once for everything since its last report. After one, read until
-/// [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing. Any event may
-/// be spurious.
+/// An event is reported once, however much has happened since its last report. After an event, read
+/// until [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing. Any
+/// event may be spurious.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -73,9 +73,9 @@ pub enum Event {
     /// The connection has ended, or a connect failed. Bytes that arrived before can still be read.
     /// Then forget the connection with [`Endpoint::abort`].
     Ended(ConnectionId),
-    /// A listener could not accept, for a reason that is not a peer's. The process has no
-    /// descriptor or memory left, events could not be read, or the device failed or was removed and
-    /// the listener with it. [`Endpoint::take_accept_error`] returns the reason.
+    /// A listener could not accept, for a reason that no peer caused. The process has no descriptor
+    /// or memory left, events could not be read, or the device failed or was removed. Without its
+    /// device the listener ends. [`Endpoint::take_accept_error`] returns the reason.
     AcceptFailed(ListenerId),
 }
 
@@ -110,13 +110,14 @@ pub struct Usage {
 /// with [`Endpoint::next_event`] until there is none. The descriptor works with level-triggered and
 /// edge-triggered polling.
 ///
-/// An epoll instance that watches it forgets it when the endpoint is dropped, unless a forked child
-/// still holds the descriptor. A process that forks removes it first (`EPOLL_CTL_DEL`).
+/// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
+/// child still holds it. A process that forks removes the descriptor from the instance first
+/// (`EPOLL_CTL_DEL`).
 ///
-/// A call that cannot be answered yet returns `None`. An event follows when it can.
+/// A call that has no result yet returns `None`. An event follows when it has one.
 ///
 /// Connections do not share a protection domain, because an rkey opens a region to every queue pair
-/// of its domain: one client could guess its way into another's window (VR-SEC-002). They therefore
+/// of its domain: one client could guess the key of another's window (VR-SEC-002). They therefore
 /// share no regions either, and an idle one keeps little memory
 /// ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with
 /// several connections may share a domain with [`Endpoint::connect_in`].

@@ -30,8 +30,8 @@ pub(super) struct Queue<B: Descriptors> {
     lost: bool,
 }
 
-/// A number that no connected queue pair has. The ocrdma device reports it for requests whose flush
-/// it does not attribute.
+/// A number that no connected queue pair has. The ocrdma device reports it for flushed requests
+/// that it attributes to no queue pair.
 pub(super) const UNNAMED: u32 = 0;
 
 pub(super) struct Lost {
@@ -99,7 +99,8 @@ impl<B: Descriptors> Queue<B> {
         Ok(())
     }
 
-    /// Arms the queue if its wake-up was consumed. Returns true if it did; poll again then.
+    /// Arms the queue if its wake-up was consumed. Returns true if the queue was armed now. In that
+    /// case poll again.
     #[inline]
     pub(super) fn rearm(&mut self) -> Result<bool, Box<Lost>> {
         if self.armed || self.lost {

@@ -1,9 +1,9 @@
 //! Busy-polling for a bounded time before a wake-up is requested.
 //!
 //! A wake-up takes a call of the device (`ibv_req_notify_cq(3)`) and two system calls. On a NIC
-//! that is longer than a round trip, so polling a little longer can be faster than sleeping. How
-//! long to poll is learned from the last wait. After a wait that ended within the limit, the next
-//! one gets the whole limit. Each longer wait halves the time.
+//! that is longer than a round trip, so polling a little longer can be faster than sleeping. The
+//! time to poll depends on the last wait. After a wait that ended within the limit, the next one
+//! gets the whole limit. Each longer wait halves the time.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -25,7 +25,7 @@ pub(super) struct Spin {
     most: Duration,
     /// The time that recent waits justify.
     worth: Duration,
-    /// When the endpoint last began to find nothing; `None` before the first look.
+    /// When a look last found something, or else the time of the first look. `None` before that.
     idle_since: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ impl Spin {
         self.worth = most;
     }
 
-    /// Returns whether it never looks again.
+    /// Returns whether busy-polling is off.
     #[inline]
     pub(super) const fn is_off(&self) -> bool {
         self.most.is_zero()

@@ -108,9 +108,9 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has arrived for any connection, handles time, and posts what can be posted. Work
-    /// is bounded (VR-RES-007): if some is left, [`Endpoint::next_timeout`] returns the current
-    /// time.
+    /// Takes what has arrived for any connection, handles time, and posts what can be posted. The
+    /// work of a call is bounded (VR-RES-007). If some is left, [`Endpoint::next_timeout`] returns
+    /// the current time.
     ///
     /// # Errors
     /// Returns an error if the event channel is lost: connection-manager events repeatedly cannot
