@@ -34,8 +34,8 @@ pub(crate) use setters;
 pub struct Options {
     /// Protocol settings: window sizes, credits, keepalive, limits.
     ///
-    /// The role in these settings is ignored: the side that dials is the client. A client's
-    /// keepalives are used unless these settings name others.
+    /// The role in these settings is ignored: the side that dials is the client. Without keepalives
+    /// in these settings, each side has the default of its role.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers expect 1024 (VR-RES-002); use fewer only in tests.
     pub receives: u16,

@@ -98,8 +98,8 @@ impl<B: Descriptors> AsyncListener<B> {
         AsyncEndpoint { shared: Arc::clone(&self.shared) }
     }
 
-    /// Waits for the next established connection. If the future is dropped, no connection is lost.
-    /// Any number of tasks may wait.
+    /// Waits for the next established connection. A future that is dropped early accepts no
+    /// connection. Any number of tasks may wait.
     ///
     /// # Errors
     /// Returns an error if the listener failed. Also returns an error if the process has no

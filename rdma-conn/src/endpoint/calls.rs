@@ -71,7 +71,8 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Marks bytes that were used in place as read; see [`Connection::arrived`].
+    /// Marks arrived bytes as read, after the program has used them in place. See
+    /// [`Connection::arrived`].
     ///
     /// # Errors
     /// Returns an error, and consumes nothing, if fewer bytes have arrived. Also returns an error
