@@ -435,7 +435,7 @@ impl<T: Transport> Client<T> {
         self.line().and_then(|line| natural(&line))
     }
 
-    /// Reads the reply to `PTTL`: the milliseconds that are left, 0 if there is no key, or no end.
+    /// Reads the reply to `PTTL`: the milliseconds left; 0 if there is no key, or it has no end.
     pub(crate) fn time_left(&mut self) -> Result<u64, Error> {
         match self.line()? {
             Line::Number(time) => Ok(u64::try_from(time).unwrap_or(0)),
@@ -443,8 +443,8 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Reads the reply to `EXEC` of `count` commands up to their replies. Returns false if a watched
-    /// key was changed: there are no replies then.
+    /// Reads the reply to `EXEC` of `count` commands, up to their replies. Returns false, and there
+    /// are no replies, if a watched key was changed.
     pub(crate) fn executed(&mut self, count: u64) -> Result<bool, Error> {
         match self.line()? {
             Line::Many(Some(replies)) if replies == count => Ok(true),

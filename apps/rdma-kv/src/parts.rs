@@ -84,9 +84,9 @@ impl<T: Transport + Send> Striped<T> {
     /// Other clients find the old value until all parts have arrived, then the new one. Meanwhile
     /// the server also has the parts, in memory for a whole value, under a key whose name begins
     /// with `key` and ends with 32 random digits. This key is deleted after an error, or expires
-    /// some minutes later if its client is gone or a connection was lost. The server moves it to its
-    /// place by `RENAME`, so on a node of a cluster the name of `key` needs a hash tag (`{…}`). Each
-    /// of the steps is limited like a call.
+    /// some minutes later if its client is gone or a connection was lost. The server moves it to
+    /// its place by `RENAME`, so on a node of a cluster the name of `key` needs a hash tag (`{…}`).
+    /// Each of the steps is limited like a call.
     ///
     /// # Errors
     /// [`Error::Changed`] if the server has lost parts again, because it evicted them; otherwise
