@@ -130,6 +130,7 @@ mod device;
 pub mod devices;
 mod error;
 mod identifier;
+pub mod locality;
 mod mapping;
 mod queue_pair;
 mod region;

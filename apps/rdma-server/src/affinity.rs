@@ -27,6 +27,12 @@ impl Cpus {
         self.0.iter().copied()
     }
 
+    /// Returns the CPUs that are in both sets.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> Self {
+        Self(&self.0 & &other.0)
+    }
+
     /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -266,6 +272,7 @@ mod tests {
             assert_eq!(cpus(list).to_string(), list);
         }
         assert_eq!(cpus("3,1,2\n").to_string(), "1-3");
+        assert_eq!(cpus("0-3,8").common(&cpus("2-9")).to_string(), "2-3,8");
         for wrong in ["x", "3-1", "1-", "0-99999999999", "1024", "-1"] {
             assert!(wrong.parse::<Cpus>().is_err(), "{wrong}");
         }

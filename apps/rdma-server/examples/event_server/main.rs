@@ -34,7 +34,7 @@ use rdma_server::affinity::{Cpus, Interrupts, devices, pin_thread, thread_cpus};
 use rdma_server::{Address, ConnectionType, EventLoop, Rdma, RdmaSettings, Tcp, Unix, Vector};
 use rdma_server::{BindingId, Server, ServerSettings};
 use rdma_softsim::Fabric;
-use rdma_verbs::Verbs;
+use rdma_verbs::{Verbs, locality};
 
 use service::{Change, ChangeRequest, StoreService};
 
@@ -62,7 +62,8 @@ struct Arguments {
     /// The completion vector of all connections. By default each takes one at random.
     #[arg(long)]
     completion_vector: Option<u32>,
-    /// CPUs for the server's thread, such as 4-7.
+    /// CPUs for the server's thread, such as 4-7. By default those near the device of the RDMA
+    /// addresses, of the CPUs that this process may use.
     #[arg(long)]
     cpus: Option<Cpus>,
     /// CPUs for the completion vectors of --device, in turn. Needs root.
@@ -93,8 +94,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let pinned = Interrupts::of(device)?.pin(cpus)?;
         println!("{pinned} completion vectors of {device} sent to CPUs {cpus}");
     }
-    if let Some(cpus) = &arguments.cpus {
-        pin_thread(cpus)?;
+    match (&arguments.cpus, &arguments.backend) {
+        (Some(cpus), _) => pin_thread(cpus)?,
+        (None, Backend::Verbs) => pin_near(&arguments.rdma)?,
+        (None, Backend::Softsim) => {}
     }
     if arguments.doctor {
         return Ok(diagnose(arguments.device.as_deref())?);
@@ -179,6 +182,21 @@ impl Running {
         }
         Ok(())
     }
+}
+
+/// Restricts this thread to the CPUs near the device that has these addresses, if one NUMA node is
+/// near all of them and this process may use some of its CPUs.
+fn pin_near(addresses: &[SocketAddr]) -> io::Result<()> {
+    let addresses: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
+    let devices = locality::devices();
+    let Some(node) = locality::common_node(&devices, &addresses) else { return Ok(()) };
+    let near: Cpus = node.processors.parse().map_err(io::Error::other)?;
+    let usable = thread_cpus()?.common(&near);
+    if !usable.is_empty() {
+        println!("event_server: on CPUs {usable}, near the RDMA device (NUMA node {})", node.number);
+        pin_thread(&usable)?;
+    }
+    Ok(())
 }
 
 fn diagnose(device: Option<&str>) -> io::Result<()> {

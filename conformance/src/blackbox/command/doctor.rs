@@ -8,10 +8,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use rdma_backend::{Backend as _, EventChannel as _, Identifier as _};
-use rdma_verbs::{EventChannel, Verbs};
+use rdma_verbs::{EventChannel, Verbs, locality};
 use serde::Serialize;
 
-use super::nearness;
 use crate::blackbox::environment;
 use crate::exit::{DONE, INTERNAL, NO_ENVIRONMENT};
 use suite::terminal;
@@ -98,8 +97,7 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
         Finding::told("locked memory", locked_memory()),
         Finding::told("Valkey", valkey()),
     ];
-    let near = nearness::near(Path::new(environment::DEVICES), Path::new("/sys/devices/system/node"));
-    findings.extend(near.iter().map(|device| {
+    findings.extend(locality::devices().iter().map(|device| {
         let chosen = listen.is_some_and(|address| device.has(address.ip()));
         let so = if chosen { ": listening there is on this one" } else { "" };
         Finding::told("near", format!("{device}{so}"))

@@ -5,7 +5,6 @@ mod demo;
 mod doctor;
 mod explain;
 mod list;
-mod nearness;
 mod options;
 mod outcome;
 mod pages;
