@@ -1,9 +1,8 @@
 //! The background thread, which drives idle streams and endpoints without another driver.
 //!
-//! A stream must send keepalives, repost receives and answer its peer even while its program is
-//! busy elsewhere. A peer that finds no receive posted waits, or gives up (VR-KEEP-008). One thread
-//! per process drives all such streams. It skips an endpoint that a call is using, because the call
-//! does the same work.
+//! A stream must send keepalives, repost receives and answer its peer while its program is busy
+//! elsewhere: a peer that finds no receive waits, or gives up (VR-KEEP-008). One thread per process
+//! drives all streams, except those that a call is driving.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,18 +20,16 @@ use crate::error::Error;
 const INTERVAL: Duration = Duration::from_millis(500);
 
 pub(crate) trait Driven: Send + Sync {
-    /// Does pending work. Returns when the next call is due.
+    /// Does pending work, and says when to call again.
     fn drive(&self) -> Schedule;
 
-    /// Returns a descriptor that is readable when there is work.
     fn descriptor(&self) -> Arc<OwnedFd>;
 
-    /// Called after [`Driven::drive`] panicked. It is not called again, and its work is incomplete.
-    /// Every wait must end with [`panicked`].
+    /// Called after [`Driven::drive`] panicked, which leaves its work incomplete. It is not called
+    /// again. Every wait must end with [`panicked`].
     fn panicked(&self);
 }
 
-/// Returns the error of a call after a panic has left the connection in an unknown state.
 pub(crate) fn panicked() -> Error {
     Error::Protocol(rdma_proto::Error::Bug(
         "a call on this connection, or the thread that drives it, has panicked",
@@ -56,7 +53,6 @@ struct Entry {
     driven: Weak<dyn Driven>,
     /// The watched descriptor, kept open while it is watched.
     watched: Option<Arc<OwnedFd>>,
-    /// When to drive it if its descriptor stays silent.
     due: Instant,
 }
 
@@ -77,7 +73,6 @@ const CHANGED: u64 = u64::MAX;
 /// `None` if the process has no descriptors for it. Only calls then drive streams.
 static BACKGROUND: LazyLock<Option<BackgroundThread>> = LazyLock::new(|| BackgroundThread::new().ok());
 
-/// Makes the thread drive `driven` until it ends or is dropped.
 pub(crate) fn drive(driven: Weak<dyn Driven>) {
     if let Some(background) = &*BACKGROUND {
         background.add(driven, Instant::now());

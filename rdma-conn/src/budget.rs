@@ -17,14 +17,11 @@ use crate::options::setters;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at the same time, including those being made or closed. A further request is
-    /// rejected.
+    /// Connections at once, including those being made or closed. A further request is rejected.
     pub connections: usize,
-    /// Bytes of registered memory of all connections together, which bounds what peers cost before
-    /// they authenticate (VR-SEC-007).
+    /// Registered bytes of all connections: what peers cost before they authenticate (VR-SEC-007).
     ///
-    /// A peer whose connection does not fit is rejected. A connection that needs more later makes
-    /// do with less, or fails.
+    /// A peer that does not fit is rejected. A connection that needs more later makes do or fails.
     pub registered_bytes: u64,
 }
 
@@ -32,8 +29,7 @@ impl Limits {
     /// Half of the memory that a machine with 4 GiB has for programs.
     ///
     /// It holds about 1900 idle connections with windows of 1 MiB, or 10,000 with windows of 128
-    /// KiB. It is small enough that idle strangers cannot make a small machine swap. Raise it for
-    /// larger servers.
+    /// KiB. Idle strangers then cannot make a small machine swap. Raise it for larger servers.
     pub const REGISTERED_BYTES: u64 = 2 << 30;
 
     /// No limits, for programs that decide about each connection themselves.
@@ -52,8 +48,7 @@ impl Default for Limits {
     }
 }
 
-/// Counts connections and registered memory together, whether their peers have authenticated or not
-/// (VR-SEC-007).
+/// Counts all connections and their memory, before their peers authenticate too (VR-SEC-007).
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
@@ -70,7 +65,6 @@ impl Budget {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Takes a place for one more connection, before anything is allocated for it.
     pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Error> {
         let limit = self.limits.connections;
         self.connections
@@ -150,9 +144,8 @@ pub(crate) fn register_memory<B: Backend>(
     Ok(CountedRegion { region, _share: share })
 }
 
-/// Application memory whose drop may panic. It is dropped when its last part has arrived or a
-/// connection ends. The endpoint may then be serving other connections, which the panic must not
-/// affect.
+/// Application memory whose drop may panic. When it drops, the endpoint may be serving other
+/// connections, which the panic must not affect.
 struct Contained<M: CallerMemory>(Option<M>);
 
 impl<M: CallerMemory> CallerMemory for Contained<M> {

@@ -31,14 +31,14 @@ enum Step<B: Backend> {
     Accepted,
 }
 
-/// Sets how long the device waits for acknowledgements. Call it before creating the queue pair.
+/// Call it before creating the queue pair.
 pub(crate) fn set_ack_timeout<B: Backend>(id: &B::Identifier, options: &Options) -> Result<(), Error> {
     let Some(code) = options.ack_timeout else { return Ok(()) };
     id.set_ack_timeout(code).map_err(Error::backend("setting the time-out of acknowledgements"))
 }
 
 impl<B: Backend> Connecting<B> {
-    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011), within `limit`.
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011).
     pub(crate) fn dial(
         events: &B::EventChannel,
         (peer, local): (SocketAddr, Option<SocketAddr>),
@@ -57,13 +57,12 @@ impl<B: Backend> Connecting<B> {
         Ok((Self { step: Step::Address(id), by: now.after(limit), limit }, key))
     }
 
-    /// Starts the handshake of an accepted peer, which must complete within `limit`.
     pub(crate) const fn accepted(now: Instant, limit: Duration) -> Self {
         Self { step: Step::Accepted, by: now.after(limit), limit }
     }
 
     /// Handles an event before there is a queue pair. Returns the identifier once the route is
-    /// known. The caller then makes the queue pair and asks the peer.
+    /// known: the caller then makes the queue pair and asks the peer.
     pub(crate) fn handle_event(
         &mut self,
         event: CmEventKind<B>,
@@ -101,9 +100,8 @@ impl<B: Backend> Connecting<B> {
         }
     }
 
-    /// Returns whether bytes can flow. A dial waits for the server's window, so that a server that
-    /// registers none is detected now and not at the first write. If the server has already left,
-    /// what it sent before can still be read (VR-CLOSE-002).
+    /// Returns whether bytes can flow. A dial waits for the server's window, to detect a server
+    /// that registers none. If the server has left, what it sent can still be read (VR-CLOSE-002).
     pub(crate) fn is_done(&self, connection: &Connection<B>) -> bool {
         let established = matches!(connection.state(), State::Open | State::Closing | State::Closed);
         established && (matches!(self.step, Step::Accepted) || connection.has_peer_window())
@@ -113,7 +111,6 @@ impl<B: Backend> Connecting<B> {
         self.by
     }
 
-    /// Returns the time-out error, which names the missing step.
     pub(crate) fn too_late(&self, connection: Option<&Connection<B>>) -> Error {
         let established = connection.is_some_and(|connection| connection.state() != State::Connecting);
         let doing = match &self.step {

@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 /// Deadlines of an event loop, at most one per key. For example, a loop keeps its connections' own
 /// deadlines beside [`Endpoint::next_timeout`](crate::Endpoint::next_timeout).
 ///
-/// The owner of a key also stores its deadline, so that it is found without a search and can be
-/// removed with the key.
+/// The owner of a key also stores its deadline, so that it is found without a search.
 #[derive(Clone, Debug)]
 pub struct Deadlines<T, K> {
     all: BTreeSet<(T, K)>,

@@ -8,15 +8,15 @@ use crate::error::Error;
 
 /// A protection domain. Memory registered in it serves every connection in it.
 ///
-/// Each connection has its own, unless the program passes that of another
+/// Each connection has its own, unless the program passes another's
 /// ([`Stream::connect_in`](crate::Stream::connect_in),
 /// [`Endpoint::connect_in`](crate::Endpoint::connect_in)). Accepted connections never share one.
 ///
-/// A key opens a region to each peer of the domain (VR-SEC-002). A peer that guesses or learns
-/// another's keys can write to the other's windows, and to all memory registered to receive into,
-/// while any connection of the domain exists. A client should share a domain only between
-/// connections to one server that it trusts as a whole, such as several to the same process. That
-/// server could write the same bytes through the right connection.
+/// A key opens a region to each peer of the domain (VR-SEC-002). A peer that learns or guesses
+/// another's key can write to the other's windows, and to all memory registered to receive into. It
+/// can do so while any connection of the domain exists. So share a domain only between connections
+/// to one server that you trust as a whole, such as one process. That server could write the same
+/// bytes through the right connection.
 ///
 /// The domain is freed with its last connection and its last region.
 pub struct ProtectionDomain<B: Backend>(Arc<Inner<B>>);
@@ -36,10 +36,7 @@ impl<B: Backend> ProtectionDomain<B> {
         Ok(Self(Arc::new(Inner { domain: id.create_domain().map_err(what)?, device })))
     }
 
-    /// Checks that a connection on `id` can use this domain.
-    ///
-    /// # Errors
-    /// Returns an error if the domain belongs to another device.
+    /// Returns an error if the domain belongs to another device than `id`.
     pub(crate) fn check(&self, id: &B::Identifier) -> Result<(), Error> {
         let device = id.device().map_err(Error::backend("asking for the device"))?;
         if device == self.0.device { Ok(()) } else { Err(Error::ForeignDomain) }

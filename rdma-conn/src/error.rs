@@ -129,18 +129,17 @@ impl From<rdma_proto::ApiMisuse> for Error {
 }
 
 impl Error {
-    /// Returns the error of a resolver. `host` is the `Debug` form.
+    /// `host` is the `Debug` form.
     pub(crate) fn no_such_host(host: &str, source: io::Error) -> Self {
         Self::NoSuchHost { host: host.trim_matches('"').into(), source: Arc::new(source) }
     }
 
-    /// Returns the error for a host that resolves to no address. `host` is the `Debug` form.
+    /// `host` is the `Debug` form.
     pub(crate) fn no_address(host: &str) -> Self {
         Self::no_such_host(host, io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
     }
 
-    /// Returns a function for `map_err` that wraps a backend's error. `doing` names the failed
-    /// action.
+    /// Returns a function for `map_err` that wraps an error of a backend. `doing` names the action.
     pub fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }
     }
@@ -168,9 +167,8 @@ impl Error {
         matches!(self, Self::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
     }
 
-    /// Returns whether the next accept would fail for the same reason: the process has no
-    /// descriptor or memory left, or the device is gone. A failure to poll counts too, because only
-    /// descriptors of this process are polled.
+    /// Returns whether the next accept would fail for the same reason: no descriptor or memory is
+    /// left, or the device is gone. A failed poll counts too: it concerns this process only.
     pub(crate) const fn concerns_everybody(&self) -> bool {
         matches!(
             self,

@@ -1,9 +1,8 @@
 //! Zero-copy receiving: windows that lie in the application's memory.
 //!
-//! A side chooses where its window lies each time it announces one (VR-MEM-003). Only the length is
-//! fixed (VR-MEM-008). A reader that knows how many bytes follow lets whole windows be written
-//! where they belong. Only bytes before the first of those windows and after the last are copied.
-//! The peer sees ordinary windows.
+//! A side chooses where each window lies (VR-MEM-003). Only the length is fixed (VR-MEM-008). A
+//! reader that knows how many bytes follow has whole windows written where they belong. Only bytes
+//! before the first and after the last of these windows are copied. The peer sees ordinary windows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -64,13 +63,10 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().buffer(len, Access::REMOTE_WRITE)
     }
 
-    /// Continues `receiving` with what has arrived, and places the next windows in the buffer.
-    /// Returns the counts once all bytes have arrived, and `None` before.
+    /// See [`Endpoint::receive`](crate::Endpoint::receive).
     ///
     /// # Errors
-    /// Returns an error if the connection ended first, if the range is outside the buffer, if
-    /// unread bytes of an earlier call still land there ([`ApiMisuse::LandingUnderWay`]), or if the
-    /// buffer belongs to another protection domain.
+    /// The errors are those of [`Endpoint::receive`](crate::Endpoint::receive).
     pub(crate) fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
         if !receiving.begun {
             self.begin(receiving)?;
@@ -96,8 +92,7 @@ impl<B: Backend> Connection<B> {
         Ok(Some(receiving.received))
     }
 
-    /// Tells the machine where windows may lie. While an earlier receive still lands, they lie in
-    /// ordinary memory.
+    /// Tells the machine where windows may lie: nowhere while an earlier receive still lands.
     fn begin(&mut self, receiving: &mut Receiving<B>) -> Result<(), Error> {
         let Range { start, end } = receiving.range;
         let len = receiving.buffer.len();
@@ -124,10 +119,8 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Returns whether receiving there loses no byte.
-    ///
-    /// If an earlier receive still lands in the same buffer, its bytes can be received in place,
-    /// elsewhere, or moved as a whole once all have arrived.
+    /// Returns whether receiving there loses no byte. Bytes of an earlier receive in the same
+    /// buffer can be received in place, elsewhere, or moved as a whole once all have arrived.
     fn may_go_there(&self, receiving: &Receiving<B>) -> bool {
         let Some(landing) = self.memory.landing.as_ref() else { return true };
         if !Arc::ptr_eq(&landing.buffer, &receiving.buffer) {
@@ -152,8 +145,7 @@ impl<B: Backend> Connection<B> {
             })
     }
 
-    /// Stops placing windows in application memory. A window already announced there stays until it
-    /// is full, and its bytes are read as usual.
+    /// See [`Endpoint::stop_landing`](crate::Endpoint::stop_landing).
     pub(crate) fn stop_landing(&mut self) {
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());
@@ -161,7 +153,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether windows of this connection, or unread bytes, lie in application memory.
-    /// Meanwhile the connection keeps a clone of the buffer's [`Arc`].
+    /// Until then the connection keeps a clone of the buffer's [`Arc`].
     pub const fn is_landing(&self) -> bool {
         self.memory.landing.is_some()
     }

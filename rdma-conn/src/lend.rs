@@ -13,16 +13,14 @@ use crate::domain::ProtectionDomain;
 
 /// Registered memory of one connection, or of all connections in its [`ProtectionDomain`].
 ///
-/// [`Connection::register_buffer`](crate::Connection::register_buffer) allocates memory to send
-/// from. [`Connection::register_landing`](crate::Connection::register_landing) allocates memory
-/// that can also receive. [`Connection::register_memory`](crate::Connection::register_memory)
-/// registers memory that already exists.
+/// [`register_buffer`](crate::Connection::register_buffer) allocates memory to send from, and
+/// [`register_landing`](crate::Connection::register_landing) memory that can also receive.
+/// [`register_memory`](crate::Connection::register_memory) registers existing memory.
 ///
 /// To send, fill the buffer, put it into an [`Arc`], and lend parts of it with
 /// [`Endpoint::lend`](crate::Endpoint::lend). Parts may be lent often, and at the same time: the
-/// device reads the bytes in place. While any part is lent, the connection holds a clone of the
-/// `Arc`. [`Arc::get_mut`], which changing the bytes needs, therefore succeeds only when the peer
-/// has them all.
+/// device reads them in place. To change the bytes, use [`Arc::get_mut`]. It succeeds only when the
+/// peer has all lent parts: until then the connection holds a clone of the `Arc`.
 ///
 /// The peer cannot read the buffer, and can write only to one registered to receive into
 /// (VR-SEC-001). There is therefore no `&[u8]` of it: copy what you decide on, and decide on the
@@ -97,15 +95,13 @@ impl<B: Backend> RegisteredBuffer<B> {
         self.memory.region.memory()
     }
 
-    /// Copies `from` into the buffer at `offset`. Returns false, and copies nothing, if it does not
-    /// fit.
+    /// Copies `from` to `offset` in the buffer. Returns false, and copies none, if it does not fit.
     #[must_use]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> bool {
         self.memory.region.write(offset, from)
     }
 
-    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies nothing, if the buffer
-    /// ends before.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies none, beyond the end.
     #[must_use]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory.region.read(offset, into)
@@ -143,8 +139,7 @@ impl<B: Backend> Lendings<B> {
         self.under_way.iter().any(|lending| std::ptr::eq(&raw const *lending.buffer, buffer))
     }
 
-    /// Returns a part of the last buffer lent. The machine lends only one at a time that is not
-    /// completely posted.
+    /// Returns a part of the last buffer lent: the only one that is not completely posted.
     pub(crate) fn latest(&self, span: Span) -> Option<Slice<'_, B::Region>> {
         let latest = self.under_way.back()?;
         let offset = latest.offset + span.offset as usize;
@@ -156,8 +151,7 @@ impl<B: Backend> Lendings<B> {
         self.under_way.is_empty()
     }
 
-    /// Returns buffers that waited only for the first `confirmed` bytes of the stream to arrive.
-    /// Returns how many.
+    /// Drops the parts that are in the first `confirmed` bytes of the stream. Returns how many.
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);
@@ -165,7 +159,6 @@ impl<B: Backend> Lendings<B> {
     }
 }
 
-/// The application memory that holds a connection's windows.
 pub(crate) struct Landing<B: Backend> {
     pub(crate) buffer: Arc<RegisteredBuffer<B>>,
     /// Offset in the buffer that `Machine::land` counts from.
@@ -173,12 +166,10 @@ pub(crate) struct Landing<B: Backend> {
 }
 
 impl<B: Backend> Landing<B> {
-    /// Copies received bytes out. Returns false if they are not inside the buffer.
     pub(crate) fn read(&self, offset: u32, into: &mut [u8]) -> bool {
         self.buffer.read(self.start.saturating_add(offset as usize), into)
     }
 
-    /// Returns the memory that holds received bytes, and the offset in it.
     pub(crate) fn arrived(&self, offset: u32) -> (SharedMemory<'_>, usize) {
         (self.buffer.memory(), self.start.saturating_add(offset as usize))
     }

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
-// One exception, in `asynchronous::driver`: tokio's constructor asks for a promise about a
-// descriptor.
+// One exception: in `asynchronous::driver`, tokio's constructor requires a promise.
 #![cfg_attr(not(feature = "tokio"), forbid(unsafe_code))]
 #![cfg_attr(feature = "tokio", deny(unsafe_code))]
 

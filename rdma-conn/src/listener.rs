@@ -46,10 +46,9 @@ impl<B: Descriptors> Debug for Request<B> {
 
 /// Accepts connections on an address.
 ///
-/// Each accepted connection has an [`Endpoint`] of its own, so two threads that serve different
-/// connections share nothing. A listener may be dropped, and another bound elsewhere, while its
-/// connections continue (VR-CONN-014). A program with its own endpoints takes requests instead,
-/// with [`Listener::try_request`].
+/// Each accepted connection has its own [`Endpoint`], so threads that serve different connections
+/// share nothing. A listener may be dropped, and another bound elsewhere, while its connections
+/// continue (VR-CONN-014). A program with its own endpoints uses [`Listener::try_request`].
 pub struct Listener<B: Descriptors> {
     asked: Mutex<Asked<B>>,
     listener: ListenerId,
@@ -77,8 +76,7 @@ impl<B: Descriptors> Listener<B> {
         Self::bind_with(backend, host, Options::default(), Limits::default())
     }
 
-    /// Listens like [`Listener::bind`], with settings for each accepted connection and limits on
-    /// all of them together.
+    /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
     /// Returns the error of the last address tried: there is no RDMA device, no device has the
@@ -115,8 +113,7 @@ impl<B: Descriptors> Listener<B> {
         self.lock().endpoint.set_options(listener, options)
     }
 
-    /// Returns the next request, for an endpoint of the caller's own
-    /// ([`Endpoint::accept_request`]).
+    /// Returns the next request, for [`Endpoint::accept_request`] of the caller's endpoint.
     ///
     /// The options and limits of that endpoint apply, not the listener's. When the listener's
     /// descriptor ([`AsFd`]) is readable, call this until it returns `None`.
@@ -124,8 +121,7 @@ impl<B: Descriptors> Listener<B> {
     /// # Errors
     /// Returns an error if the listener failed. If [`Listener::is_over`] is true, its device failed
     /// or was removed, or its events repeatedly could not be read. Every later call then returns
-    /// the error, and the descriptor stays readable. Otherwise the failure is temporary; try again
-    /// after a moment.
+    /// the error, and the descriptor stays readable. Otherwise try again after a moment.
     pub fn try_request(&self) -> Result<Option<Request<B>>, Error> {
         let mut asked = self.lock();
         if let Some(error) = &asked.over {
@@ -143,8 +139,7 @@ impl<B: Descriptors> Listener<B> {
         };
         if error.is_for_good() || lost {
             asked.over = Some(error.clone());
-            // This call consumed the wake-up of other threads that sleep on the descriptor. The
-            // waker stays readable.
+            // This call consumed the wake-up of other threads. The waker stays readable.
             self.waker.wake();
         }
         Err(error)
@@ -157,29 +152,25 @@ impl<B: Descriptors> Listener<B> {
 
     /// Returns the next connection, on an endpoint of its own, if a peer has asked for one.
     ///
-    /// It may not be established yet. It fails if that takes longer than
-    /// [`Options::handshake_timeout`]. When the listener's descriptor ([`AsFd`]) is readable, call
-    /// this until it returns `None`.
+    /// It may not be established yet, and fails after [`Options::handshake_timeout`]. When the
+    /// listener's descriptor ([`AsFd`]) is readable, call this until it returns `None`.
     ///
     /// # Errors
     /// Returns an error if the listener failed; see [`Listener::try_request`]. Also returns an
     /// error if the process has no descriptor or memory left for a connection. That peer was
-    /// rejected, and the listener continues. A single failed request, such as one that its peer
-    /// withdrew, is not an error.
+    /// rejected, and the listener continues. A request that fails, or is withdrawn, is no error.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
         for _ in 0..ATTEMPTS {
             let Some(request) = self.try_request()? else { return Ok(None) };
             let Some(options) = self.lock().endpoint.listener_options(self.listener) else { return Ok(None) };
             let peer = request.peer_addr();
-            // Dropping an unaccepted request rejects its peer, so the peer learns of every error
-            // (VR-RES-006).
+            // Dropping a request rejects its peer, so it learns of every error (VR-RES-006).
             let accepted = self.budget.place().and_then(|place| {
                 Endpoint::adopt(&self.backend, request.identifier, options, &self.budget, place)
             });
             match accepted {
                 Ok(accepted) => return Ok(Some(accepted)),
                 Err(error) if error.concerns_everybody() => return Err(error),
-                // This peer may have left. Try the next one.
                 Err(error) => tracing::warn!(?peer, %error, "a connection was not accepted"),
             }
         }
@@ -191,13 +182,11 @@ impl<B: Descriptors> Listener<B> {
     /// # Errors
     /// Returns an error if `poll` fails.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
-        // Without the lock, so that other threads can accept. The channel stays readable while
-        // there are requests.
+        // Without the lock, for other threads. The channel stays readable while there are requests.
         readable(&self.descriptor, timeout)
     }
 
-    /// Returns a waker that ends the waits of all threads. A wake-up lasts until one of them looks
-    /// for a request.
+    /// Returns a waker that ends the waits of all threads, until one looks for a request.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
@@ -218,8 +207,7 @@ impl<B: Descriptors> Listener<B> {
     /// Waits for the next connection, for at most `timeout`.
     ///
     /// # Errors
-    /// Returns [`Error::TimedOut`] if no connection came. Otherwise the errors are those of
-    /// [`Listener::try_accept`].
+    /// The errors are those of [`Listener::try_accept`], and [`Error::TimedOut`].
     pub fn accept_timeout(&self, timeout: Duration) -> Result<(Stream<B>, SocketAddr), Error> {
         self.accept_within(Some(timeout))
     }
@@ -240,7 +228,6 @@ impl<B: Descriptors> Listener<B> {
         }
     }
 
-    /// Returns the endpoint and its listener, for an adapter that drives the endpoint itself.
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> (Endpoint<B>, ListenerId) {
         let asked = self.asked.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +235,6 @@ impl<B: Descriptors> Listener<B> {
     }
 }
 
-/// Listens on the first usable address of a host and hands its requests over.
 fn listen<B: Descriptors>(
     endpoint: &mut Endpoint<B>,
     host: impl ToSocketAddrs + Debug,

@@ -25,16 +25,13 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
 }
 
-/// The regions of one connection, each with the fewest rights (VR-SEC-001).
-///
-/// The peer can write only to the receive windows and to memory registered to receive into. It can
-/// read nothing (VR-SEC-009). Memory is deregistered, which revokes its key, before anything else
-/// can use it (VR-SEC-010).
+/// The regions of one connection, each with the fewest rights (VR-SEC-001). The peer can write only
+/// to windows and memory registered to receive into, and can read nothing (VR-SEC-009). Memory is
+/// deregistered, which revokes its key, before anything else can use it (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
     windows: [Option<CountedRegion<B::Region>>; 2],
     send: Option<CountedRegion<B::Region>>,
-    /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): one per send work request, then one per
-    /// receive.
+    /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): one per send request, then one per receive.
     messages: CountedRegion<B::Region>,
     pub(crate) lendings: Lendings<B>,
     pub(crate) landing: Option<Landing<B>>,
@@ -44,17 +41,14 @@ pub(crate) struct Memory<B: Backend> {
     registrar: Registrar<B>,
 }
 
-/// Registers application memory for one connection.
-///
-/// Registering is slow and calls code of the program. Callers clone this so that they hold no lock
-/// meanwhile.
+/// Registers application memory for one connection. Callers clone this, because registering is slow
+/// and calls code of the program: they then hold no lock.
 #[derive(Clone)]
 pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
     /// Whether received bytes may be written in any order.
     relaxed: bool,
-    /// Whether to allocate on huge pages.
     huge: bool,
     /// The buffers registered for this connection that still exist.
     buffers: Buffers,
@@ -65,7 +59,6 @@ impl<B: Backend> Registrar<B> {
         register(&self.domain, &self.budget, (len, self.huge), self.ordered(access))
     }
 
-    /// Returns these rights, with relaxed ordering if the options allow it.
     const fn ordered(&self, access: Access) -> Access {
         if self.relaxed && access.allows(Access::REMOTE_WRITE) {
             access.and(Access::RELAXED_ORDERING)
@@ -74,7 +67,6 @@ impl<B: Backend> Registrar<B> {
         }
     }
 
-    /// Allocates and registers memory to lend. With [`Access::REMOTE_WRITE`] it can also receive.
     pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
         let memory = self.register(len, access)?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
@@ -121,8 +113,7 @@ impl<B: Backend> Memory<B> {
         })
     }
 
-    /// Registers the window with this index, which must not exist yet. Returns what the machine
-    /// announces.
+    /// Registers the window with this index, which must not exist yet.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
         let window = self.registrar.register(self.window, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
@@ -143,7 +134,6 @@ impl<B: Backend> Memory<B> {
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
     }
 
-    /// Returns the kind of pages of the first window.
     pub(crate) fn pages(&self) -> Pages {
         let [first, _] = &self.windows;
         first.as_ref().map_or(Pages::Usual, |window| window.region.pages())
@@ -160,7 +150,7 @@ impl<B: Backend> Memory<B> {
         Ok(())
     }
 
-    /// Deregisters the send buffer. No byte in it may be in flight.
+    /// No byte in it may be in flight.
     pub(crate) fn drop_send_buffer(&mut self) {
         self.send = None;
     }
@@ -169,14 +159,12 @@ impl<B: Backend> Memory<B> {
         self.windows.iter().all(Option::is_some)
     }
 
-    /// Returns the bytes of all regions, including those that the application registered.
     pub(crate) fn registered_bytes(&self) -> usize {
         let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
         all.map(|booked| booked.region.len()).sum::<usize>() + self.registrar.buffers.bytes()
     }
 
-    /// Copies received bytes out. Returns false, and copies nothing, if there is no memory where
-    /// they lie.
+    /// Returns false, and copies nothing, if there is no memory where they lie.
     #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> bool {
         match self.windows.get(usize::from(from.region)) {
@@ -186,8 +174,7 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Copies the first `len` received bytes to `at` in a buffer. Returns false if they do not fit
-    /// inside both.
+    /// Copies the first `len` received bytes to `at` in `into`. Returns false if one is too short.
     pub(crate) fn copy(&self, from: Readable, len: usize, into: &RegisteredBuffer<B>, at: usize) -> bool {
         let Some((memory, offset)) = self.place(from).filter(|_| len <= from.len as usize) else {
             return false;
@@ -197,8 +184,7 @@ impl<B: Backend> Memory<B> {
         if source.abs_diff(target) >= len {
             return memory.copy_to(offset, to, at, len);
         }
-        // They overlap. Bytes that landed before a reader gave up are now received elsewhere in the
-        // same buffer.
+        // They overlap: a reader gave up on landed bytes, and another receives them elsewhere.
         let mut bytes = vec![0; len];
         memory.read(offset, &mut bytes) && to.write(at, &bytes)
     }
@@ -208,7 +194,6 @@ impl<B: Backend> Memory<B> {
         Some(Arrived::new(memory, offset, at.len as usize))
     }
 
-    /// Returns the memory that holds received bytes, and the offset in it.
     fn place(&self, at: Readable) -> Option<(SharedMemory<'_>, usize)> {
         match self.windows.get(usize::from(at.region)) {
             Some(window) => Some((window.as_ref()?.region.memory(), at.offset as usize)),
@@ -284,7 +269,6 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Returns the bytes in a receive slot after a SEND of `len` bytes.
     pub(crate) fn incoming_message(&self, slot: u16, len: u32) -> ([u8; MESSAGE_LEN], usize) {
         let mut bytes = [0; MESSAGE_LEN];
         let len = MESSAGE_LEN.min(len as usize);

@@ -34,37 +34,33 @@ pub(crate) use setters;
 pub struct Options {
     /// Protocol settings: window sizes, credits, keepalive, limits.
     ///
-    /// The role in these settings is ignored: the side that dials is the client. Without keepalives
-    /// in these settings, each side has the default of its role.
+    /// The role in them is ignored: the side that dials is the client. Without keepalives in them,
+    /// each side has the default of its role.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers expect 1024 (VR-RES-002); use fewer only in tests.
     pub receives: u16,
-    /// Bytes that a work request may carry inline, which saves the device a fetch. The device may
-    /// grant fewer.
+    /// Bytes that a work request may carry inline, which saves a fetch. The device may grant fewer.
     pub inline: u32,
     /// How long a peer waits before it retries a send that found no posted receive.
     pub rnr_timer: RnrTimer,
-    /// Time limit for establishing an accepted connection. A dial has a limit of its own for all
-    /// its steps (VR-CONN-008).
+    /// Time limit for establishing an accepted connection. A dial has its own limit (VR-CONN-008).
     pub handshake_timeout: Duration,
-    /// How long dropping a stream waits for the last bytes to arrive.
-    /// [`Stream::close`](crate::Stream::close) takes its own limit.
+    /// How long dropping a stream waits for the last bytes to arrive. `close` takes its own limit.
     pub linger: Duration,
     /// How long an idle connection keeps its send buffer and its second window. They are released
-    /// after this time and at most twice this time. At least a millisecond.
+    /// between one and two of these times later. At least a millisecond.
     ///
-    /// The send buffer stays until the peer's device has acknowledged all of it. After a few small
-    /// writes that happens with the next keepalive, or, without keepalives, when the connection
-    /// writes again.
+    /// The send buffer also stays until the peer's device has acknowledged all of it. After a few
+    /// small writes that shows with the next keepalive or, without keepalives, the next write.
     pub keep_memory: Duration,
     /// Registers the send buffer with the connection instead of at its first write, which saves
     /// that write milliseconds. It costs memory for each connection that never writes.
     pub eager_send_buffer: bool,
-    /// How long a wait busy-polls before it sleeps. On a NIC, a wake-up takes longer than a round
+    /// How long a wait busy-polls before it sleeps. On a NIC, a wake-up takes more than a round
     /// trip.
     ///
-    /// It costs a processor during each wait. A blocking stream polls in its call. An event loop is
-    /// told to come back at once ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)). A
+    /// It costs a processor during each wait. A blocking stream polls in its call, an event loop is
+    /// told to come back at once ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)), and a
     /// tokio driver lets other tasks run in between. Each wait longer than this limit shortens the
     /// polling time, down to none. The next wait that ends within the limit restores it. An
     /// endpoint uses the largest value of its connections. Zero, the default, turns busy-polling
@@ -72,12 +68,12 @@ pub struct Options {
     pub spin: Duration,
     /// The completion vector that signals completions, modulo the device's number of vectors.
     pub completion_vector: u32,
-    /// The traffic class of the packets of a connection that this side dials. DSCP is in the upper
-    /// six bits, ECN in the lower two.
+    /// The traffic class of packets of a connection that this side dials: DSCP in the upper six
+    /// bits, ECN in the lower two.
     ///
     /// On RoCE it selects the queue of switches and cards. Set it if the network's lossless queue
-    /// is not the queue of class 0. The server's packets have the client's class, so the option
-    /// changes nothing on the side that accepts. With `None`, the default, the system decides
+    /// is not that of class 0. The server's packets have the client's class, so the option changes
+    /// nothing on the side that accepts. With `None`, the default, the system decides
     /// (`default_roce_tos` of the connection manager).
     pub traffic_class: Option<u8>,
     /// How long the device waits for an acknowledgement before it retransmits: 4.096 µs ·
@@ -89,21 +85,19 @@ pub struct Options {
     /// 5.1. On an older kernel, a connection with this option fails.
     pub ack_timeout: Option<u8>,
     /// Whether the device may write received bytes in any order
-    /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)). It applies to windows, and
-    /// to memory that is registered to receive into.
+    /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), in windows and memory
+    /// registered to receive into.
     ///
-    /// It changes nothing for the program. Bytes are read after the completion that counts them,
-    /// and a completion says that all bytes before it have arrived. It is faster on some machines
-    /// and slower on others, so it is off by default. The bytes are written in order if the device,
-    /// the kernel or the library does not support it.
+    /// Programs see no difference: bytes are read after the completion that counts them, and it
+    /// says that all bytes before it have arrived. It is faster on some machines and slower on
+    /// others, so it is off by default. Bytes are written in order if the device, the kernel or the
+    /// library does not support it.
     pub relaxed_ordering: bool,
-    /// Whether windows, the send buffer, and buffers that the library allocates for the program are
-    /// on huge pages. It applies to memory of at least one such page, 2 MiB.
+    /// Whether windows, the send buffer, and buffers that the library allocates are on huge pages,
+    /// if they fill one, 2 MiB. Off by default. A device then needs fewer translations.
     ///
-    /// Pages that the administrator reserved are used if there are any. Otherwise the kernel is
-    /// advised to use huge pages, and decides. [`Connection::pages`](crate::Connection::pages)
-    /// returns which it was. With huge pages a device needs fewer translations. It is off by
-    /// default.
+    /// Reserved pages are used if there are any. Otherwise the kernel is advised to use huge pages,
+    /// and decides. [`Connection::pages`](crate::Connection::pages) returns the result.
     pub huge_pages: bool,
 }
 
@@ -135,7 +129,7 @@ impl Options {
         if !(1..=1 << 14).contains(&self.receives) {
             return Err(Error::Options { field: "receives", bounds: "1 to 16384" });
         }
-        // Checking constantly whether memory can go would be busy-polling.
+        // Checking constantly would be busy-polling.
         if self.keep_memory < Duration::from_millis(1) {
             return Err(Error::Options { field: "keep_memory", bounds: "at least a millisecond" });
         }
@@ -154,7 +148,7 @@ impl Options {
         self
     }
 
-    /// Completions that a connection can have waiting; its queue must hold them all (VR-RES-011).
+    /// Completions that can wait at once; the queue must hold them all (VR-RES-011).
     pub(crate) fn completions(&self) -> u32 {
         u32::from(self.protocol.send_depth) + u32::from(self.receives)
     }

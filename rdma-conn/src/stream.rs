@@ -26,16 +26,14 @@ use crate::options::{Options, setters};
 
 /// A blocking byte stream over RDMA. Like a `TcpStream`, it implements [`Read`] and [`Write`].
 ///
-/// Boundaries between the peer's writes carry no meaning (VR-XFER-007). The stream neither encrypts
-/// nor authenticates (VR-SEC-006).
+/// The peer's writes have no boundaries (VR-XFER-007). The stream neither encrypts nor
+/// authenticates (VR-SEC-006).
 ///
-/// Each `write` is sent at once and costs one notification, however many slices it has. Use
-/// [`Write::write_vectored`] or a buffer to send several pieces together. Dropping the stream
-/// delivers written bytes, for at most [`Options::linger`]. [`Stream::close`] does the same and
-/// reports the result.
+/// Each `write` is sent at once and costs one notification, however many slices it has. Send
+/// several pieces with [`Write::write_vectored`] or a buffer. Dropping the stream delivers written
+/// bytes, for at most [`Options::linger`]. [`Stream::close`] also reports the result.
 ///
-/// A stream is a handle on an [`Endpoint`] of its own. Each call drives that endpoint while it
-/// waits.
+/// A stream is a handle on an [`Endpoint`] of its own. Each call drives it while it waits.
 pub struct Stream<B: Descriptors> {
     shared: Arc<Private<B>>,
     read_timeout: Option<Duration>,
@@ -51,8 +49,7 @@ pub struct Stream<B: Descriptors> {
 pub struct Connect {
     /// The local address to connect from. Port 0 picks a free port.
     pub local: Option<SocketAddr>,
-    /// Time limit for one address of the host. Looking up a host name takes additional time, which
-    /// the resolver limits.
+    /// Time limit for one address of the host. The resolver limits the time to look up a name.
     pub timeout: Duration,
     /// Settings of the connection.
     pub options: Options,
@@ -77,14 +74,12 @@ impl<B: Descriptors> Stream<B> {
     ///
     /// # Errors
     /// Returns an error if there is no RDMA device, the host is unknown, the peer refuses or cannot
-    /// be reached, the attempt times out, or too little memory can be locked. The message says what
-    /// to do.
+    /// be reached, the attempt times out, or too little memory can be locked. It says what to do.
     pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
 
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in
-    /// turn.
+    /// Connects to a host and port, trying the host's addresses in turn. See [`Stream::connect`].
     ///
     /// # Errors
     /// Returns the error of the last address tried. [`Stream::connect`] lists them.
@@ -125,8 +120,8 @@ impl<B: Descriptors> Stream<B> {
         Err(last)
     }
 
-    /// Wraps the one connection of `endpoint`, as
-    /// [`Listener::try_accept`](crate::Listener::try_accept) returns it.
+    /// Wraps the one connection of `endpoint`, from
+    /// [`Listener::try_accept`](crate::Listener::try_accept).
     pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
@@ -137,7 +132,6 @@ impl<B: Descriptors> Stream<B> {
         Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
-    /// Returns the endpoint and its connection, for an adapter that drives the endpoint itself.
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> Result<(Endpoint<B>, ConnectionId), Error> {
         let mut slot = self.shared.endpoint.lock().map_err(|_| background::panicked())?;
@@ -187,8 +181,7 @@ impl<B: Descriptors> Stream<B> {
         Ok(self.shared.enter()?.connection().registrar())
     }
 
-    /// Registers memory for zero-copy sending. See
-    /// [`Connection::register_buffer`](crate::Connection::register_buffer).
+    /// Registers memory for zero-copy sending. See [`Connection::register_buffer`].
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
@@ -196,15 +189,12 @@ impl<B: Descriptors> Stream<B> {
         self.registrar()?.buffer(len, Access::NONE)
     }
 
-    /// Sends bytes of `buffer` without a copy, from the beginning of `range`, after everything
-    /// written before.
+    /// Sends bytes of `buffer` without a copy, from the start of `range`, behind earlier writes.
     ///
-    /// Returns the number of bytes as soon as they are on their way. Wait for the buffer with
-    /// [`Stream::returned`].
+    /// Returns how many bytes are on their way. Wait for the buffer with [`Stream::returned`].
     ///
     /// # Errors
-    /// Returns an error if the write time-out passes. Otherwise the errors are those of
-    /// [`Endpoint::lend`].
+    /// The errors are those of [`Endpoint::lend`], and the write time-out.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
         self.shared
             .enter()?
@@ -220,8 +210,7 @@ impl<B: Descriptors> Stream<B> {
         self.shared.enter()?.until(&self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
     }
 
-    /// Registers memory for zero-copy receiving. See
-    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    /// Registers memory for zero-copy receiving. See [`Connection::register_landing`].
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
@@ -229,8 +218,7 @@ impl<B: Descriptors> Stream<B> {
         self.registrar()?.buffer(len, Access::REMOTE_WRITE)
     }
 
-    /// Registers memory that the application already has. See
-    /// [`Connection::register_memory`](crate::Connection::register_memory).
+    /// Registers memory that the application already has. See [`Connection::register_memory`].
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,
@@ -248,9 +236,8 @@ impl<B: Descriptors> Stream<B> {
     /// how many bytes arrived there without a copy, and how many were copied there.
     ///
     /// # Errors
-    /// Returns an error if the read time-out passes. The next read then gets the bytes that have
-    /// not arrived. How many did arrive is unknown. Otherwise the errors are those of
-    /// [`Endpoint::receive`].
+    /// The errors are those of [`Endpoint::receive`], and the read time-out. After a time-out, the
+    /// next read gets the bytes that have not arrived. How many did arrive is unknown.
     pub fn receive(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -318,7 +305,7 @@ impl<B: Descriptors> Write for Stream<B> {
         Ok(endpoint.until(&self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?)
     }
 
-    /// Waits until the connection is established and all written bytes are with the device.
+    /// Waits until the connection is established and the device has all written bytes.
     fn flush(&mut self) -> io::Result<()> {
         let mut endpoint = self.shared.enter()?;
         Ok(endpoint.until(&self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
@@ -358,8 +345,7 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
 
 /// An endpoint of one connection, shared by a stream and the background thread.
 ///
-/// A call holds the lock while it runs and while it waits, so the thread only ever drives idle
-/// streams.
+/// A call holds the lock also while it waits, so the thread only ever drives idle streams.
 struct Private<B: Descriptors> {
     /// `None` once the stream is dropped or has given the endpoint away.
     endpoint: Mutex<Option<Endpoint<B>>>,
@@ -376,8 +362,7 @@ impl<B: Descriptors> Private<B> {
         Locked { endpoint: self.slot(), id: self.id }
     }
 
-    /// Locks the endpoint, or fails if a panic interrupted an earlier call. Such a call may have
-    /// lost what a wait needs.
+    /// Fails if a panic interrupted an earlier call, which may have lost what a wait needs.
     #[inline]
     fn enter(&self) -> Result<Locked<'_, B>, Error> {
         match self.endpoint.lock() {
@@ -419,10 +404,8 @@ impl<B: Descriptors> Locked<'_, B> {
         connection
     }
 
-    /// Repeats `step` until it has a result and sleeps in between, so that waiting takes no
-    /// processor time (VR-FLOW-013).
-    ///
-    /// The clock is read only before sleeping, to apply `timeout`.
+    /// Repeats `step` until it has a result. Sleeps in between, so waiting takes no processor time
+    /// (VR-FLOW-013). Reads the clock only before sleeping, to apply `timeout`.
     ///
     /// # Errors
     /// Returns the error of `step`, or a time-out that names `doing`.
@@ -443,8 +426,8 @@ impl<B: Descriptors> Locked<'_, B> {
         }
     }
 
-    /// Sleeps until the connection has moved, at most until `deadline`. The first call sets it,
-    /// `timeout` from now.
+    /// Sleeps until the endpoint has made progress or the time-out has passed. The first sleep of a
+    /// call fixes the `deadline`, `timeout` from then.
     #[inline(never)]
     fn sleep(
         &mut self,

@@ -9,9 +9,8 @@ use crate::error::Error;
 
 /// Ends a wait from any thread.
 ///
-/// It ends [`Endpoint::wait`](crate::Endpoint::wait), or any other wait on its descriptor
-/// ([`AsFd`]). The descriptor is readable from a wake-up until [`Waker::clear`]. Clones are one
-/// waker.
+/// It ends [`Endpoint::wait`](crate::Endpoint::wait), or any wait on its descriptor ([`AsFd`]),
+/// which is readable from a wake-up until [`Waker::clear`]. Clones are one waker.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
@@ -30,13 +29,11 @@ impl Waker {
     /// An endpoint also consumes wake-ups in [`Endpoint::progress`](crate::Endpoint::progress).
     /// After either call, check what the wake-up was for.
     pub fn wake(&self) {
-        // Fails only if the counter is at its maximum, which is a pending wake-up already,
-        // eventfd(2).
+        // Fails only if a wake-up is pending already: the counter is at its maximum, eventfd(2).
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Consumes the wake-ups so far, for the caller's own wait. Endpoints consume those of their
-    /// own wakers.
+    /// Consumes the wake-ups so far. Endpoints do this for their own wakers.
     pub fn clear(&self) {
         // Fails only if there are none.
         let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);

@@ -5,8 +5,7 @@ use core::time::Duration;
 use crate::error::ApiMisuse;
 use crate::wire::FeatureSet;
 
-/// Receives that a Valkey server and libvalkey keep posted, as the Valkey document recommends
-/// (VR-RES-002).
+/// Receives that Valkey and libvalkey keep posted, as Valkey's document recommends (VR-RES-002).
 pub const RECEIVES: u16 = 1024;
 
 /// The largest window of a Valkey server, 16 MiB.
@@ -14,9 +13,9 @@ pub const LARGEST_WINDOW: u32 = 16 << 20;
 
 /// How long the peer's device may leave a keepalive without an acknowledgement (VR-KEEP-006).
 ///
-/// With limited retries the device gives up much earlier. Soft-RoCE takes a `retry_count` of 7 in
-/// the peer's request as endless, and a peer without posted receives makes the device wait as long
-/// as that peer chose.
+/// With limited retries the device gives up much earlier. Without a limit it does not: soft-RoCE
+/// takes a `retry_count` of 7 in the peer's request as endless, and a peer without posted receives
+/// makes the device wait as long as that peer chose.
 pub const UNACKNOWLEDGED: Duration = Duration::from_secs(120);
 
 /// The role of a machine.
@@ -29,8 +28,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Returns the default keepalives of this role. A server sends them regularly, and a client
-    /// probes a silent peer.
+    /// Returns the default keepalives: a server sends them regularly, a client after silence.
     pub const fn keepalive(self) -> Keepalive {
         match self {
             Self::Client => Keepalive { probe: Some(Duration::from_secs(10)), ..Keepalive::NONE },
@@ -55,17 +53,15 @@ macro_rules! setters {
     };
 }
 
-/// When to send keepalives, and how long a peer may be silent. Start from [`Keepalive::NONE`], then
-/// assign fields or chain their setters.
+/// When to send keepalives, and how long a peer may be silent. Start from [`Keepalive::NONE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Keepalive {
     /// Sends a Keepalive at this interval, regardless of other traffic (VR-KEEP-001). Servers do,
     /// every 3 s. Clients may (VR-KEEP-007).
     pub every: Option<Duration>,
-    /// Sends a Keepalive after this much silence. The peer's device acknowledges it even if its
-    /// program is busy. A dead host is therefore detected without disturbing a busy one
-    /// (VR-KEEP-006), at the latest after [`UNACKNOWLEDGED`].
+    /// Sends a Keepalive after this much silence. The device of a busy peer acknowledges it, so
+    /// only a dead host is detected (VR-KEEP-006), at the latest after [`UNACKNOWLEDGED`].
     pub probe: Option<Duration>,
     /// Ends the connection when the peer *sent* nothing for this long. Off by default, because a
     /// busy Valkey server sends nothing.
@@ -83,40 +79,39 @@ impl Keepalive {
     }
 }
 
-/// Settings of a connection. Start from [`Config::client`] or [`Config::server`], then assign
-/// fields or chain their setters: `Config::client().window(1 << 16).windows(1)`.
-/// [`Machine::new`](crate::Machine::new) checks them.
+/// Settings of a connection, which [`Machine::new`](crate::Machine::new) checks. Start from
+/// [`Config::client`] or [`Config::server`], then assign fields or chain their setters:
+/// `Config::client().window(1 << 16).windows(1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Config {
     /// The role of this side.
     pub role: Role,
-    /// Length of a receive window, in bytes, fixed for the life of the connection (VR-MEM-008). At
-    /// least 1. Valkey itself uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
+    /// Length of a receive window, in bytes, at least 1, fixed for the connection (VR-MEM-008).
+    /// Valkey itself uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
     pub window: u32,
-    /// Receive windows, 1 or 2. The second is announced as soon as the first is full, and filled
-    /// while the application still reads the first (VR-MEM-003).
+    /// Receive windows, 1 or 2. The second is announced when the first is full, and filled while
+    /// the application still reads the first (VR-MEM-003).
     pub windows: u8,
-    /// Length of the send buffer, 1 byte to 1 GiB. It holds outgoing bytes that wait for window,
-    /// credit or acknowledgement.
+    /// Length of the send buffer, 1 byte to 1 GiB. Bytes wait there for window, credit or
+    /// completion.
     pub send_buffer: u32,
     /// Work requests the send queue holds: 1 to 16384.
     pub send_depth: u16,
-    /// Receives that the peer is assumed to keep posted, 2 to 16384. No more notifications are ever
-    /// in flight (VR-FLOW-005).
+    /// Receives that the peer is assumed to keep posted, 2 to 16384: the most notifications that
+    /// are ever in flight (VR-FLOW-005).
     pub peer_receives: u16,
     /// The longest window a peer may register (VR-MEM-005).
     pub window_limit: u32,
-    /// Features of this side, none by default. A server tells clients that ask (VR-FEAT-002). A
-    /// client asks if [`Config::negotiate`] is set.
+    /// Features of this side, none by default. A server tells clients that ask (VR-FEAT-002), a
+    /// client asks with [`Config::negotiate`].
     pub features: FeatureSet,
-    /// Whether a client asks for the server's features once connected, which is optional
-    /// (VR-FEAT-001).
+    /// Whether a client asks for the server's features once connected (VR-FEAT-001).
     pub negotiate: bool,
     /// Keepalive settings. `None` uses [`Role::keepalive`].
     pub keepalive: Option<Keepalive>,
-    /// How long the peer may keep data waiting (no window, no receives) before the connection ends
-    /// (VR-RES-004). Off by default, because waiting calls have time-outs of their own.
+    /// How long the peer may keep data waiting, for a window or receives (VR-RES-004). Off by
+    /// default, because waiting calls have time-outs of their own.
     pub stall_limit: Option<Duration>,
 }
 

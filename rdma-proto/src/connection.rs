@@ -34,8 +34,7 @@ pub struct RegionAddress {
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Not established yet. It may be closed already: written bytes are delivered once it is
-    /// established.
+    /// Not established yet. Bytes written before a close are delivered once it is.
     Connecting,
     /// Bytes can flow.
     Open,
@@ -73,11 +72,10 @@ pub struct Counters {
     pub most_in_flight: u64,
 }
 
-/// One connection: wire rules, windows, credits, keepalive and end, for a client or a server.
+/// One connection: wire rules, windows, credits, keepalive and end, for a client or a server. See
+/// the crate documentation for the four groups of methods.
 ///
-/// The methods come in four groups, as the crate documentation describes: getters; `handle_*`, with
-/// which the driver reports events; calls of the application; and [`Machine::poll_action`], to be
-/// drained until `None` after any of the others.
+/// Call [`Machine::poll_action`] until it returns `None` after any method that is not a getter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     config: Config,
@@ -92,15 +90,13 @@ pub struct Machine {
     tx: TxWindow,
     send: SendState,
     credits: Credits,
-    /// Whether acknowledgements return credits: the peer makes us wait for receives instead of
-    /// failing (VR-FLOW-015).
+    /// Whether acknowledgements return credits: the peer makes us wait for receives (VR-FLOW-015).
     patient: bool,
     /// Send queue slots that data leaves to control messages (VR-FLOW-009).
     slots_kept_back: u64,
     /// The rest of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
     due: Due,
-    /// Limits within which writes may go on while nothing else is due.
     budget: Budget,
     answers: Answers,
     negotiation: Negotiation,
@@ -120,7 +116,7 @@ enum Stage {
     Ended,
 }
 
-/// The work that may be due, so that unchanged state is not checked again.
+/// What may be due, so that unchanged state is not checked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Due {
     /// Something has happened: check everything.
@@ -148,9 +144,9 @@ enum Negotiation {
 }
 
 impl Machine {
-    /// Returns a connection that is being established, with the regions for the peer to write to.
-    /// Each must be [`Config::window`] bytes long. The second is ignored unless [`Config::windows`]
-    /// is 2; it can be added later, see [`Machine::lacks_region`].
+    /// Returns a connection that is being established, with the regions for the peer to write to,
+    /// each of [`Config::window`] bytes. The second is ignored unless [`Config::windows`] is 2. It
+    /// can be added later, see [`Machine::lacks_region`].
     ///
     /// # Errors
     /// Returns an error if a value of `config` is out of bounds.
@@ -205,7 +201,6 @@ impl Machine {
 
     /// Returns the counters.
     pub fn counters(&self) -> Counters {
-        // The send state counts what was posted.
         let posted = self.send.posted();
         Counters {
             bytes_sent: posted.bytes,
@@ -215,8 +210,7 @@ impl Machine {
         }
     }
 
-    /// Returns the most notifications ever in flight. Only handled notifications reduce the number,
-    /// so this is checked before they do.
+    /// Only handled notifications reduce the number, so this is checked before they do.
     fn most_in_flight(&self) -> u64 {
         self.counters.most_in_flight.max(self.credits.in_flight(self.send.posted().notices))
     }
@@ -245,7 +239,7 @@ impl Machine {
         self.features().contains(FeatureSet::MULTI_BUFFER)
     }
 
-    /// Puts features into force. The peer handles the choice before anything sent later.
+    /// The peer handles the choice before anything sent later.
     fn agree(&mut self, features: FeatureSet) {
         self.negotiation = Negotiation::Done(features);
         self.rx.go_ahead(self.queues_windows());
@@ -274,38 +268,35 @@ impl Machine {
         self.rx.unread()
     }
 
-    /// Returns whether the memory of [`Machine::land`] is in use: it holds or will hold a window,
-    /// or holds unread bytes.
+    /// Returns whether the memory of [`Machine::land`] is in use, now or for a coming window.
     pub const fn is_landing(&self) -> bool {
         self.rx.is_landing()
     }
 
-    /// Returns the part of the memory of [`Machine::land`] with unread bytes, or that the peer may
-    /// still write.
+    /// Returns the part of that memory with unread bytes, or that the peer may still write.
     pub const fn landing_in_use(&self) -> Range<u32> {
         self.rx.landing_in_use()
     }
 
-    /// Returns whether the peer may still write to the memory of [`Machine::land`].
+    /// Returns whether the peer may still write to that memory.
     pub const fn may_land(&self) -> bool {
         self.rx.may_land()
     }
 
-    /// Returns whether [`Machine::drop_region`] has nothing to drop while windows are announced
-    /// ahead ([`FeatureSet::MULTI_BUFFER`]).
+    /// Returns whether windows are announced ahead ([`FeatureSet::MULTI_BUFFER`]), so that
+    /// [`Machine::drop_region`] has nothing to drop.
     pub const fn announces_ahead(&self) -> bool {
         self.rx.announces_ahead()
     }
 
-    /// Returns the index of a second receive region that would let the peer continue at once, for a
-    /// connection that was made with one. The peer has filled it faster than the application reads.
+    /// Returns the index of a second receive region that would let the peer continue at once: it
+    /// has filled the only one faster than the application reads.
     #[inline]
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
     }
 
-    /// Returns the contiguous free space of the send buffer. After a [`Machine::commit`] there may
-    /// be more at its beginning.
+    /// Returns the contiguous free space of the send buffer. There may be more at its beginning.
     #[inline]
     pub const fn space(&self) -> Span {
         self.send.space()
@@ -317,14 +308,12 @@ impl Machine {
         self.send.has_space()
     }
 
-    /// Returns how many bytes [`Machine::lend`] takes now. None while a previous loan is not
-    /// completely posted.
+    /// Returns how many bytes [`Machine::lend`] takes now: none while a loan is not posted.
     pub const fn lendable(&self) -> u32 {
         self.send.lendable()
     }
 
-    /// Returns the number of accepted bytes that are not posted yet. They wait for window or
-    /// credit.
+    /// Returns the number of accepted bytes that are not posted: they wait for window or credit.
     #[inline]
     pub const fn unposted(&self) -> u64 {
         self.send.unposted()
@@ -350,7 +339,7 @@ impl Machine {
     }
 
     /// Returns whether [`Machine::next_timeout`] may have come nearer since the last call. Most
-    /// events only move it later, so a driver that records it need not ask each time.
+    /// events only move it later.
     #[inline]
     pub fn take_sooner(&mut self) -> bool {
         self.timers.take_sooner()
@@ -372,12 +361,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes at most `most` bytes and returns where to put them: [`Machine::space`] and
-    /// [`Machine::commit`] in one step.
-    ///
-    /// Put the bytes there before requesting the next action. There may be more room at the
-    /// beginning of the buffer. Returns `None` if there is no room, or the connection is not open
-    /// for writing.
+    /// Takes at most `most` bytes and returns where to put them before requesting the next action:
+    /// [`Machine::space`] and [`Machine::commit`] in one step. There may be more room at the
+    /// buffer's beginning. Returns `None` if there is no room, or the connection takes no bytes.
     #[inline]
     pub fn put(&mut self, most: usize) -> Option<Span> {
         if self.due == Due::Nothing && most > 0 && self.budget.covers(self.send.posted(), most) {
@@ -403,12 +389,11 @@ impl Machine {
         Some(Span { offset, len })
     }
 
-    /// Takes `bytes` that lie in separate memory, behind everything taken before. That memory must
-    /// stay unchanged until [`Machine::unconfirmed`] shows that all of them have arrived.
+    /// Takes `bytes` of other memory, behind everything taken before. That memory must stay
+    /// unchanged until [`Machine::unconfirmed`] shows that all of them have arrived.
     ///
     /// # Errors
-    /// Returns an error if there are more than [`Machine::lendable`], or if the connection is not
-    /// open for writing.
+    /// Returns an error beyond [`Machine::lendable`], or if the connection is not open for writing.
     pub fn lend(&mut self, bytes: usize) -> Result<(), Error> {
         self.writable()?;
         self.send.lend(bytes)?;
@@ -439,11 +424,9 @@ impl Machine {
         }
     }
 
-    /// Returns the next received bytes, at most `most`, and returns them to the peer:
-    /// [`Machine::readable`] and [`Machine::consume`] in one step.
-    ///
-    /// Copy them before requesting the next action, which may let the peer overwrite them. Returns
-    /// `None` if there are none.
+    /// Returns and consumes the next received bytes, at most `most`: [`Machine::readable`] and
+    /// [`Machine::consume`] in one step. Copy them before requesting the next action, which may let
+    /// the peer overwrite them.
     #[inline]
     pub fn take(&mut self, most: usize) -> Option<Readable> {
         let part = self.rx.take(most)?;
@@ -451,14 +434,13 @@ impl Machine {
         Some(part)
     }
 
-    /// Fast path of [`Machine::take`]. `None`, unchanged, if work may follow from it or there are
-    /// no bytes.
+    /// Fast path of [`Machine::take`]. `None`, unchanged, if there are no bytes or work may follow.
     #[inline]
     pub fn take_at_once(&mut self, most: usize) -> Option<Readable> {
         self.rx.take_at_once(most)
     }
 
-    /// Returns `bytes` of [`Machine::readable`] to the peer.
+    /// Gives `bytes` of [`Machine::readable`] back to the peer.
     ///
     /// # Errors
     /// Returns an error if fewer are readable.
@@ -469,8 +451,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Adds the receive region that [`Machine::lacks_region`] requests. It must be
-    /// [`Config::window`] bytes long (VR-MEM-008).
+    /// Adds the region for [`Machine::lacks_region`], of [`Config::window`] bytes (VR-MEM-008).
     pub fn add_region(&mut self, address: RegionAddress) {
         let Some(index) = self.rx.lacks_region() else { return };
         let [first, second] = &mut self.regions;
@@ -479,28 +460,25 @@ impl Machine {
         self.look_for_announcement();
     }
 
-    /// Continues with one receive region. Returns the index of the other, which the peer has used
-    /// up and the driver may deregister. `None` if there is only one, both hold unread bytes, or
-    /// windows are announced ahead.
+    /// Continues with one receive region. Returns the index of the other, to be deregistered.
+    /// `None` if there is only one, both hold unread bytes, or windows are announced ahead.
     pub fn drop_region(&mut self) -> Option<u8> {
         self.rx.drop_region()
     }
 
-    /// Receives into memory of the application: the next `length` unread bytes belong into the
-    /// `length` bytes at `memory`.
+    /// Receives the next `length` unread bytes into application memory, from `memory` on.
     ///
     /// Windows that lie wholly in that part of the stream are announced there (VR-MEM-018,
-    /// VR-MEM-008). Returns the bytes that will land, as [`Machine::readable`] will return them
-    /// with the index [`Readable::LANDED`]. Returns `None` if no whole window fits. Bytes before
-    /// and after them arrive in the connection's own regions.
+    /// VR-MEM-008). Returns the bytes that will land, as [`Machine::readable`] will, with the index
+    /// [`Readable::LANDED`]. Returns `None` if no whole window fits. Bytes before and after them
+    /// arrive in the connection's own regions.
     ///
     /// The memory must stay registered until [`Machine::is_landing`] is false or the connection has
-    /// ended. From then on a correct peer does not write to it. A faulty one can until it is
+    /// ended. A correct peer does not write to it after that, a faulty one can until it is
     /// deregistered (VR-SEC-005).
     ///
     /// # Errors
-    /// Returns an error if previous memory is in use, or if this memory wraps around the address
-    /// space.
+    /// Returns an error if earlier memory is in use, or this wraps around the address space.
     pub fn land(&mut self, memory: RegionAddress, length: u32) -> Result<Option<Readable>, ApiMisuse> {
         let RegionAddress { address, .. } = memory;
         if address.checked_add(length.into()).is_none() {
@@ -517,8 +495,8 @@ impl Machine {
         Ok(landed)
     }
 
-    /// Announces no further window in the memory of [`Machine::land`]. A window already announced
-    /// there stays until it is full (VR-MEM-019).
+    /// Announces no further window in the memory of [`Machine::land`]. One that is announced stays
+    /// until it is full (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
         // The region held back for that can be announced ahead.
@@ -526,9 +504,8 @@ impl Machine {
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004).
-    ///
-    /// Idempotent. If the connection is not established yet and bytes were written to it, it is
-    /// established first (VR-CLOSE-001). Without bytes it ends at once.
+    /// May be called again. A connection with bytes that is not established yet is established
+    /// first (VR-CLOSE-001). Without bytes it ends at once.
     pub fn close(&mut self, now: Instant, linger: Duration) {
         match self.stage {
             Stage::Connecting if self.send.unconfirmed() == 0 => self.end(),
@@ -550,7 +527,6 @@ impl Machine {
         matches!(self.stage, Stage::Ended)
     }
 
-    /// Returns whether it was established and has not ended.
     #[inline]
     const fn is_established(&self) -> bool {
         matches!(self.stage, Stage::Open | Stage::Closing)

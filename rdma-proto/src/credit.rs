@@ -2,10 +2,9 @@
 //!
 //! Every SEND and every WRITE with immediate consumes a receive that the peer posted. Windows do
 //! not limit them: a thousand one-byte writes fit any window. A Valkey server accepts with an RNR
-//! retry count of 0, so the first notification without a receive ends the connection (VR-FLOW-005).
-//! An acknowledgement by the peer's device proves that a receive *was* there, not that it was
-//! posted again (VR-FLOW-008). A peer handles its receives in order and posts each again as it
-//! handles it. The proofs are therefore:
+//! retry count of 0: the first notification without a receive ends the connection (VR-FLOW-005). An
+//! acknowledgement proves that a receive *was* there, not that it was posted again (VR-FLOW-008). A
+//! peer handles its receives in order, and reposts each. So the proofs are:
 //!
 //! * a registration: the peer has handled the immediate that filled its last window;
 //! * the first immediate into a window we announced: the peer has handled that announcement;
@@ -15,10 +14,9 @@
 //!   matters, because one is always reserved for it. Fewer have no room for that, and every
 //!   deployed peer has 1024.
 //!
-//! A peer that gave us endless RNR retries has chosen to make us wait instead. Acknowledgements
-//! then count too.
+//! If a peer gave us endless RNR retries, a missing receive makes us wait. Then acknowledgements
+//! count.
 
-/// The purpose of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Purpose {
     Data,
@@ -26,17 +24,15 @@ pub(crate) enum Purpose {
     Question,
 }
 
-/// Counts of notifications sent and of those that the peer is proven to have handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Credits {
     limit: u64,
     /// In-flight limit for data notifications.
     for_data: u64,
     handled: u64,
-    /// Notifications that its program has taken, judged for keepalives; see
-    /// [`Credits::has_receive_for_keepalive`].
+    /// Notifications that its program has taken, for [`Credits::has_receive_for_keepalive`].
     taken: u64,
-    /// The count of notifications after the one that filled the peer's window.
+    /// The count after the notification that filled the peer's window.
     filled: Option<u64>,
     /// The count after our last registration.
     announced: Option<u64>,
@@ -55,9 +51,8 @@ impl Credits {
     /// Returns whether one more notification may be sent for `purpose` when `sent` were.
     ///
     /// Data leaves some credits to control messages, so that a registration never waits behind it.
-    /// Data and control messages leave one credit for the question, whose answer returns credits.
-    /// They leave one more for the receive of the last question, which may not be reposted when its
-    /// answer comes.
+    /// Both leave one credit for the question, whose answer returns credits, and one for the
+    /// receive of the last question, which may not be reposted when its answer comes.
     #[inline]
     pub(crate) const fn allow(&self, sent: u64, purpose: Purpose) -> bool {
         let most = match purpose {
@@ -69,8 +64,7 @@ impl Credits {
         self.in_flight(sent) < most
     }
 
-    /// Returns whether a question is in flight whose answer will return credits. If another proof
-    /// overtook it, it returns none.
+    /// Returns whether the answer to a question in flight returns credits: no proof overtook it.
     const fn expects_proof(&self) -> bool {
         match self.asked {
             Some(mark) => mark > self.handled,
@@ -127,8 +121,7 @@ impl Credits {
         self.announced.is_some()
     }
 
-    /// Records received data. Returns whether it returned credits, as only the first bytes in a
-    /// window do.
+    /// Returns whether the data returned credits, as only the first bytes in a window do.
     pub(crate) fn got_data(&mut self) -> bool {
         let before = self.handled;
         let mark = self.announced.take();
@@ -147,20 +140,18 @@ impl Credits {
         }
     }
 
-    /// Records that the peer's program has sent something since the last keepalive. It takes
-    /// completions, so it has also taken what its device had acknowledged by then.
+    /// The peer's program has sent something since the last keepalive. It takes completions, so it
+    /// has also taken what its device had acknowledged by then.
     pub(crate) fn peer_spoke(&mut self, acknowledged: u64) {
         if acknowledged > self.taken {
             self.taken = acknowledged;
         }
     }
 
-    /// Returns whether a Keepalive would find a receive even if the peer's program is idle and
-    /// reposts none.
+    /// Returns whether a Keepalive would find a receive even if the peer's program reposts none.
     ///
-    /// Acknowledgements, which [`Credits::allow`] uses for patient peers, do not prove that. A
-    /// Keepalive without a receive would wait for the program, and everything sent later would wait
-    /// behind it (VR-KEEP-004, VR-KEEP-008).
+    /// Acknowledgements do not prove that. A Keepalive without a receive would wait for the
+    /// program, and everything sent later behind it (VR-KEEP-004, VR-KEEP-008).
     pub(crate) const fn has_receive_for_keepalive(&self, sent: u64) -> bool {
         sent.saturating_sub(self.taken).saturating_add(1) < self.limit
     }
@@ -182,8 +173,8 @@ mod tests {
 
     use super::*;
 
-    /// Tries every order of data, control messages, due questions and answers, each sent as long as
-    /// it is allowed. Returns the most receives in use at once. The receive of the last answered
+    /// Returns the most receives in use at once, over every order of data, control messages, due
+    /// questions and answers, each sent as long as it is allowed. The receive of the last answered
     /// question is not reposted (VR-FLOW-008).
     fn most_receives_in_use(limit: u16) -> u64 {
         let mut most = 0;
@@ -214,9 +205,8 @@ mod tests {
         most
     }
 
-    /// VR-FLOW-008: of few receives the last is for the next question, unless a question is in
-    /// flight whose answer returns some. If a patient peer has already acknowledged that question,
-    /// its answer returns none.
+    /// VR-FLOW-008: of few receives the last is for the next question, unless the answer to one in
+    /// flight returns some. If a patient peer has acknowledged that question, it returns none.
     #[test]
     fn of_few_receives_the_last_is_for_a_question_whose_answer_proves_something() {
         for limit in 2..8 {

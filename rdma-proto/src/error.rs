@@ -116,8 +116,7 @@ pub enum PeerMisbehaved {
     /// VR-MEM-009: its device does not let us write to the window it registered.
     #[error("its device refused the window that it registered")]
     WindowRefused,
-    /// VR-SEC-011: it read, or wrote outside the windows of this connection, and our device
-    /// refused.
+    /// VR-SEC-011: it read, or wrote outside the connection's windows, and our device refused.
     #[error("it reached for memory that it was not given")]
     ReachedOutside,
     /// VR-RES-002: it keeps fewer receives posted than the protocol expects.
@@ -211,8 +210,7 @@ pub enum ApiMisuse {
         /// Bytes that could be lent.
         lendable: usize,
     },
-    /// New memory to land in was given while windows lie in the previous memory, or its bytes are
-    /// not consumed.
+    /// New memory to land in was given while windows or unread bytes lie in the previous memory.
     #[error("memory to land in given before the bytes that landed are consumed")]
     LandingUnderWay,
     /// A range to receive into ends beyond its buffer.
@@ -259,8 +257,8 @@ pub enum Effect {
 }
 
 impl Error {
-    /// Returns the effect of this error on its connection. This is the only table of effects. An
-    /// error that ends a connection is returned by every later call.
+    /// Returns the effect of this error on its connection: the only table of effects. Every later
+    /// call returns an error that ends a connection.
     pub const fn effect(&self) -> Effect {
         match self {
             Self::InvalidMessage(_)

@@ -1,22 +1,19 @@
-//! The state of the send side: bytes in the send buffer, work requests and notifications, as counts
-//! that only grow.
+//! The state of the send side: bytes, work requests and notifications, as counts that only grow.
 //!
-//! Three counters move together. The id of a work request holds all three as they are *after* it,
-//! so one completion tells the progress of each. Completions of a send queue arrive in order, and
-//! that of a signalled request covers the unsignalled ones before it.
+//! The id of a work request holds all three counts as they are *after* it, so one completion tells
+//! the progress of each. Completions of a send queue arrive in order, and that of a signalled
+//! request covers the unsignalled ones before it.
 
 use crate::error::{ApiMisuse, Error};
 
 /// Bits per count in an id: 16 for requests, 16 for notifications, 31 for bytes. Each spans more
-/// than can be in flight (see the bounds in [`Config`](crate::Config)), so the low bits determine
-/// the whole count.
+/// than can be in flight (see [`Config`](crate::Config)), so they determine the whole count.
 const BYTE_BITS: u32 = 31;
 const NOTICE_BITS: u32 = 16;
 const BYTES: u64 = 0x7fff_ffff;
 const NOTICES: u64 = 0xffff;
 const SLOTS: u64 = 0xffff;
 
-/// Three counts since the connection began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Progress {
     /// Work requests.
@@ -31,7 +28,7 @@ impl Progress {
         ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
     }
 
-    /// Returns the progress that an id encodes. It is never behind `self`.
+    /// It is never behind `self`.
     const fn advanced_to(self, id: u64) -> Self {
         let upper = id >> BYTE_BITS;
         Self {
@@ -75,19 +72,17 @@ impl Source {
     }
 }
 
-/// Most bytes in flight while some of them are lent, so that the bits of an id determine the whole
-/// count.
+/// Most bytes in flight while some are lent, so that the bits of an id determine the whole count.
 const LENT_LIMIT: u64 = 1 << 30;
 
-/// The part of the stream that lies in lent memory, as byte counts. Its place in the send buffer
-/// stays unused. That costs nothing, because later bytes wait until it is posted.
+/// The part of the stream in lent memory, as byte counts. Its place in the send buffer stays
+/// unused, which costs nothing: later bytes wait until it is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Lent {
     begin: u64,
     end: u64,
 }
 
-/// The counts of the send side, and the places of its bytes in the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SendState {
     depth: u64,
@@ -136,8 +131,8 @@ impl SendState {
         self.done
     }
 
-    /// Returns the free part of the buffer up to its end. No request still reads it (VR-XFER-011).
-    /// More free space may begin at offset 0.
+    /// Returns the free part of the buffer up to its end, which no request still reads
+    /// (VR-XFER-011). More free space may begin at offset 0.
     #[inline]
     pub(crate) const fn space(&self) -> Span {
         let free = self.capacity.saturating_sub(self.unconfirmed());
@@ -165,13 +160,11 @@ impl SendState {
         self.written = self.written.wrapping_add(bytes);
     }
 
-    /// Returns the buffer place of the next byte to take.
     #[inline]
     const fn written_at(&self) -> u64 {
         self.place(self.posted_at.wrapping_add(self.unposted()))
     }
 
-    /// Returns the buffer place `behind` bytes after its beginning, with wrap-around.
     #[inline]
     const fn place(&self, behind: u64) -> u64 {
         // Nearly always true, and saves the division.
@@ -184,7 +177,7 @@ impl SendState {
         }
     }
 
-    /// Returns how many bytes can be lent now. None while a previous loan is not completely posted.
+    /// None while an earlier loan is not completely posted.
     pub(crate) const fn lendable(&self) -> u32 {
         if self.posted.bytes < self.lent.end {
             return 0;
@@ -217,7 +210,6 @@ impl SendState {
         self.written == self.posted.bytes
     }
 
-    /// Returns the number of accepted bytes that are not known to have arrived.
     #[inline]
     pub(crate) const fn unconfirmed(&self) -> u64 {
         // `done` never exceeds `written`.
@@ -230,14 +222,12 @@ impl SendState {
         Span { offset: self.posted_at as u32, len: bytes }
     }
 
-    /// Returns the next bytes to post, at most `bytes`, as far as they are contiguous.
     #[inline]
     pub(crate) const fn next_source(&self, bytes: u64) -> Source {
         self.source(self.posted.bytes, self.posted_at, bytes)
     }
 
-    /// Returns how many of the next `bytes` fit into `requests`, each of which takes a contiguous
-    /// part.
+    /// Returns how many of the next `bytes` fit into `requests`, each for a contiguous part.
     #[inline]
     pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
         // Nearly always contiguous.
@@ -259,7 +249,6 @@ impl SendState {
         carried
     }
 
-    /// Returns the contiguous start of `bytes` at `position`, whose buffer place is `at`.
     #[inline]
     const fn source(&self, position: u64, at: u64, bytes: u64) -> Source {
         if position >= self.lent.end {
@@ -280,7 +269,6 @@ impl SendState {
         Source::Lent(Span { offset: position.saturating_sub(self.lent.begin) as u32, len: len as u32 })
     }
 
-    /// Returns at most `bytes` at buffer place `at`, up to the end of the buffer.
     #[inline]
     const fn span(&self, at: u64, bytes: u64) -> Span {
         let to_end = self.capacity.saturating_sub(at);
@@ -295,8 +283,7 @@ impl SendState {
         self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
     }
 
-    /// Returns the slot of the next request in a table of `depth` slots. It is free while
-    /// [`SendState::free_slots`] is not zero.
+    /// Returns the slot of the next request, free while [`SendState::free_slots`] is not zero.
     pub(crate) const fn next_slot(&self) -> u16 {
         match self.posted.slots.checked_rem(self.depth) {
             Some(slot) => slot as u16,
@@ -304,7 +291,6 @@ impl SendState {
         }
     }
 
-    /// Records one request of `bytes`, and returns its id.
     #[inline(always)]
     pub(crate) fn post(&mut self, bytes: u32, notifies: bool) -> u64 {
         self.posted = Progress {
@@ -316,11 +302,9 @@ impl SendState {
         self.posted.to_id()
     }
 
-    /// Returns whether the request recorded last must be signalled.
-    ///
-    /// Every quarter of a budget is signalled, so that a caller waiting for room always has a
-    /// completion to wait for. The last request of a loan is signalled, so that its owner learns
-    /// when the memory is free.
+    /// Returns whether the request recorded last must be signalled: every quarter of a budget, so
+    /// that a caller waiting for room always has a completion to wait for, and the last request of
+    /// a loan, so that its owner learns when the memory is free.
     #[inline]
     pub(crate) fn take_signal(&mut self, force: bool) -> bool {
         let signal = force
@@ -334,8 +318,7 @@ impl SendState {
     }
 
     /// Returns the counts of notifications and bytes below which single WRITEs need no check once
-    /// everything is posted. Each finds a slot and space, is contiguous in the buffer, and needs no
-    /// signal.
+    /// everything is posted: each finds a slot and space, is contiguous, and needs no signal.
     pub(crate) fn budget(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
@@ -348,8 +331,7 @@ impl SendState {
         (notices.saturating_add(requests), space.min(self.signal_at.bytes))
     }
 
-    /// Records that everything posted will be reported, and when to signal next: after a quarter of
-    /// each budget, and at the end of a loan.
+    /// Signal next after a quarter of each budget, and at the end of a loan.
     #[cold]
     fn set_signal(&mut self) {
         let Progress { slots, notices, bytes } = self.posted;
@@ -362,13 +344,11 @@ impl SendState {
         };
     }
 
-    /// Returns whether bytes follow the last signalled request, so that no completion will report
-    /// them.
+    /// Returns whether bytes follow the last signalled request: no completion will report them.
     pub(crate) const fn has_unsignaled(&self) -> bool {
         self.posted.bytes > self.signaled
     }
 
-    /// Records the completion of request `id` and of all before it.
     pub(crate) fn complete(&mut self, id: u64) -> Result<(), Error> {
         let done = self.done.advanced_to(id);
         if done.slots > self.posted.slots

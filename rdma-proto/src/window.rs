@@ -1,10 +1,8 @@
-//! The two offset machines of a direction: [`RxWindow`] for arriving bytes, [`TxWindow`] for bytes
-//! to send.
+//! The offsets of a direction: [`RxWindow`] for arriving bytes, [`TxWindow`] for bytes to send.
 //!
-//! A window is filled once, from its first byte to its last, without wrapping. Immediates say by
-//! how much. When it is full, its owner registers it again, or another of the same length. Nothing
-//! else moves the offsets (VR-FLOW-001), so the bytes of all windows form one stream, each byte
-//! once and in order (VR-XFER-001).
+//! A window is filled once, from its first byte to its last. Immediates say by how much. When it is
+//! full, its owner registers it again, or another of its length. Nothing else moves the offsets
+//! (VR-FLOW-001), so all windows form one stream, in order, each byte once (VR-XFER-001).
 
 use core::ops::Range;
 
@@ -15,22 +13,20 @@ use rdma_types::RemoteAddress;
 #[cfg(test)]
 mod tests;
 
-/// Where the peer's bytes arrive: one or two regions of our own, and temporarily memory of the
-/// application.
+/// Where the peer's bytes arrive: one or two own regions, and for a time memory of the application.
 ///
-/// With two regions, the other is announced as soon as one is full, while its bytes are still being
-/// read. A correct peer no longer writes to the full one, because its immediates have used it up
-/// (VR-MEM-003). Without [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) no
-/// window can be announced before the last is full: nothing would tell which window an immediate
-/// means. With it ([`RxWindow::go_ahead`]), the free region is announced behind the one being
-/// filled (VM-005).
+/// With two regions, the other is announced as soon as one is full, while that is being read. A
+/// correct peer no longer writes to the full one: its immediates have used it up (VR-MEM-003).
+/// Without [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) no window is
+/// announced before the last is full, since nothing tells which window an immediate means. With it
+/// ([`RxWindow::go_ahead`]), the free region is announced behind the one being filled (VM-005).
 ///
 /// Unread bytes lie in at most three places, in this order: the previously full region, the
 /// application's memory, and the region being filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RxWindow {
     length: u32,
-    /// Regions of our own, 1 or 2.
+    /// Own regions, 1 or 2.
     windows: u8,
     /// The own region that was announced last.
     own: u8,
@@ -93,8 +89,6 @@ impl Readable {
 }
 
 impl RxWindow {
-    /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet
-    /// announced.
     pub(crate) const fn new(length: u32, windows: u8) -> Self {
         let (received, read, previous, landing) = (0, 0, None, Landing::NONE);
         let (announced, ahead, next_announced, plain) = (false, false, false, true);
@@ -114,7 +108,6 @@ impl RxWindow {
         }
     }
 
-    /// Sets whether windows may be announced before they are needed.
     pub(crate) fn go_ahead(&mut self, ahead: bool) {
         self.ahead = ahead;
     }
@@ -141,20 +134,17 @@ impl RxWindow {
         }
     }
 
-    /// Records that the window of [`RxWindow::unannounced`] was announced.
     pub(crate) fn announce(&mut self) {
         self.next_announced = self.announced;
         self.announced = true;
     }
 
-    /// Records that the peer has written `bytes` more. Returns whether the window is full.
+    /// Records that the peer has written `bytes` more. Returns whether the window is full. `None`,
+    /// unchanged: it exceeded the window (VR-FLOW-002), or has none (VR-FLOW-003).
     ///
     /// How it wrote them does not matter (VR-XFER-006), nor in how many notifications
-    /// (VR-FLOW-014). The sum is checked like every number of a peer (VR-SEC-003). Zero is always
-    /// allowed and has no meaning (VR-XFER-005).
-    ///
-    /// Returns `None`, unchanged, if the peer exceeded its window (VR-FLOW-002) or notified bytes
-    /// before it had one (VR-FLOW-003). [`RxWindow::refusal`] says which.
+    /// (VR-FLOW-014). The sum is checked like every number of a peer (VR-SEC-003). Zero is allowed
+    /// and has no meaning (VR-XFER-005).
     #[inline]
     pub(crate) fn receive(&mut self, bytes: u64) -> Option<bool> {
         let room = self.length.saturating_sub(self.received);
@@ -178,9 +168,8 @@ impl RxWindow {
         PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length }
     }
 
-    /// Returns the next bytes to read, in order. Only bytes that an immediate has covered count
-    /// (VR-XFER-008), also after the end (VR-XFER-012). More may follow in another region once
-    /// these are consumed.
+    /// Returns the next bytes to read. Only bytes that an immediate has covered count
+    /// (VR-XFER-008), also after the end (VR-XFER-012). Another region may then have more.
     #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
@@ -244,8 +233,6 @@ impl RxWindow {
         (previous as u64).saturating_add(landed as u64).saturating_add(current as u64)
     }
 
-    /// Returns the next bytes to read, at most `most`, and records them as read. `None` if there
-    /// are none.
     #[inline]
     pub(crate) fn take(&mut self, most: usize) -> Option<Readable> {
         let part = self.readable()?;
@@ -258,8 +245,7 @@ impl RxWindow {
         Some(Readable { len, ..part })
     }
 
-    /// Fast path of [`RxWindow::take`] for a window that is not full. `None` also if bytes lie
-    /// elsewhere. Reading these has no consequences.
+    /// Fast path of [`RxWindow::take`]. `None` if the window is full or bytes lie elsewhere.
     #[inline]
     pub(crate) fn take_at_once(&mut self, most: usize) -> Option<Readable> {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
@@ -318,9 +304,7 @@ impl RxWindow {
         !self.lands && self.previous.is_none() && self.landing.is_read()
     }
 
-    /// Directs the next `length` unread bytes into the application's memory. Windows that lie
-    /// wholly in that part of the stream will be announced there. Returns how many bytes will land
-    /// and at which offset, or `None` if no window fits.
+    /// See [`Machine::land`](crate::Machine::land).
     ///
     /// # Errors
     /// Returns an error if previous memory is still in use.
@@ -344,19 +328,15 @@ impl RxWindow {
         Ok(Some(Readable { region: Readable::LANDED, offset: next, len: landed }))
     }
 
-    /// Places no further window in the application's memory. An announced one stays there until it
-    /// is full.
+    /// See [`Machine::stop_landing`](crate::Machine::stop_landing).
     pub(crate) fn stop_landing(&mut self) {
         self.landing.length = self.landing.next;
     }
 
-    /// Returns whether a window lies or will lie in the application's memory, or unread bytes do.
     pub(crate) const fn is_landing(&self) -> bool {
         self.may_land() || !self.landing.is_read()
     }
 
-    /// Returns the part of the application's memory with unread bytes, or that the peer may still
-    /// write.
     pub(crate) const fn landing_in_use(&self) -> Range<u32> {
         let Landing { length, next, received, read } = self.landing;
         let end = if self.landing.takes(self.length) {
@@ -369,24 +349,21 @@ impl RxWindow {
         read..end
     }
 
-    /// Returns whether the peer may still write to the application's memory.
     pub(crate) const fn may_land(&self) -> bool {
         self.lands || self.landing.takes(self.length)
     }
 
-    /// Returns whether the window behind the one being filled is announced, or will be.
     pub(crate) const fn announces_ahead(&self) -> bool {
         self.ahead || self.next_announced
     }
 
-    /// Returns the index of a second region that would let the peer continue at once. The only
-    /// region is full with unread bytes, or may be announced ahead.
+    /// See [`Machine::lacks_region`](crate::Machine::lacks_region). Also: it may be announced
+    /// ahead.
     #[inline]
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
-        // A full window that needs no region was left already. Landed bytes must be read first in
-        // any case.
+        // A full window that needs no region was left already. Landed bytes are read first.
         let waits = self.lands || self.landing.is_read();
-        // Ahead only at a window's beginning, so that missing memory is requested once per window.
+        // Only at a window's beginning, so that missing memory is requested once per window.
         if (self.is_full() && waits || self.ahead && self.received == 0) && self.windows == 1 {
             Some(self.other())
         } else {
@@ -394,14 +371,12 @@ impl RxWindow {
         }
     }
 
-    /// Continues with two regions, after adding the one that [`RxWindow::lacks_region`] names.
     pub(crate) fn add_region(&mut self) {
         self.windows = 2;
         self.rotate();
     }
 
-    /// Continues with one region. Returns the index of the unused one. `None` if it holds unread
-    /// bytes, is or may be announced already, or there is only one.
+    /// See [`Machine::drop_region`](crate::Machine::drop_region).
     pub(crate) fn drop_region(&mut self) -> Option<u8> {
         if self.windows != 2 || self.previous.is_some() || self.announces_ahead() {
             return None;
@@ -419,8 +394,7 @@ impl RxWindow {
     }
 
     /// Moves on to the next window once this one is full and the next one's memory is free
-    /// (VR-MEM-010). Until then that memory is the peer's (VR-MEM-015). Returns whether this one
-    /// was full.
+    /// (VR-MEM-010): until then that is the peer's (VR-MEM-015). Returns whether this one was full.
     #[inline]
     fn rotate(&mut self) -> bool {
         let full = self.is_full();
@@ -432,7 +406,7 @@ impl RxWindow {
 
     #[cold]
     fn leave_full(&mut self) {
-        // An unread full region becomes the previous one, of which there is at most one.
+        // There is at most one unread full region.
         let unread = !self.lands && self.read != self.length;
         if unread && (self.previous.is_some() || !self.landing.is_read()) {
             return;
@@ -465,9 +439,8 @@ fn refuse_to_consume(bytes: u32, readable: Option<Readable>) -> ApiMisuse {
 /// Windows that a peer may register behind the one being filled (VM-003).
 const QUEUED: usize = 3;
 
-/// The peer's windows: the one being filled, and with
-/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) those behind it, in
-/// registration order.
+/// The peer's windows: the one being filled, and those behind it in registration order, with
+/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct TxWindow {
     window: Option<Window>,
@@ -484,15 +457,14 @@ impl TxWindow {
         Self { window: None, next: RemoteAddress { address: 0, rkey: 0 }, room: 0, queued: [None; QUEUED] }
     }
 
-    /// Records a window that the peer registered. Sending continues at its first byte (VR-MEM-002),
-    /// whatever its address, key and length (VR-MEM-011 to 013). If windows queue (`queues`), it
-    /// may come before the old one is full, and waits behind it (VM-002).
+    /// Records a registration. Sending continues at its first byte (VR-MEM-002), whatever its
+    /// address, key and length (VR-MEM-011 to 013). With `queues`, a window may come before the old
+    /// one is full, and waits behind it (VM-002).
     ///
     /// # Errors
     /// Returns an error if the window is empty, wraps around the address space, is longer than
-    /// `limit`, or comes before the old one is full and the queue has no room. In the last case,
-    /// bytes already written cannot be attributed to either window, so the stream is lost
-    /// (VR-MEM-004, VM-003).
+    /// `limit`, or comes before the old one is full and no place is free. Nothing then tells in
+    /// which window bytes already written lie, so the stream is lost (VR-MEM-004, VM-003).
     pub(crate) fn register(&mut self, window: Window, limit: u32, queues: bool) -> Result<(), Error> {
         let place = if queues { self.queued.iter_mut().find(|place| place.is_none()) } else { None };
         if let Some(old) = self.window
@@ -520,14 +492,12 @@ impl TxWindow {
         Ok(())
     }
 
-    /// Continues at the first byte of `window`.
     fn begin(&mut self, window: Window) {
         let Window { address, length, rkey } = window;
         (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
     }
 
-    /// Moves on to the next queued window, if any, once the current one is full. Returns whether it
-    /// was full.
+    /// Moves on to the next queued window, if any, once this is full. Returns whether it was.
     pub(crate) fn leave_full(&mut self) -> bool {
         if self.room > 0 {
             return false;
@@ -552,9 +522,8 @@ impl TxWindow {
         self.room
     }
 
-    /// Takes the next `bytes` of the window and returns their address. `None` if they do not fit
-    /// (VR-FLOW-007). No byte is taken twice (VR-XFER-009). Call [`TxWindow::leave_full`] after the
-    /// last byte.
+    /// Takes the next `bytes` of the window and returns their address, or `None` if they do not fit
+    /// (VR-FLOW-007). No byte is taken twice (VR-XFER-009). Call `leave_full` after the last.
     #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
         let room = self.room.checked_sub(bytes)?;

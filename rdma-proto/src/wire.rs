@@ -10,8 +10,8 @@
 //! |     24 | features, u64   |               | length, u32      |
 //! |     28 |                 |               | rkey, u32        |
 //!
-//! Reserved bytes are written as zero and ignored when read (VR-CTRL-005, VR-CTRL-006). There is no
-//! magic number and no version: an all-zero message is a valid question for the server's features.
+//! Reserved bytes are written as zero and ignored when read (VR-CTRL-005, VR-CTRL-006). An all-zero
+//! message is a valid question for features: there is no magic number and no version.
 
 use core::fmt;
 
@@ -56,8 +56,8 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// Feature bits. The specification defines none; unknown bits are preserved until it does
-/// (VR-FEAT-011). [`FeatureSet::MULTI_BUFFER`] is a proposal.
+/// Feature bits. The specification defines none; unknown bits are preserved (VR-FEAT-011).
+/// [`FeatureSet::MULTI_BUFFER`] is a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FeatureSet(pub u64);
 
@@ -67,8 +67,8 @@ impl FeatureSet {
 
     /// Several windows, registered before they are needed and filled in registration order.
     ///
-    /// This is a proposal (`spec/multi-buffer.md`), used only if both sides are configured for it.
-    /// The bit number is experimental; a definition by Valkey would assign another.
+    /// A proposal (`spec/multi-buffer.md`), used only if both sides are configured for it. The bit
+    /// number is experimental; a definition by Valkey would assign another.
     pub const MULTI_BUFFER: Self = Self(1 << 63);
 
     /// Returns whether all features of `others` are in this set.

@@ -19,8 +19,8 @@ use crate::background;
 use crate::endpoint::Descriptors;
 use crate::error::Error;
 
-/// Drives an endpoint until its last handle is gone. A runtime that ends drops the driver, and the
-/// background thread takes over.
+/// Drives an endpoint until its last handle is gone. If its runtime ends, the driver is dropped,
+/// and the background thread takes over.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
     readable: AsyncFd<Arc<OwnedFd>>,
@@ -49,8 +49,7 @@ impl<B: Descriptors> Future for Driver<B> {
         let this = self.get_mut();
         let Some(shared) = this.shared.upgrade() else { return Poll::Ready(()) };
         loop {
-            // Readiness is edge-triggered. Later arrivals wake this task, and earlier ones are
-            // found now.
+            // Readiness is edge-triggered: later arrivals wake this task, others are found here.
             while let Poll::Ready(readable) = this.readable.poll_read_ready(cx) {
                 match readable {
                     Ok(mut readable) => readable.clear_ready(),
@@ -94,15 +93,13 @@ impl<B: Descriptors> Drop for Driver<B> {
     }
 }
 
-/// What a turn tells the driver.
 pub(super) enum Turn {
     Lost,
     Sleep(Option<Duration>),
 }
 
 impl<B: Descriptors> Shared<B> {
-    /// Makes progress and wakes the tasks concerned. From then on, `driver` is woken when it must
-    /// look sooner than planned.
+    /// Makes progress and wakes the tasks concerned. Keeps `driver`, for when it must look sooner.
     pub(super) fn turn(&self, driver: Option<&Waker>) -> Turn {
         let error = {
             let mut state = self.lock();
@@ -127,7 +124,6 @@ impl<B: Descriptors> Shared<B> {
         Turn::Lost
     }
 
-    /// Marks the endpoint as failed and wakes all waiting tasks.
     fn lost(&self, error: Error) {
         let wake = self.lock().lose(error);
         wake.into_iter().for_each(Waker::wake);
@@ -144,8 +140,7 @@ impl Wake for Nudge {
 
 impl<B: Descriptors> Driven for Shared<B> {
     fn drive(&self) -> Schedule {
-        // The thread sleeps on the endpoint's descriptor, which the endpoint's waker makes
-        // readable.
+        // The thread sleeps on the endpoint's descriptor, which this waker makes readable.
         let nudge = self.lock().endpoint.waker().ok().map(|waker| Waker::from(Arc::new(Nudge(waker))));
         match self.turn(nudge.as_ref()) {
             Turn::Lost => Schedule::Never,
@@ -164,7 +159,6 @@ impl<B: Descriptors> Driven for Shared<B> {
 
 impl<B: Descriptors> Drop for Shared<B> {
     fn drop(&mut self) {
-        // The driver task has nothing left to drive, and ends.
         let driver = self.lock().driver.take();
         if let Some(driver) = driver {
             driver.wake();

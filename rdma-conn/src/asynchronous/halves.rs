@@ -12,27 +12,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::AsyncStream;
 use crate::endpoint::Descriptors;
 
-/// The read half of an [`AsyncStream`]. It borrows the stream ([`AsyncStream::split`]) or owns a
-/// share of it ([`AsyncStream::into_split`]).
+/// The read half of a stream, from [`AsyncStream::split`] or [`AsyncStream::into_split`].
 pub struct ReadHalf<P>(P);
 
-/// The write half of an [`AsyncStream`]. It borrows the stream ([`AsyncStream::split`]) or owns a
-/// share of it ([`AsyncStream::into_split`]).
+/// The write half of a stream, from [`AsyncStream::split`] or [`AsyncStream::into_split`].
 pub struct WriteHalf<P>(P);
 
 type Owned<B> = (ReadHalf<Arc<AsyncStream<B>>>, WriteHalf<Arc<AsyncStream<B>>>);
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Splits the stream into borrowed halves, so that one task can read and write at the same
-    /// time.
+    /// Splits the stream into borrowed halves, so that one task can read and write at once.
     pub fn split(&mut self) -> (ReadHalf<&Self>, WriteHalf<&Self>) {
         (ReadHalf(self), WriteHalf(self))
     }
 
     /// Splits the stream into halves that two tasks can own. This adds no lock.
     ///
-    /// The protocol cannot end one direction alone. The connection ends when both halves are
-    /// dropped, or when the write half is shut down.
+    /// The connection ends when both halves are dropped, or when the write half is shut down: the
+    /// protocol cannot end one direction alone.
     pub fn into_split(self) -> Owned<B> {
         let shared = Arc::new(self);
         (ReadHalf(Arc::clone(&shared)), WriteHalf(shared))

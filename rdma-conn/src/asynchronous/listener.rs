@@ -46,10 +46,7 @@ pub struct AsyncListener<B: Descriptors> {
 }
 
 impl<B: Descriptors> AsyncListener<B> {
-    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings on an
-    /// endpoint of its own.
-    ///
-    /// The host's addresses are tried in turn. Port 0 picks a free port.
+    /// Listens on `"host:6379"` or `("host", 6379)` on a new endpoint, like [`Listener::bind`].
     ///
     /// # Errors
     /// The errors are those of [`AsyncListener::bind_with`].
@@ -57,8 +54,7 @@ impl<B: Descriptors> AsyncListener<B> {
         Self::bind_with(backend, host, Options::default(), Limits::default()).await
     }
 
-    /// Listens like [`AsyncListener::bind`], with settings for each accepted connection and limits
-    /// on all of them together.
+    /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
     /// Returns the error of the last address tried: there is no RDMA device, no device has the
@@ -109,8 +105,7 @@ impl<B: Descriptors> AsyncListener<B> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
 
-    /// Takes the next connection, or has the task woken when there is one. See
-    /// [`AsyncListener::accept`].
+    /// Takes the next connection, or has the task woken for one. See [`AsyncListener::accept`].
     ///
     /// # Errors
     /// The errors are those of [`AsyncListener::accept`].

@@ -37,11 +37,10 @@ pub use halves::{ReadHalf, WriteHalf};
 pub use listener::AsyncListener;
 pub use stream::AsyncStream;
 
-/// Connections that share an event channel, completion queues and one task of the runtime. Clones
-/// are handles on one endpoint.
+/// Connections that share an event channel, completion queues and a task of the runtime.
 ///
-/// When its runtime ends, a thread of this crate drives the endpoint, so that calls of tasks in
-/// other runtimes still complete.
+/// Clones are handles on one endpoint. When its runtime ends, a thread of this crate drives it, so
+/// that calls of tasks in other runtimes still complete.
 #[derive(Clone)]
 pub struct AsyncEndpoint<B: Descriptors> {
     shared: Arc<Shared<B>>,
@@ -54,17 +53,15 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Returns an error if there is no RDMA device or no runtime.
     ///
     /// # Panics
-    /// Panics, like tokio's own types, if the runtime has no IO or time driver. Build the runtime
-    /// with [`enable_all`](tokio::runtime::Builder::enable_all). Every call that makes its own
-    /// endpoint panics in the same case.
+    /// Panics, like tokio's own types, if the runtime has no IO or time driver: build it with
+    /// [`enable_all`](tokio::runtime::Builder::enable_all). So do all calls that make an endpoint.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
         driven.map(|()| endpoint)
     }
 
-    /// Makes an endpoint that the current runtime drives. If no runtime can drive it, the
-    /// background thread does, and the reason is returned. Connections that `listener` accepts wait
-    /// to be taken.
+    /// Makes an endpoint that the current runtime drives. If it cannot, the background thread does,
+    /// and the reason is returned. Connections that `listener` accepts wait to be taken.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = EndpointTasks {
@@ -88,8 +85,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Listens on `address`. Port 0 picks a free port. Accepted connections use `options`.
     ///
     /// # Errors
-    /// Returns an error if no RDMA device has the address, the address is taken, or an option is
-    /// out of bounds.
+    /// The errors are those of [`Endpoint::listen`].
     pub fn listen(&self, address: SocketAddr, options: Options) -> Result<AsyncListener<B>, Error> {
         // Under one lock: the driver must not see a connection of an unknown listener.
         let listener = self.shared.with(|state| {
@@ -144,8 +140,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
-    /// Returns a weak handle. It can be upgraded while the endpoint has connections, listeners or
-    /// other handles.
+    /// Returns a weak handle, to upgrade while the endpoint has connections, listeners or handles.
     pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
         WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
     }
@@ -166,8 +161,8 @@ async fn addresses<H: ToSocketAddrs + Debug>(
     Ok((addresses.into_iter(), Error::no_address(&name)))
 }
 
-/// The descriptor that the driver watches, for programs that list or inherit descriptors. It is
-/// readable when something has arrived. A program that waits for it competes with the driver.
+/// The descriptor that the driver watches, for programs that list or inherit descriptors. A program
+/// that waits for it competes with the driver.
 impl<B: Descriptors> AsFd for AsyncEndpoint<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()
@@ -190,8 +185,7 @@ pub struct WeakAsyncEndpoint<B: Descriptors> {
 }
 
 impl<B: Descriptors> WeakAsyncEndpoint<B> {
-    /// Returns the endpoint, or `None` if its last handle is gone or it has failed with all its
-    /// connections.
+    /// Returns the endpoint, or `None` if its last handle is gone or it has failed as a whole.
     pub fn upgrade(&self) -> Option<AsyncEndpoint<B>> {
         let shared = self.shared.upgrade()?;
         let works = shared.lock().lost.is_none();
@@ -205,8 +199,7 @@ impl<B: Descriptors> std::fmt::Debug for WeakAsyncEndpoint<B> {
     }
 }
 
-/// An endpoint shared by its handles and its driver. The driver holds no strong reference, so the
-/// endpoint drops with its last handle.
+/// The driver holds no strong reference, so the endpoint drops with its last handle.
 struct Shared<B: Descriptors> {
     state: Mutex<EndpointTasks<B>>,
     descriptor: Arc<OwnedFd>,
@@ -238,7 +231,6 @@ struct Accepting {
     waiting: Vec<Waker>,
 }
 
-/// The kind of call that a task waits in.
 #[derive(Clone, Copy, Debug)]
 enum Want {
     Read,
@@ -251,7 +243,6 @@ impl<B: Descriptors> Shared<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `act` on the endpoint, then wakes the tasks concerned.
     fn with<T>(&self, act: impl FnOnce(&mut EndpointTasks<B>) -> T) -> T {
         let mut state = self.lock();
         let done = act(&mut state);
@@ -263,8 +254,8 @@ impl<B: Descriptors> Shared<B> {
         done
     }
 
-    /// Tries `step`. Without a result, polls the device and tries again. After that the task is
-    /// woken when there may be a result.
+    /// Tries `step`, polls the device if there is no result, and tries again. If there is none
+    /// still, the task is woken when there may be one.
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -301,7 +292,6 @@ impl<B: Descriptors> Shared<B> {
         })
     }
 
-    /// Abandons a connection that lost its handle: its bytes are delivered, then it ends.
     fn abandon(self: &Arc<Self>, id: ConnectionId) {
         self.with(|state| {
             state.tasks.remove(id);
@@ -335,7 +325,6 @@ impl Wake {
 }
 
 impl<B: Descriptors> EndpointTasks<B> {
-    /// Takes the endpoint's events, and returns the tasks to wake for them.
     fn concerned(&mut self) -> Wake {
         let mut wake = Wake::default();
         while let Some(event) = self.endpoint.next_event() {
@@ -373,7 +362,6 @@ impl<B: Descriptors> EndpointTasks<B> {
         wake
     }
 
-    /// Returns the driver if it must wake sooner than planned.
     fn sooner(&mut self) -> Option<Waker> {
         let next = self.endpoint.next_timeout()?;
         if self.sleeps_until.is_some_and(|at| at <= next) { None } else { self.driver.take() }
@@ -383,7 +371,6 @@ impl<B: Descriptors> EndpointTasks<B> {
         self.itself.get_or_insert_with(|| Arc::clone(shared));
     }
 
-    /// Marks the endpoint as failed, and returns all tasks to wake.
     fn lose(&mut self, error: Error) -> Vec<Waker> {
         tracing::warn!(%error, "an endpoint is lost");
         self.lost = Some(error);

@@ -32,29 +32,27 @@ use crate::stream::{Connect, Stream};
 /// Reads and writes are cancel-safe: dropping the future reads or writes nothing. One task may read
 /// while another writes ([`AsyncStream::split`], [`AsyncStream::into_split`]). Dropping the stream
 /// delivers written bytes in the background, for at most
-/// [`Options::linger`](crate::Options::linger). `shutdown` waits for the delivery.
+/// [`Options::linger`](crate::Options::linger); `shutdown` waits for that.
 pub struct AsyncStream<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,
     id: ConnectionId,
 }
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings on an
-    /// endpoint of its own.
+    /// Connects to `"host:6379"` or `("host", 6379)` with default settings, on its own endpoint.
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect`](crate::Stream::connect).
+    /// The errors are those of [`Stream::connect`].
     pub async fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default()).await
     }
 
-    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, on an endpoint of its own.
+    /// Connects to a host and port, trying the host's addresses in turn, on an endpoint of its own.
     ///
-    /// The host's addresses are tried in turn. Dropping the future leaves nothing behind. For many
-    /// connections, [`AsyncEndpoint::connect`] costs less.
+    /// Dropping the future leaves nothing behind. [`AsyncEndpoint::connect`] costs less for many.
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with).
+    /// The errors are those of [`Stream::connect_with`].
     pub async fn connect_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -122,8 +120,7 @@ impl<B: Descriptors> AsyncStream<B> {
         self.ask(Connection::registered_bytes)
     }
 
-    /// Registers memory for zero-copy sending. See
-    /// [`Connection::register_buffer`](crate::Connection::register_buffer).
+    /// Registers memory for zero-copy sending. See [`Connection::register_buffer`].
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
@@ -131,14 +128,13 @@ impl<B: Descriptors> AsyncStream<B> {
         self.ask(Connection::registrar).buffer(len, Access::NONE)
     }
 
-    /// Sends bytes of `buffer` without a copy, from the beginning of `range`, after everything
-    /// written before.
+    /// Sends bytes of `buffer` without a copy, from the start of `range`, behind earlier writes.
     ///
-    /// Returns the number of bytes as soon as they are on their way. Dropping the future lends
-    /// nothing. Wait for the buffer with [`AsyncStream::returned`].
+    /// Returns how many bytes are on their way. Dropping the future lends nothing. Wait for the
+    /// buffer with [`AsyncStream::returned`].
     ///
     /// # Errors
-    /// The errors are those of [`Endpoint::lend`](crate::Endpoint::lend).
+    /// The errors are those of [`Endpoint::lend`].
     pub async fn lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -156,8 +152,7 @@ impl<B: Descriptors> AsyncStream<B> {
         poll_fn(|cx| self.poll(cx, Want::Write, |endpoint, id| endpoint.returned(id, buffer))).await
     }
 
-    /// Registers memory for zero-copy receiving. See
-    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    /// Registers memory for zero-copy receiving. See [`Connection::register_landing`].
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
@@ -165,8 +160,7 @@ impl<B: Descriptors> AsyncStream<B> {
         self.ask(Connection::registrar).buffer(len, Access::REMOTE_WRITE)
     }
 
-    /// Registers memory that the application already has. See
-    /// [`Connection::register_memory`](crate::Connection::register_memory).
+    /// Registers memory that the application already has. See [`Connection::register_memory`].
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,
@@ -183,11 +177,10 @@ impl<B: Descriptors> AsyncStream<B> {
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
     /// how many bytes arrived there without a copy, and how many were copied there.
     ///
-    /// If the future is dropped, the next read gets the bytes that have not arrived. How many did
-    /// arrive is then unknown.
+    /// If the future is dropped, the next read gets what has not arrived. How much did is unknown.
     ///
     /// # Errors
-    /// The errors are those of [`Endpoint::receive`](crate::Endpoint::receive).
+    /// The errors are those of [`Endpoint::receive`].
     pub async fn receive(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -198,8 +191,8 @@ impl<B: Descriptors> AsyncStream<B> {
         poll_fn(|cx| self.poll(cx, Want::Read, |endpoint, id| endpoint.receive(id, &mut receiving))).await
     }
 
-    /// Delivers written bytes and ends the connection, waiting for at most `linger`. Dropping the
-    /// future does not stop the close.
+    /// Delivers written bytes and ends the connection, waiting for at most `linger`. The close goes
+    /// on if the future is dropped.
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive.
@@ -237,7 +230,7 @@ impl<B: Descriptors> Drop for Landing<'_, B> {
     }
 }
 
-/// A connection that has no handle yet. It is aborted when the future that requested it is dropped.
+/// Aborts the connection unless its dial is done.
 struct Dialing<'a, B: Descriptors> {
     shared: &'a Arc<Shared<B>>,
     id: ConnectionId,
@@ -262,7 +255,7 @@ impl<B: Descriptors> Drop for Dialing<'_, B> {
     }
 }
 
-/// The calls behind the traits below, shared with the halves.
+/// Calls of the traits below, shared with the halves.
 impl<B: Descriptors> AsyncStream<B> {
     pub(super) fn read_shared(&self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let unfilled = into.initialize_unfilled();
@@ -291,12 +284,10 @@ impl<B: Descriptors> AsyncStream<B> {
 impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
     type Error = Error;
 
-    /// Converts a blocking stream into one for tasks, on the same endpoint. Time-outs of the stream
-    /// are dropped; use `tokio::time::timeout`.
+    /// Converts a blocking stream. Its time-outs are dropped; use `tokio::time::timeout`.
     ///
     /// # Errors
-    /// Returns an error if there is no runtime that watches descriptors, or if a panic in a call
-    /// has left the stream unusable.
+    /// Returns an error if there is no runtime, or if a panic has left the stream unusable.
     fn try_from(stream: Stream<B>) -> Result<Self, Error> {
         let (endpoint, id) = stream.into_endpoint()?;
         Self::from_endpoint(endpoint, id)
@@ -304,12 +295,11 @@ impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
 }
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Wraps a connection on an endpoint of its own, as
-    /// [`Listener::try_accept`](crate::Listener::try_accept) returns it.
+    /// Wraps a connection on its own endpoint, from
+    /// [`Listener::try_accept`](crate::Listener::try_accept).
     ///
     /// # Errors
-    /// Returns an error if there is no runtime that watches descriptors, or if the endpoint has no
-    /// such connection.
+    /// Returns an error if there is no runtime, or if the endpoint has no such connection.
     pub fn from_endpoint(endpoint: Endpoint<B>, id: ConnectionId) -> Result<Self, Error> {
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);

@@ -1,5 +1,4 @@
-//! Drops futures at any moment, in virtual time and on one thread: the seed determines what
-//! happens.
+//! Drops futures at any moment, in virtual time and on one thread. A seed determines each run.
 //!
 //! Nothing here sleeps, and nothing wakes a task without cause. A task is polled only after its own
 //! waker was called, so a forgotten task stays forgotten. When no task can run, the reactor has no
@@ -28,7 +27,6 @@ const NEVER: Duration = Duration::from_secs(1 << 20);
 
 const MOST_TURNS: u32 = 1_000_000;
 
-/// Whether a task was woken since it was last polled.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -37,8 +35,7 @@ impl Wake for Woken {
     }
 }
 
-/// A task's waker. Each new future gets a new one, so that the waker of a dropped future wakes no
-/// other.
+/// A task's waker. Each future gets a new one, so that that of a dropped future wakes no other.
 struct Place {
     woken: Arc<Woken>,
     waker: Waker,
@@ -118,7 +115,6 @@ impl Task {
         self.future.as_ref().is_some_and(|(_, place, _)| place.is_woken())
     }
 
-    /// Polls its future. A ready future is dropped and its result applied.
     fn poll(&mut self) {
         let Some((op, place, len)) = self.future.take() else { return };
         let (at, stream, left) = (self.at, self.stream, self.len - self.at);
@@ -158,8 +154,7 @@ impl Task {
     }
 }
 
-/// Lets the drivers run: the runtime turns its reactor first, then the drivers, then the tasks that
-/// they woke.
+/// Lets the drivers run: the runtime turns its reactor, the drivers, and the tasks they woke.
 async fn drivers_run() {
     for _ in 0..4 {
         tokio::task::yield_now().await;
@@ -221,8 +216,7 @@ impl World {
         }
     }
 
-    /// Returns both ends of a connection. Dropped dials and accepts leave behind streams whose peer
-    /// is gone.
+    /// Returns both ends of a connection. Dropped dials and accepts leave streams without a peer.
     async fn connect(
         &mut self,
         client: &SoftSim,
@@ -343,8 +337,7 @@ fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
     }
 }
 
-/// A panic while driving an endpoint may lose completions that were already taken. Every waiting
-/// task is woken and fails.
+/// A panic while driving may lose completions. Every waiting task is woken and fails.
 #[test]
 fn after_a_panic_of_the_driver_calls_fail() {
     let fabric = Fabric::new();

@@ -11,8 +11,7 @@ use crate::arrived::Arrived;
 use crate::error::Error;
 
 impl<B: Backend> Connection<B> {
-    /// Reads what has arrived. Returns `None` if there is nothing now, `Some(0)` at the end of the
-    /// stream.
+    /// See [`Endpoint::read`](crate::Endpoint::read).
     ///
     /// # Errors
     /// Returns the error that ended the connection, once everything that arrived before is read.
@@ -35,8 +34,7 @@ impl<B: Backend> Connection<B> {
         if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
     }
 
-    /// Fast path: reads from the window being filled. `None`, unchanged, if the general path is
-    /// needed: [`Connection::try_read`].
+    /// Fast path: reads from the window being filled. `None`, unchanged: use `try_read`.
     #[inline]
     pub(crate) fn read_at_once(&mut self, into: &mut [u8]) -> Option<usize> {
         let part = self.machine.take_at_once(into.len())?;
@@ -54,14 +52,13 @@ impl<B: Backend> Connection<B> {
         Ok(Some(0))
     }
 
-    /// Returns all bytes that have arrived and are not consumed, in order, where the peer wrote
-    /// them. Return them with [`Endpoint::consume`](crate::Endpoint::consume).
+    /// Returns what has arrived and is not consumed, in order, where the peer wrote it: a zero-copy
+    /// read. [`Endpoint::consume`](crate::Endpoint::consume) gives it back to the peer.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
 
-    /// Returns the first `bytes` of [`Connection::arrived`] to the peer, which may then overwrite
-    /// them.
+    /// Gives the first `bytes` of [`Connection::arrived`] back to the peer, which overwrites them.
     ///
     /// # Errors
     /// Returns an error, and consumes nothing, if fewer have arrived.
@@ -82,8 +79,7 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Takes as many bytes as fit and sends them with one notification. Returns `None` if there is
-    /// no room now.
+    /// See [`Endpoint::write`](crate::Endpoint::write).
     ///
     /// # Errors
     /// Returns the error that ended the connection. Also returns an error if the send buffer cannot
@@ -110,10 +106,9 @@ impl<B: Backend> Connection<B> {
         Ok(Some(written))
     }
 
-    /// Takes the bytes behind the first `written`, and returns how many.
     #[inline(never)]
     fn write_rest(&mut self, from: &[IoSlice<'_>], written: usize, bytes: usize) -> usize {
-        // Bytes that are left wrap to the beginning of the send buffer.
+        // They wrap to the beginning of the send buffer.
         let place = self.machine.put(bytes - written);
         if let (Some(send_buffer), Some(place)) = (self.memory.send_buffer(), place) {
             fill(send_buffer, place, from, written);
@@ -122,7 +117,6 @@ impl<B: Backend> Connection<B> {
         place.map_or(0, |place| place.len as usize)
     }
 
-    /// Records whether the next write will wait, and that bytes may be waiting.
     fn note_waits(&mut self) {
         self.lacks_room = !self.has_room();
         self.more = true;
@@ -162,7 +156,6 @@ impl<B: Backend> Connection<B> {
     }
 }
 
-/// Copies the bytes of `from` behind the first `taken` to `place`, and fills it.
 #[inline]
 fn fill<R: Region>(send_buffer: &R, place: Span, from: &[IoSlice<'_>], taken: usize) {
     // Inside by construction.
@@ -176,7 +169,6 @@ fn fill<R: Region>(send_buffer: &R, place: Span, from: &[IoSlice<'_>], taken: us
     }
 }
 
-/// Copies the bytes of `pieces` behind the first `taken`, as many as fit.
 #[inline(never)]
 fn fill_from(room: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>], mut taken: usize) {
     let mut pieces = pieces.iter();

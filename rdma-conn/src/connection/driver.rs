@@ -1,5 +1,4 @@
-//! Drives a connection's machine: feeds it time, events and completions, and carries out its
-//! actions.
+//! Feeds a connection's machine time, events and completions, and carries out its actions.
 
 use std::slice;
 
@@ -39,7 +38,6 @@ impl<B: Backend> Connection<B> {
         self.busy = now;
     }
 
-    /// Ends the connection after the device refused a call. The errno is the cause.
     #[cold]
     pub(super) fn refused(&mut self, call: &'static str, error: B::Error) {
         tracing::debug!(peer = %self.peer, %error, call, "refused");
@@ -49,10 +47,10 @@ impl<B: Backend> Connection<B> {
         self.machine.handle_refusal(call);
     }
 
-    /// Handles a connection-manager event of this connection.
+    /// Handles a connection-manager event.
     ///
-    /// The caller must first hand over all completions that have arrived. What the peer sent before
-    /// the event counts as received, however late the event is read (VR-FLOW-003, VR-CLOSE-002).
+    /// First hand over all completions that have arrived. What the peer sent before the event
+    /// counts as received, however late the event is read (VR-FLOW-003, VR-CLOSE-002).
     pub(crate) fn handle_event(&mut self, event: CmEventKind<B>) {
         tracing::debug!(peer = %self.peer, ?event, "connection event");
         match event {
@@ -80,7 +78,6 @@ impl<B: Backend> Connection<B> {
             }
             CmEventKind::DeviceRemoval => self.fail(Error::DeviceRemoved),
             CmEventKind::Async(event) => self.handle_async_event(event),
-            // These change nothing.
             CmEventKind::AddressResolved
             | CmEventKind::RouteResolved
             | CmEventKind::TimewaitExit
@@ -89,8 +86,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Handles an asynchronous event of the device. It reports failures that have no completion
-    /// (VR-CLOSE-008), or that the peer is established before the connection manager says so.
+    /// Handles an event of the device: a failure without a completion (VR-CLOSE-008), or that the
+    /// peer is established before the connection manager says so.
     fn handle_async_event(&mut self, event: AsyncEvent) {
         match event {
             // A queue pair that is stopping reports nothing new.
@@ -117,16 +114,12 @@ impl<B: Backend> Connection<B> {
         self.post(None);
     }
 
-    /// Handles at most [`BATCH`] completions of this connection's queue pair, and posts what they
-    /// allow.
-    ///
-    /// Returns false if they only announced bytes. Nothing else about the connection has then
-    /// changed.
+    /// Handles at most [`BATCH`] completions of this queue pair, and posts what they allow. Returns
+    /// false if they only announced bytes, so that nothing else about the connection has changed.
     #[inline]
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) -> bool {
         self.work.completions += completions.len() as u64;
-        // Completions nearly always announce bytes in the window and nothing else, so handle them
-        // together.
+        // Completions nearly always announce only bytes in the window, so handle them together.
         let mut bytes = 0;
         let mut notify = true;
         for completion in completions {
@@ -164,7 +157,6 @@ impl<B: Backend> Connection<B> {
         self.follow_up(now);
     }
 
-    /// Finishes a batch that told of more than bytes, or filled a window.
     #[inline(never)]
     fn follow_up(&mut self, now: Instant) {
         // Nothing follows a full window until the next one is announced.
@@ -179,8 +171,7 @@ impl<B: Backend> Connection<B> {
         self.post(Some(now));
     }
 
-    /// Hands the machine a completion that announces no bytes. Returns whether its receive may be
-    /// posted again.
+    /// Handles a completion that announces no bytes. Returns whether its receive may be reposted.
     fn take_completion(&mut self, now: Instant, completion: &Completion) -> bool {
         match completion.result {
             // The immediate of a message has no meaning (VR-CTRL-010).
@@ -213,8 +204,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Attributes a failure that names no queue pair, on a shared queue. Returns true if this
-    /// connection's queue pair has stopped for an unknown reason.
+    /// Attributes a failure on a shared queue that names no queue pair. Returns true if this queue
+    /// pair has stopped for an unknown reason.
     pub(crate) fn has_failed_by(&mut self, failure: CompletionError) -> bool {
         if !matches!(self.cause, Cause::Machine) || self.machine.has_ended() {
             return false;
@@ -230,14 +221,12 @@ impl<B: Backend> Connection<B> {
         failed
     }
 
-    /// Returns whether there was a failure that [`Connection::conclude`] must judge.
     pub(crate) const fn is_suspect(&self) -> bool {
         matches!(self.cause, Cause::Suspect(_))
     }
 
-    /// Blames the peer for the failure, unless an event says that the peer disconnected in order. A
-    /// late program finds the event and also requests that nothing has acknowledged since
-    /// (VR-CLOSE-005). The endpoint calls this when it has handled all events.
+    /// Blames the peer for the failure, unless an event says that it disconnected in order. A late
+    /// program finds the event and requests that nothing acknowledged (VR-CLOSE-005). Call it last.
     pub(crate) fn conclude(&mut self) {
         if let Cause::Suspect(failure) = self.cause {
             self.cause = Cause::Machine;
@@ -246,7 +235,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Registers a second window once the peer fills the first faster than it is read (VR-MEM-003).
+    /// Registers a second window when the peer fills the first faster than it is read (VR-MEM-003).
     #[cold]
     fn add_window(&mut self) {
         let Some(index) = self.machine.lacks_region().filter(|_| self.options.protocol.windows == 2) else {
@@ -293,17 +282,16 @@ impl<B: Backend> Connection<B> {
         self.pair.post_recv(&chain)
     }
 
-    /// Returns the slot of the receive posted after `slot`.
     #[inline]
     const fn receive_behind(&self, slot: u16) -> u16 {
         if slot + 1 < self.options.receives { slot + 1 } else { 0 }
     }
 
-    /// Carries out the machine's actions: chains of work requests, one doorbell each, and the
+    /// Carries out the machine's actions: chains of requests, one doorbell each, and the
     /// disconnect. Reads the clock only if it must and the time is not `known`.
     #[inline]
     pub(super) fn post(&mut self, known: Option<Instant>) {
-        // Most writes are one request. This copy of the step is compiled without the other cases.
+        // Most writes are one request. This copy of the step has no other case.
         let more =
             if self.machine.is_one_write() { self.post_next(known) } else { !self.machine.is_settled() };
         if more {
@@ -317,7 +305,6 @@ impl<B: Backend> Connection<B> {
         self.sooner |= self.machine.take_sooner();
     }
 
-    /// Posts one chain of work requests, or disconnects. Returns whether there may be more to do.
     #[inline(always)]
     fn post_next(&mut self, known: Option<Instant>) -> bool {
         let backend = &self.backend;
@@ -345,7 +332,7 @@ impl<B: Backend> Connection<B> {
 
     #[cold]
     fn disconnect(&self) -> bool {
-        // Refused if the connection was never established. Nothing remains to do then.
+        // Refused if it was never established. Nothing remains to do then.
         if let Err(error) = self.id.disconnect() {
             tracing::debug!(peer = %self.peer, %error, "disconnecting");
         }
@@ -353,8 +340,7 @@ impl<B: Backend> Connection<B> {
     }
 }
 
-/// Returns `first` and the requests behind it, as many as one doorbell may cover, and whether a
-/// disconnect follows.
+/// Returns requests from `first` on that one doorbell may cover, and whether a disconnect follows.
 #[inline(never)]
 fn chain<'a, B: Backend>(
     first: SendRequest<'a, B::Region>,

@@ -35,13 +35,12 @@ use crate::options::Options;
 /// Work requests per doorbell and completions per poll.
 pub(crate) const BATCH: usize = 16;
 
-/// Connection parameters that both sides pass to `rdma_connect` and `rdma_accept`.
+/// What both sides pass to `rdma_connect` and `rdma_accept`.
 ///
-/// They request no more READs than the C implementations allow (VR-CONN-005). They carry no private
-/// data (VR-CONN-016), and private data of the peer is ignored (VR-CONN-002). The peer gets endless
-/// RNR retries, so that it waits for our receives instead of failing (VR-CONN-004, VR-CONN-017).
-/// Six retries without acknowledgement: soft-RoCE takes seven as endless there too, and would never
-/// detect a lost peer (VR-KEEP-006).
+/// No more READs than the C implementations allow (VR-CONN-005), and no private data (VR-CONN-016);
+/// the peer's is ignored (VR-CONN-002). Endless RNR retries for the peer, so that it waits for our
+/// receives instead of failing (VR-CONN-004, VR-CONN-017). Six retries without acknowledgement:
+/// soft-RoCE takes seven as endless there too, and would never detect a lost peer (VR-KEEP-006).
 pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     responder_resources: 1,
     initiator_depth: 1,
@@ -51,11 +50,9 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 
 /// One connection: its queue pair, its memory and its machine. It never blocks.
 ///
-/// An [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and delivers what
-/// arrives.
+/// An [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and drives it.
 ///
-/// Fields are in drop order (VR-RES-001). Backends keep alive what a handle needs, so this order is
-/// only the shortest way.
+/// Fields are in drop order (VR-RES-001). Backends keep alive what a handle needs in any case.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
     /// [`QueuePair::max_inline`], which never changes.
@@ -74,8 +71,7 @@ pub struct Connection<B: Backend> {
     busy: Instant,
     /// Whether it was used since `busy`.
     used: bool,
-    /// Whether [`Connection::next_timeout`] has moved nearer, for the machine or for memory to
-    /// release.
+    /// Whether [`Connection::next_timeout`] has moved nearer.
     sooner: bool,
     /// Whether the last write left no room, so that the next one waits.
     pub(crate) lacks_room: bool,
@@ -93,7 +89,7 @@ enum Cause {
 
 /// Counts of a connection's requests to the device and of its waits.
 ///
-/// [`Counters`](crate::Counters) counts its messages to the peer.
+/// [`Counters`] counts its messages to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Work {
@@ -114,9 +110,9 @@ pub struct Work {
 }
 
 impl<B: Backend> Connection<B> {
-    /// Makes a connection on `id`, whose device is known, with all receives posted so that the
-    /// peer's first message finds one (VR-CONN-003). `options` fit the device, and `completions`
-    /// has room for [`Options::completions`].
+    /// Makes a connection on `id` with all receives posted, so that the peer's first message finds
+    /// one (VR-CONN-003). `options` fit the device, and `completions` has room for
+    /// [`Options::completions`].
     pub(crate) fn new(
         backend: B,
         id: B::Identifier,
@@ -148,7 +144,6 @@ impl<B: Backend> Connection<B> {
         if options.eager_send_buffer {
             memory.add_send_buffer()?;
         }
-        // The second window comes when it is needed.
         let begin = options.protocol.windows(1);
         let machine = Machine::new(begin, [memory.first_window(), Default::default()])?;
         let busy = backend.now();
@@ -215,21 +210,20 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether no error has ended the connection, without creating the error.
+    /// Like `check`, without creating the error.
     #[inline]
     const fn is_sound(&self) -> bool {
         !matches!(self.cause, Cause::Known(_)) && self.machine.failure().is_none()
     }
 
-    /// Returns whether the peer is on this side's device: the queue pair's path leads back to the
-    /// address it leaves from. False while there is no path. Addresses prove nothing, because a
-    /// request carries what its sender wrote (VR-SEC-008).
+    /// Returns whether the peer is on this side's device: the path of the queue pair leads back to
+    /// where it begins. False without a path. Addresses prove nothing, because a request carries
+    /// what its sender wrote (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         matches!(self.pair.is_loopback(), Ok(true))
     }
 
-    /// Returns the peer's address. For an accepted connection, it is what the peer's request
-    /// claims.
+    /// Returns the peer's address. A server has it from the peer's request, unchecked.
     pub const fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
@@ -264,7 +258,6 @@ impl<B: Backend> Connection<B> {
         self.machine.bytes_received()
     }
 
-    /// Returns the number of lent parts that have come back.
     #[inline]
     pub(crate) const fn returned_parts(&self) -> u64 {
         self.work.returned
@@ -285,8 +278,7 @@ impl<B: Backend> Connection<B> {
         self.machine.unconfirmed()
     }
 
-    /// Returns whether the connection is established and the device has all bytes accepted for
-    /// sending.
+    /// Returns whether the connection is established and the device has all accepted bytes.
     pub const fn is_flushed(&self) -> bool {
         self.machine.unposted() == 0 && !matches!(self.machine.state(), State::Connecting)
     }
@@ -301,8 +293,7 @@ impl<B: Backend> Connection<B> {
         self.machine.unread()
     }
 
-    /// Returns whether a read can be answered now, with bytes, the end of the stream, or the error
-    /// that ended the connection.
+    /// Returns whether a read can be answered now, with bytes, the end, or the connection's error.
     #[inline]
     pub const fn is_readable(&self) -> bool {
         self.machine.unread() > 0 || self.machine.has_ended()
@@ -330,8 +321,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether, since the last call, bytes may have begun to wait or times may have come
-    /// nearer. [`Connection::take_sooner`] and [`Connection::is_flushed`] have the details.
+    /// Returns whether, since the last call, bytes may have begun to wait or times come nearer: ask
+    /// [`Connection::take_sooner`] and [`Connection::is_flushed`].
     #[inline]
     pub(crate) fn take_more(&mut self) -> bool {
         self.more && std::mem::take(&mut self.more)
@@ -343,16 +334,15 @@ impl<B: Backend> Connection<B> {
         std::mem::take(&mut self.sooner)
     }
 
-    /// Begins a graceful end, even before the connection is established. Written bytes are
-    /// delivered first, for at most `linger`.
+    /// See [`Endpoint::close`](crate::Endpoint::close). Also works before it is established.
     pub(crate) fn close(&mut self, linger: Duration) {
         let now = self.now();
         self.machine.close(now, linger);
         self.post(Some(now));
     }
 
-    /// Returns `Some` once the connection is established and the device has all bytes accepted for
-    /// sending. `None` means that some wait for the peer's window or receives.
+    /// Returns `Some` once the connection is established and the device has all accepted bytes.
+    /// `None` means that some wait for the peer's window or receives.
     ///
     /// # Errors
     /// Returns an error if the connection ended first (VR-CLOSE-003).
@@ -365,8 +355,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns `Some` once the peer has everything lent from `buffer`, and `None` while some of it
-    /// is on its way.
+    /// Returns `Some` once the peer has everything lent from `buffer`, and `None` before.
     ///
     /// # Errors
     /// Returns an error if the connection ended first.
@@ -388,12 +377,10 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().buffer(len, Access::NONE)
     }
 
-    /// Registers application memory for zero-copy sending. With [`Access::REMOTE_WRITE`] it can
-    /// also receive.
+    /// Registers application memory to lend. With [`Access::REMOTE_WRITE`] it can also receive.
     ///
-    /// The connection keeps `memory` until the buffer is dropped, nothing of it is lent, and no
-    /// window lies in it. It is then deregistered. [`CallerMemory`] says who may write to it until
-    /// then.
+    /// The connection keeps `memory` registered until the buffer is dropped, nothing of it is lent,
+    /// and no window lies in it. [`CallerMemory`] says who may write to it until then.
     ///
     /// # Errors
     /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
@@ -405,20 +392,17 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().register_memory(memory, access)
     }
 
-    /// Returns a handle that registers memory for this connection without the caller's lock.
+    /// Returns a handle that registers memory without the caller's lock.
     pub(crate) fn registrar(&self) -> Registrar<B> {
         self.memory.registrar().clone()
     }
 
-    /// Returns the protection domain of this connection, which further connections to the same
-    /// server may share.
+    /// Returns the protection domain, which further connections to the same server may share.
     pub const fn domain(&self) -> &ProtectionDomain<B> {
         self.memory.domain()
     }
 
-    /// Lends as many bytes of `buffer` as possible now, from the beginning of `range`, behind
-    /// everything written before. Returns `None` if bytes lent before still wait for the peer's
-    /// window.
+    /// See [`Endpoint::lend`](crate::Endpoint::lend).
     ///
     /// # Errors
     /// Returns the error that ended the connection. Also returns an error if `range` is outside the
@@ -457,13 +441,12 @@ impl<B: Backend> Connection<B> {
         self.memory.lendings.contain(buffer)
     }
 
-    /// Returns whether [`Connection::try_lend`] can be answered now: it would take a byte, or fail.
+    /// Returns whether [`Connection::try_lend`] would now take a byte, or fail.
     pub(crate) const fn can_lend(&self) -> bool {
         self.machine.lendable() > 0
     }
 
-    /// Returns `Some` once a closed connection has ended in order, and `None` while its last bytes
-    /// are on their way.
+    /// Returns `Some` once a closed connection has ended in order, and `None` before.
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive.
@@ -476,7 +459,6 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns why nothing more will arrive, for a call that expected more.
     pub(crate) fn end(&self) -> Error {
         self.check().err().unwrap_or_else(|| Error::Protocol(TransportError::Disconnected.into()))
     }

@@ -1,5 +1,4 @@
-//! The order of a turn. An endpoint never sleeps while there is work (VR-FLOW-013): an arrival
-//! wakes the loop, or the endpoint looks again without one.
+//! The order of a turn: arm, look. No endpoint sleeps while there is work (VR-FLOW-013).
 
 use std::time::Duration;
 
@@ -19,8 +18,7 @@ const UNASKED: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Found {
     Nothing,
-    /// Everything was taken: a poll that takes fewer completions than it could has emptied its
-    /// queue, `ibv_poll_cq(3)`.
+    /// Everything was taken: a poll that is not full has emptied its queue, `ibv_poll_cq(3)`.
     All,
     More,
 }
@@ -40,7 +38,7 @@ enum Next {
     Look,
     /// Ask the kernel, then look again.
     Ask,
-    /// Arm, then look again: nothing was left.
+    /// Nothing was left: arm, then look again.
     Arm,
     /// End the turn without arming: the next turn looks again.
     Spin,
@@ -48,13 +46,12 @@ enum Next {
     Rest,
 }
 
-/// Whether an endpoint is armed, busy-polling, or unfinished, and what it knows of the kernel.
+/// What an endpoint knows between turns: its phase, and whether the kernel may hold an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Awake {
     phase: Phase,
     spin: Spin,
     unasked: u32,
-    /// Whether the event channel may hold an event.
     events_wait: bool,
     seen: Instant,
 }
@@ -70,18 +67,15 @@ impl Awake {
         self.spin.raise(most);
     }
 
-    /// Returns whether there is work even if nothing arrives, apart from events
-    /// ([`Awake::events_wait`]).
+    /// Returns whether there is work even if nothing arrives, other than [`Awake::events_wait`].
     pub(super) const fn is_unfinished(&self) -> bool {
         !matches!(self.phase, Phase::Armed)
     }
 
-    /// Marks the turn unfinished: a new queue is not armed yet.
     pub(super) fn has_more(&mut self) {
         self.phase = Phase::Unfinished;
     }
 
-    /// Returns whether the event channel may hold an event.
     #[inline]
     pub(super) const fn events_wait(&self) -> bool {
         self.events_wait
@@ -100,10 +94,8 @@ impl Awake {
         self.unasked = 0;
     }
 
-    /// Begins a turn. Returns whether to ask the kernel before the first look.
-    ///
-    /// While busy-polling it need not be asked: no queue is armed, so the kernel can hold only
-    /// other events.
+    /// Returns whether to ask the kernel before the first look. While busy-polling that is not
+    /// needed: no queue is armed, so the kernel can hold only other events.
     #[inline]
     fn begin(&mut self) -> bool {
         self.unasked = self.unasked.saturating_add(1);
@@ -128,8 +120,7 @@ impl Awake {
             self.phase = Phase::Spinning;
             return Next::Spin;
         }
-        // Spinning skipped epoll, so an event's edge may be pending. Ask the kernel once before
-        // the turn ends.
+        // Spinning skipped epoll, so an event may be pending there: ask once before the turn ends.
         if self.unasked > 0 {
             return Next::Ask;
         }
@@ -141,37 +132,33 @@ impl Awake {
     }
 }
 
-/// The steps of a turn. The provided methods order them so that a turn never sleeps while there is
-/// work.
+/// The steps of a turn. The provided methods order them: a turn never sleeps while there is work.
 pub(super) trait Turns {
     type Error;
 
     fn awake(&mut self) -> &mut Awake;
 
-    /// Asks the kernel for events, or sleeps there, for at most `limit`. Returns whether a waker
-    /// was called.
+    /// Asks the kernel for events, or sleeps until `limit`. Returns whether a waker was called.
     fn ask(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error>;
 
     /// Takes what has arrived, without asking the kernel and without arming.
     fn look(&mut self) -> Result<Found, Self::Error>;
 
-    /// Arms unarmed queues. Later arrivals make the descriptor readable, and the next look finds
-    /// earlier ones. Returns whether such a look is needed.
+    /// Arms unarmed queues: later arrivals make the descriptor readable, and a look finds earlier
+    /// ones. Returns whether that look is needed.
     fn arm(&mut self) -> Result<bool, Self::Error>;
 
-    /// Returns whether any queue is armed.
     fn any_armed(&self) -> bool;
 
-    /// Returns whether any queue is not armed.
     fn any_deaf(&self) -> bool;
 
-    /// Returns how long there is no work if nothing arrives; `None` means for ever.
+    /// Returns how long there is no work if nothing arrives. `None` means for ever.
     fn idle_for(&self) -> Option<Duration>;
 
     /// Takes what has arrived, within bounds, and arms for the rest.
     ///
-    /// An endpoint that does not spin arms before it looks: it would arm in any case, and one look
-    /// that takes everything is then enough.
+    /// An endpoint that does not busy-poll arms first, since it ends the turn armed in any case.
+    /// One look is then enough, if it takes everything.
     #[inline(always)]
     fn turn(&mut self) -> Result<(), Self::Error> {
         let mut asks = self.awake().begin() || self.any_armed();
@@ -195,8 +182,8 @@ pub(super) trait Turns {
         Ok(())
     }
 
-    /// Sleeps until there is work, at most for `limit`, and does it. A steady flow of completions
-    /// would hide other events; with `asks`, the kernel is asked now and then.
+    /// Sleeps until there is work, at most for `limit`, and does it. With `asks`, the kernel is
+    /// asked after some turns that took completions, whose steady flow would hide other events.
     fn sleep(&mut self, limit: Option<Duration>, asks: bool) -> Result<(), Self::Error> {
         self.awake().begin();
         let asks = asks && self.awake().is_long_unasked();
@@ -223,8 +210,7 @@ pub(super) trait Turns {
         Ok(())
     }
 
-    /// Busy-polls until something arrives, within the spin limit and `limit`. Returns whether
-    /// anything arrived.
+    /// Busy-polls for an arrival, within `limit` and the spin limit. Returns whether one came.
     fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error> {
         let mut begun = None;
         loop {

@@ -41,14 +41,14 @@ impl<B: Descriptors> Endpoint<B> {
     /// Receives into registered memory; see [`Connection::register_landing`].
     ///
     /// Continues `receiving` with what has arrived, and places the next windows in the buffer.
-    /// Returns the counts once all bytes have arrived. After `None`, [`Event::Readable`] or
+    /// Returns the counts once all bytes have arrived, and `None` before; [`Event::Readable`] or
     /// [`Event::Ended`] follows.
     ///
     /// # Errors
     /// Returns an error if the connection ended first, if the range is outside the buffer, if
     /// unread bytes of an earlier call still land there
-    /// ([`ApiMisuse::LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay)), if the buffer
-    /// belongs to another protection domain, or if there is no such connection.
+    /// ([`LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay)), if the buffer belongs to
+    /// another protection domain, or if there is no such connection.
     pub fn receive(
         &mut self,
         id: ConnectionId,
@@ -71,12 +71,10 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Marks arrived bytes as read, after the program has used them in place. See
-    /// [`Connection::arrived`].
+    /// Marks arrived bytes as read, after their use in place. See [`Connection::arrived`].
     ///
     /// # Errors
-    /// Returns an error, and consumes nothing, if fewer bytes have arrived. Also returns an error
-    /// if there is no such connection.
+    /// Returns an error, and consumes none, if fewer have arrived or there is no such connection.
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.consume(bytes)?;
@@ -101,8 +99,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(written)
     }
 
-    /// Follows up a call that may have left bytes waiting. If events are turned off, completions
-    /// that are not polled yet may give these bytes room.
+    /// If events are turned off, completions that are not polled yet may give waiting bytes room.
     #[inline(never)]
     fn follow_up(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Ok(()) };
@@ -111,17 +108,15 @@ impl<B: Descriptors> Endpoint<B> {
         if self.quiet && waits { self.look_at(id) } else { Ok(()) }
     }
 
-    /// Sends bytes of `buffer` without a copy, behind everything written before; see
-    /// [`Connection::register_buffer`].
+    /// Sends bytes of `buffer` without a copy; see [`Connection::register_buffer`].
     ///
-    /// Lends as many bytes as possible now, from the beginning of `range`. Returns `None` if bytes
-    /// lent before still wait for the peer's window. If some bytes were not lent,
-    /// [`Event::Writable`] follows. [`Event::Returned`] follows when memory comes back.
+    /// Lends as many bytes as possible now, from the start of `range`, behind everything written.
+    /// Returns `None` if bytes lent before still wait for the peer's window. If some bytes were not
+    /// lent, [`Event::Writable`] follows. [`Event::Returned`] follows when memory comes back.
     ///
     /// # Errors
-    /// Returns the error that ended the connection. Also returns an error if `range` is outside the
-    /// buffer, if the buffer belongs to another protection domain, or if there is no such
-    /// connection.
+    /// Returns the error that ended the connection, or an error if `range` is outside the buffer,
+    /// the buffer belongs to another protection domain, or there is no such connection.
     pub fn lend(
         &mut self,
         id: ConnectionId,
@@ -168,8 +163,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Returns `Some` once a closed connection has ended in order; see [`Connection::closed`].
-    /// After `None`, [`Event::Ended`] follows.
+    /// Returns `Some` once a closed connection ended in order, and `None` before [`Event::Ended`].
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive, or if there is no such connection.
@@ -177,8 +171,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.member(id)?.live()?.closed()
     }
 
-    /// Closes a connection like [`Endpoint::close`], but reports no further events of it and
-    /// forgets it when it has ended.
+    /// Closes a connection, reports no further events of it, and forgets it when it has ended.
     ///
     /// # Errors
     /// Returns an error if there is no such connection.
@@ -200,10 +193,8 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Checks whether an error ended a connection.
-    ///
     /// # Errors
-    /// Returns that error, or an error if there is no such connection.
+    /// Returns the error that ended the connection, or an error if there is no such connection.
     pub fn check(&self, id: ConnectionId) -> Result<(), Error> {
         self.members.get(id.0).ok_or(Error::NoSuchConnection)?.check()
     }

@@ -3,7 +3,6 @@
 use slotmap::{Key, KeyData, SecondaryMap};
 
 slotmap::new_key_type! {
-    /// The key of a connection within its endpoint.
     pub(super) struct MemberKey;
 }
 

@@ -19,13 +19,10 @@ use crate::listener::Request;
 use crate::memory::Memory;
 use crate::options::Options;
 
-/// A listener whose requests the endpoint accepts or hands over.
 pub(super) struct Listening<B: Descriptors> {
     pub(super) id: B::Identifier,
     pub(super) options: Options,
-    /// Whether requests wait for [`Endpoint::take_request`].
     pub(super) hands_over: bool,
-    /// The error that prevents it from accepting.
     pub(super) error: Option<Error>,
 }
 
@@ -33,13 +30,12 @@ impl<B: Descriptors> Endpoint<B> {
     /// Listens on `address`. Port 0 picks a free port. Accepted connections use `options`.
     ///
     /// # Errors
-    /// Returns an error if no RDMA device has the address, the address is taken, or an option is
-    /// out of bounds.
+    /// Returns an error if no RDMA device has the address, it is taken, or an option is invalid.
     pub fn listen(&mut self, address: SocketAddr, options: Options) -> Result<ListenerId, Error> {
         self.listen_for(address, options, false)
     }
 
-    /// Listens. If `hands_over`, requests are left to [`Endpoint::take_request`].
+    /// If `hands_over`, requests are left to [`Endpoint::take_request`].
     pub(crate) fn listen_for(
         &mut self,
         address: SocketAddr,
@@ -75,8 +71,8 @@ impl<B: Descriptors> Endpoint<B> {
         self.listeners.remove(&listener.0);
     }
 
-    /// Returns the error that kept a listener from accepting, after [`Event::AcceptFailed`]. If the
-    /// listener's device is gone, every call returns that error.
+    /// Returns the error that kept a listener from accepting, after [`Event::AcceptFailed`]. If its
+    /// device is gone, every call returns that error.
     pub fn take_accept_error(&mut self, listener: ListenerId) -> Option<Error> {
         let error = &mut self.listeners.get_mut(&listener.0)?.error;
         match error {
@@ -97,7 +93,6 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Returns the next request of a listener that hands them over.
     pub(crate) fn take_request(&mut self) -> Option<B::Identifier> {
         self.requests.take()
     }
@@ -121,14 +116,12 @@ impl<B: Descriptors> Endpoint<B> {
         self.dial(peer, local, timeout, options, None)
     }
 
-    /// Connects like [`Endpoint::connect`], but in the protection domain of another connection, so
-    /// that memory registered for one serves both. The domain may come from another endpoint.
-    /// [`ProtectionDomain`] says when sharing is safe.
+    /// Connects in the protection domain of another connection, also one of another endpoint, so
+    /// that memory registered for one serves both. [`ProtectionDomain`] says when that is safe.
     ///
     /// # Errors
-    /// Returns an error if an option is out of bounds or the connection limit is reached. If the
-    /// peer is reached through another device, the connection later ends with
-    /// [`Error::ForeignDomain`].
+    /// The errors are those of [`Endpoint::connect`]. If the peer is reached through another
+    /// device, the connection later ends with [`Error::ForeignDomain`].
     pub fn connect_in(
         &mut self,
         domain: &ProtectionDomain<B>,
@@ -157,7 +150,6 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(self.enter(member))
     }
 
-    /// Sends the peer the connection request, once its route is known.
     pub(super) fn ask(&mut self, id: ConnectionId, identifier: B::Identifier) {
         let Some(member) = self.members.get(id.0) else { return };
         let (peer, options) = (member.peer, member.options);
@@ -172,7 +164,6 @@ impl<B: Descriptors> Endpoint<B> {
         self.settle(id);
     }
 
-    /// Handles a peer's request for a connection.
     pub(super) fn request(&mut self, listener: IdentifierKey, identifier: B::Identifier) {
         let Some(listening) = self.listeners.get(&listener) else { return };
         if listening.hands_over {
@@ -181,8 +172,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
         let options = listening.options;
         let peer = identifier.peer_addr();
-        // Dropping an unaccepted identifier rejects its peer, so every path informs it
-        // (VR-RES-006).
+        // Dropping an identifier rejects its peer, so it learns of every error (VR-RES-006).
         let accepted = self
             .budget
             .place()
@@ -199,13 +189,12 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Records why a listener cannot accept, and reports it.
     pub(super) fn accept_failed(&mut self, listener: IdentifierKey, error: Error) {
         let Some(listening) = self.listeners.get_mut(&listener) else { return };
         if listening.error.as_ref().is_some_and(Error::is_for_good) {
             return;
         }
-        // Report a failure only if none is pending, or if it is final.
+        // Report it only if none is pending, or if it is final.
         let tells = listening.error.is_none() || error.is_for_good();
         listening.error = Some(error);
         if tells {
@@ -213,10 +202,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Accepts a request that a [`Listener`](crate::Listener) handed out. [`Event::Opened`] or
-    /// [`Event::Ended`] follows.
-    ///
-    /// Nothing was allocated for the peer before this call.
+    /// Accepts a [`Request`]. [`Event::Opened`] or [`Event::Ended`] follows.
     ///
     /// # Errors
     /// Returns an error, and rejects the peer (VR-RES-006), if an option is out of bounds, a limit
@@ -232,8 +218,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.accept(identifier, options, place, None)
     }
 
-    /// Accepts another endpoint's request as the one connection of a new endpoint. It counts in
-    /// `budget` and holds `place`.
+    /// Accepts another endpoint's request as the one connection of a new endpoint.
     pub(crate) fn adopt(
         backend: &B,
         identifier: B::Identifier,

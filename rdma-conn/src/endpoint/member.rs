@@ -25,11 +25,9 @@ pub(super) struct Member<B: Backend> {
     /// Why it never had a queue pair.
     failure: Option<Error>,
     pub(super) options: Options,
-    /// The protection domain shared with other connections.
     pub(super) domain: Option<ProtectionDomain<B>>,
     pub(super) key: IdentifierKey,
     pub(super) peer: SocketAddr,
-    /// The queue that receives its completions.
     pub(super) queue: Option<usize>,
     /// Its recorded entry in the timers.
     pub(super) due: Option<Instant>,
@@ -41,7 +39,6 @@ pub(super) struct Member<B: Backend> {
     pub(super) abandoned: bool,
     listener: Option<ListenerId>,
     open: bool,
-    /// Whether this side has begun to close it.
     closed: bool,
     pending: PendingEvents,
     /// Whether it is queued to report events.
@@ -89,8 +86,6 @@ impl PendingEvents {
 }
 
 impl<B: Backend> Member<B> {
-    /// Returns a connection that is being made with this `role`. `listener` is the one that
-    /// accepted it, if any.
     pub(super) fn new(
         connecting: Connecting<B>,
         (key, peer): (IdentifierKey, SocketAddr),
@@ -121,7 +116,6 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Returns the connection, or an error if there is none.
     #[inline]
     pub(super) fn live(&mut self) -> Result<&mut Connection<B>, Error> {
         match &mut self.connection {
@@ -148,14 +142,12 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Returns whether it has ended and was abandoned.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.abandoned && self.has_ended()
     }
 
-    /// Queues its events in `telling`, unless events are unwanted, and adds it to `touched` if its
-    /// due time may be nearer.
+    /// Queues it in `telling` if events are wanted, and in `touched` if its due time may be nearer.
     pub(super) fn note(
         &mut self,
         id: ConnectionId,
@@ -170,7 +162,6 @@ impl<B: Backend> Member<B> {
         self.note_sooner(id, touched);
     }
 
-    /// Adds it to `touched` if its due time may be nearer.
     #[inline]
     pub(super) fn note_sooner(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
         if self.connection.as_mut().is_some_and(|connection| connection.take_sooner()) {
@@ -178,7 +169,6 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Adds it to `touched`.
     pub(super) fn touch(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
         if !std::mem::replace(&mut self.touched, true) {
             touched.push(id);
@@ -197,8 +187,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Handles a connection-manager event. Returns an identifier once its route is known, so that
-    /// the peer can be asked.
+    /// Handles a connection-manager event. Returns the identifier once the route is known.
     pub(super) fn handle_event(&mut self, event: CmEventKind<B>, now: Instant) -> Option<B::Identifier> {
         let _inside = self.observed.span().clone().entered();
         if let Some(connection) = &mut self.connection {
@@ -247,8 +236,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Advances the handshake. An accepted connection that ends before it is open is forgotten: the
-    /// program never saw it.
+    /// Advances the handshake. Forgets an accepted connection that ends before the program saw it.
     #[inline]
     pub(super) fn advance(&mut self) {
         if self.connecting.is_some() {
@@ -288,13 +276,12 @@ impl<B: Backend> Member<B> {
         self.enters()
     }
 
-    /// Records new bytes. Returns true if the connection must be queued to report them.
+    /// Like `notice`, for bytes only.
     #[inline]
     pub(super) fn notice_bytes(&mut self) -> bool {
         self.has_more_bytes() && self.enters()
     }
 
-    /// Returns whether reportable bytes have arrived since the last call.
     #[inline]
     fn has_more_bytes(&mut self) -> bool {
         let Some(connection) = &self.connection else { return false };
@@ -307,7 +294,6 @@ impl<B: Backend> Member<B> {
         true
     }
 
-    /// Records events owed to calls that returned `None`.
     #[inline(never)]
     fn notice_answers(&mut self) {
         let (Some(connection), waits) = (&mut self.connection, &mut self.waits) else { return };
@@ -320,7 +306,6 @@ impl<B: Backend> Member<B> {
         self.pending.writable |= room || lend || flush;
     }
 
-    /// Records that it was opened or has ended.
     #[cold]
     fn notice_stage(&mut self) {
         let has_ended = self.has_ended();
@@ -331,7 +316,6 @@ impl<B: Backend> Member<B> {
         pending.has_ended |= has_ended;
     }
 
-    /// Returns whether it must be queued, and marks it as queued.
     #[inline]
     const fn enters(&mut self) -> bool {
         if self.telling || self.abandoned || !self.pending.any() {

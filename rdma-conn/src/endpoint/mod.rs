@@ -40,8 +40,7 @@ pub(crate) use watch::readable;
 /// Connections per completion queue, where the device's queues are long enough.
 const SHARERS: u32 = 64;
 
-/// Requests answered in one turn. Each registers memory while established connections wait
-/// (VR-RES-007).
+/// Requests answered in one turn. Each registers memory while connections wait (VR-RES-007).
 const ACCEPTS: u32 = 16;
 
 /// Identifies a listener of an endpoint.
@@ -50,9 +49,8 @@ pub struct ListenerId(IdentifierKey);
 
 /// An event of an endpoint.
 ///
-/// An event is reported once, however much has happened since its last report. After an event, read
-/// until [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing. Any
-/// event may be spurious.
+/// An event is reported once, however much has happened since, and may be spurious. Then read until
+/// [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -65,17 +63,16 @@ pub enum Event {
     },
     /// Bytes have arrived.
     Readable(ConnectionId),
-    /// A write that found too little room can go on, memory can be lent again, or everything is
-    /// flushed.
+    /// A write that found too little room can go on, memory can be lent, or everything is flushed.
     Writable(ConnectionId),
     /// A lent part of a buffer has come back.
     Returned(ConnectionId),
-    /// The connection has ended, or a connect failed. Bytes that arrived before can still be read.
-    /// Then forget the connection with [`Endpoint::abort`].
+    /// The connection has ended, or a connect failed. Read what arrived before, then forget the
+    /// connection with [`Endpoint::abort`].
     Ended(ConnectionId),
-    /// A listener could not accept, for a reason that no peer caused. The process has no descriptor
-    /// or memory left, events could not be read, or the device failed or was removed. Without its
-    /// device the listener ends. [`Endpoint::take_accept_error`] returns the reason.
+    /// A listener could not accept, for a reason that no peer caused: the process has no descriptor
+    /// or memory left, events could not be read, or the device failed or was removed. A listener
+    /// ends with its device. [`Endpoint::take_accept_error`] returns the reason.
     AcceptFailed(ListenerId),
 }
 
@@ -107,20 +104,17 @@ pub struct Usage {
 ///
 /// Only [`Endpoint::wait`] blocks. An event loop waits until the descriptor ([`AsFd`]) is readable
 /// or [`Endpoint::next_timeout`] has passed. It then calls [`Endpoint::progress`], and takes events
-/// with [`Endpoint::next_event`] until there is none. The descriptor works with level-triggered and
-/// edge-triggered polling.
+/// with [`Endpoint::next_event`] until there is none. Level-triggered and edge-triggered polling
+/// work. A call without a result yet returns `None`, and an event follows when it has one.
 ///
 /// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
-/// child still holds it. A process that forks removes the descriptor from the instance first
-/// (`EPOLL_CTL_DEL`).
+/// child still holds it. A process that forks first removes it from the instance (`EPOLL_CTL_DEL`).
 ///
-/// A call that has no result yet returns `None`. An event follows when it has one.
-///
-/// Connections do not share a protection domain, because an rkey opens a region to every queue pair
-/// of its domain: one client could guess the key of another's window (VR-SEC-002). They therefore
-/// share no regions either, and an idle one keeps little memory
+/// Each connection has its own protection domain, because an rkey opens a region to every queue
+/// pair of its domain: one client could guess the key of another's window (VR-SEC-002). Connections
+/// therefore share no regions, and an idle one keeps little memory
 /// ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with
-/// several connections may share a domain with [`Endpoint::connect_in`].
+/// several connections may use [`Endpoint::connect_in`].
 pub struct Endpoint<B: Descriptors> {
     // Connections drop before their queues, and queues before the channel.
     members: SlotMap<MemberKey, Member<B>>,
@@ -132,7 +126,6 @@ pub struct Endpoint<B: Descriptors> {
     watch: Watch,
     backend: B,
     budget: Arc<Budget>,
-    /// The connection of each identifier, for connection-manager events.
     identifiers: HashMap<IdentifierKey, ConnectionId>,
     /// When each connection must be handled, at its [`Member::due`].
     timers: Deadlines<Instant, ConnectionId>,
@@ -140,15 +133,12 @@ pub struct Endpoint<B: Descriptors> {
     touched: Vec<ConnectionId>,
     /// Latest time to record them.
     note_by: Instant,
-    /// Connections with events to report.
     telling: VecDeque<ConnectionId>,
-    /// Pending events of listeners.
     notices: VecDeque<Event>,
     /// Failed connections whose cause an event may explain.
     suspects: Vec<ConnectionId>,
     /// Whether events are turned off, for a stream that asks its one connection directly.
     quiet: bool,
-    /// Requests that this turn may still answer.
     accepts: u32,
     failures: u32,
     /// After a temporary failure, no event is read before this time.
@@ -167,8 +157,8 @@ impl<B: Descriptors> Endpoint<B> {
         Self::with(backend, Budget::new(limits), SHARERS)
     }
 
-    /// Returns another endpoint on the same device whose connections count towards the same limits,
-    /// for example for another thread. [`Usage::registered_bytes`] covers both.
+    /// Returns another endpoint on the same device, for example for another thread. Their
+    /// connections count towards the same limits, and [`Usage::registered_bytes`] covers both.
     ///
     /// # Errors
     /// Returns an error if there is no RDMA device or the process has no descriptor left.
@@ -176,7 +166,6 @@ impl<B: Descriptors> Endpoint<B> {
         Self::with(&self.backend, Arc::clone(&self.budget), SHARERS)
     }
 
-    /// Returns an endpoint for one connection, which counts in `budget`.
     pub(crate) fn of_one(backend: &B, budget: Arc<Budget>) -> Result<Self, Error> {
         Self::with(backend, budget, 1)
     }
@@ -212,7 +201,6 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Turns event reporting off or on.
     pub(crate) fn set_quiet(&mut self, quiet: bool) {
-        // Discard pending events.
         while self.next_event().is_some() {}
         self.quiet = quiet;
     }
@@ -258,8 +246,7 @@ impl<B: Descriptors> Endpoint<B> {
         touched.chain(self.timers.nearest()).min()
     }
 
-    /// Returns a waker that ends [`Endpoint::wait`] from any thread. It also makes the descriptor
-    /// readable.
+    /// Returns a waker that ends [`Endpoint::wait`] and makes the descriptor readable.
     ///
     /// # Errors
     /// Returns an error if the process has no descriptor left.
@@ -272,7 +259,6 @@ impl<B: Descriptors> Endpoint<B> {
         self.backend.now()
     }
 
-    /// Returns the descriptor, which stays open while any clone exists.
     pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
         self.watch.descriptor()
     }
@@ -300,7 +286,6 @@ impl<B: Descriptors> Endpoint<B> {
         None
     }
 
-    /// Records a connection's events, and that its due time may have changed.
     fn settle(&mut self, id: ConnectionId) {
         let Some(member) = self.members.get_mut(id.0) else { return };
         member.advance();

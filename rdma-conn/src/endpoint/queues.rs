@@ -1,8 +1,7 @@
 //! Completion queues that connections share.
 //!
-//! A queue can never overrun: each connection reserves room for every completion it can have
-//! waiting. Connections of one device fill one queue after another, so a failed queue affects only
-//! its own connections.
+//! A queue can never overrun: each connection reserves room for all its completions. Connections of
+//! a device fill one queue after another, so a failed queue affects only its own.
 
 use rdma_backend::{Completion, CompletionQueue, DeviceKey, Identifier};
 
@@ -12,14 +11,13 @@ use crate::connection::BATCH;
 use crate::error::Error;
 use crate::options::Options;
 
-/// A completion queue, and the connections whose queue pairs report to it.
 pub(super) struct Queue<B: Descriptors> {
     completions: Watched<B::CompletionQueue>,
     device: DeviceKey,
     vector: u32,
     capacity: u32,
     booked: u32,
-    /// The owner of each queue pair, sorted by queue pair number.
+    /// Sorted by queue pair number.
     pairs: Vec<(u32, ConnectionId)>,
     armed: bool,
     /// Whether it was empty when polled after arming. The next completion then causes a wake-up.
@@ -30,8 +28,8 @@ pub(super) struct Queue<B: Descriptors> {
     lost: bool,
 }
 
-/// A number that no connected queue pair has. The ocrdma device reports it for flushed requests
-/// that it attributes to no queue pair.
+/// A number that no connected queue pair has. The ocrdma device gives it to flushed requests whose
+/// queue pair it does not know.
 pub(super) const UNNAMED: u32 = 0;
 
 pub(super) struct Lost {
@@ -57,7 +55,6 @@ impl<B: Descriptors> Queue<B> {
         self.pairs.iter().map(|(_, id)| *id).collect()
     }
 
-    /// Records which connection owns this queue pair.
     pub(super) fn enter(&mut self, pair: u32, connection: ConnectionId) {
         let at = self.pairs.partition_point(|(number, _)| *number < pair);
         self.pairs.insert(at, (pair, connection));
@@ -99,8 +96,7 @@ impl<B: Descriptors> Queue<B> {
         Ok(())
     }
 
-    /// Arms the queue if its wake-up was consumed. Returns true if the queue was armed now. In that
-    /// case poll again.
+    /// Arms the queue if its wake-up was consumed. Returns true if it was armed: then poll again.
     #[inline]
     pub(super) fn rearm(&mut self) -> Result<bool, Box<Lost>> {
         if self.armed || self.lost {
@@ -135,7 +131,6 @@ pub(super) struct Queues<B: Descriptors> {
     /// Places of all queues that are not idle, and possibly of some that are idle or gone. A turn
     /// polls only these, so idle queues cost nothing.
     awake: Vec<usize>,
-    /// Connections per queue, where the device's queues are long enough.
     sharers: u32,
 }
 
@@ -144,7 +139,6 @@ impl<B: Descriptors> Queues<B> {
         Self { queues: Vec::new(), awake: Vec::new(), sharers }
     }
 
-    /// Makes new queues for many connections from now on.
     #[cfg(feature = "tokio")]
     pub(super) fn share(&mut self) {
         self.sharers = super::SHARERS;
@@ -200,8 +194,7 @@ impl<B: Descriptors> Queues<B> {
         queue.map_or(0, |queue| queue.capacity.div_ceil(BATCH as u32))
     }
 
-    /// Reserves room for a connection with `options` on the device of `id`, in a new queue if
-    /// necessary.
+    /// Reserves room for a connection on the device of `id`, in a new queue if necessary.
     pub(super) fn book(
         &mut self,
         id: &B::Identifier,
@@ -248,8 +241,7 @@ impl<B: Descriptors> Queues<B> {
         Ok(at)
     }
 
-    /// Releases a reservation after the queue pair is destroyed. `pair` is its number, if it was
-    /// recorded. An unused queue is dropped.
+    /// Releases a reservation after the queue pair is destroyed. `pair` is its number, if recorded.
     pub(super) fn leave(&mut self, at: usize, pair: Option<u32>, options: &Options) {
         let Some(place) = self.queues.get_mut(at) else { return };
         let Some(queue) = place else { return };

@@ -1,9 +1,8 @@
 //! Busy-polling for a bounded time before a wake-up is requested.
 //!
 //! A wake-up takes a call of the device (`ibv_req_notify_cq(3)`) and two system calls. On a NIC
-//! that is longer than a round trip, so polling a little longer can be faster than sleeping. The
-//! time to poll depends on the last wait. After a wait that ended within the limit, the next one
-//! gets the whole limit. Each longer wait halves the time.
+//! that is longer than a round trip, so polling a little longer can be faster than sleeping. After
+//! a wait within the limit, the next may poll for the whole limit. Each longer wait halves it.
 
 use std::num::NonZero;
 use std::sync::LazyLock;
@@ -46,14 +45,12 @@ impl Spin {
         self.worth = most;
     }
 
-    /// Returns whether busy-polling is off.
     #[inline]
     pub(super) const fn is_off(&self) -> bool {
         self.most.is_zero()
     }
 
-    /// Records whether a look at `now` found anything. Returns whether to look again rather than
-    /// sleep.
+    /// Records whether a look at `now` found anything. Returns whether to look again, not to sleep.
     #[inline]
     pub(super) fn goes_on(&mut self, found: bool, now: Instant) -> bool {
         !self.is_off() && self.learn(found, now)
@@ -104,8 +101,7 @@ mod tests {
         assert!(!spin.goes_on(false, at(133)));
     }
 
-    /// After waits longer than the limit, the endpoint soon sleeps at once. The first short wait
-    /// restores the whole limit.
+    /// After longer waits, the endpoint soon sleeps at once. A short one restores the limit.
     #[test]
     fn how_long_is_learned_from_the_last_wait() {
         let mut spin = spin();

@@ -13,12 +13,10 @@ use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
 use crate::error::Error;
 
-/// How long a busy endpoint delays recording its connections' due times. Further work in that time
-/// nearly always moves them again.
+/// How long a busy endpoint delays recording due times, since more work nearly always moves them.
 const NOTING: Duration = Duration::from_millis(1);
 
-/// Consecutive failures to read events after which an endpoint is lost. A single failure may be
-/// that of one request (VR-SEC-004).
+/// Failures to read events in a row that end an endpoint. One may concern one request (VR-SEC-004).
 const FAILURES: u32 = 10;
 
 /// How long no event is read after a shortage of memory or descriptors.
@@ -29,8 +27,6 @@ fn note_loss(losses: &mut Option<Vec<Lost>>, lost: Lost) {
     losses.get_or_insert_default().push(lost);
 }
 
-/// [`Turns::turn`] and [`Turns::sleep`] order these steps so that they never sleep while there is
-/// work.
 impl<B: Descriptors> Turns for Endpoint<B> {
     type Error = Error;
 
@@ -108,9 +104,8 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has arrived for any connection, handles time, and posts what can be posted. The
-    /// work of a call is bounded (VR-RES-007). If some is left, [`Endpoint::next_timeout`] returns
-    /// the current time.
+    /// Takes what has arrived for any connection, handles time, and posts what can be posted. A
+    /// call is bounded (VR-RES-007). If some work is left, [`Endpoint::next_timeout`] returns now.
     ///
     /// # Errors
     /// Returns an error if the event channel is lost: connection-manager events repeatedly cannot
@@ -124,16 +119,14 @@ impl<B: Descriptors> Endpoint<B> {
     /// Sleeps until there is something to do, for at most `limit`, and does it.
     ///
     /// # Errors
-    /// Returns an error if the event channel is lost, like
-    /// [`Endpoint::progress`].
+    /// Returns an error if the event channel is lost, like [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.usage.turns += 1;
         // A stream's single connection has no other events: when it ends, completions stop.
         self.sleep(limit, !self.quiet)
     }
 
-    /// Arms the queue at `at` if its wake-up was consumed. Returns whether it was armed now, or is
-    /// lost.
+    /// Arms the queue at `at` if its wake-up was consumed. Returns whether to look again.
     #[inline]
     fn arm_queue(&mut self, at: usize) -> bool {
         let Some(queue) = self.queues.get_mut(at) else { return false };
@@ -149,12 +142,11 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes what has arrived for one connection and those that share its queue, before a wake-up.
-    /// The cost does not depend on the number of queues.
+    /// Polls the queue of one connection, without waiting for a wake-up. Other connections on that
+    /// queue progress, too. The cost does not depend on the number of queues.
     ///
     /// # Errors
-    /// Returns an error if the event channel is lost, like
-    /// [`Endpoint::progress`].
+    /// Returns an error if the event channel is lost, like [`Endpoint::progress`].
     #[inline]
     pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
         let now = self.backend.now();
@@ -164,7 +156,6 @@ impl<B: Descriptors> Endpoint<B> {
         self.look_beyond(Found::Nothing, now).map(drop)
     }
 
-    /// Takes events and handles time, after the queues were polled.
     #[inline]
     fn look_beyond(&mut self, mut found: Found, now: Instant) -> Result<Found, Error> {
         if self.awake.events_wait() || !self.suspects.is_empty() {
@@ -176,11 +167,10 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(found)
     }
 
-    /// Takes connection-manager events, and concludes failures that they may explain.
+    /// Takes connection-manager events, which may explain the failures of `suspects`.
     #[cold]
     fn look_at_events(&mut self, now: Instant) -> Result<Found, Error> {
         let any = self.take_events(now)?;
-        // An unread event may tell why they failed.
         if !self.awake.events_wait() {
             while let Some(id) = self.suspects.pop() {
                 if let Some(connection) =
@@ -201,7 +191,6 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Ends the connections of a queue on which a call failed, and no others.
     #[cold]
     fn lose(&mut self, Lost { error, owners }: Lost) {
         tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
@@ -227,8 +216,6 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Hands the first `count` completions of the batch, from the queue at `at`, to their
-    /// connections.
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
@@ -267,8 +254,7 @@ impl<B: Descriptors> Endpoint<B> {
         if count < BATCH { Found::All } else { Found::More }
     }
 
-    /// Handles a failure on the queue at `at` that names no queue pair. Connections whose queue
-    /// pairs are in the error state have failed.
+    /// Handles a failure that names no queue pair. Those with a queue pair in error have failed.
     #[cold]
     fn find_failed(&mut self, at: usize, failure: CompletionError) {
         let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();
@@ -280,8 +266,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes connection-manager events until the accept limit is reached. Returns true if there
-    /// were any.
+    /// Takes connection-manager events, up to the accept limit. Returns whether there were any.
     fn take_events(&mut self, now: Instant) -> Result<bool, Error> {
         let mut any = false;
         while self.accepts > 0 && self.requests.is_none() && now >= self.rests_until {
@@ -309,8 +294,7 @@ impl<B: Descriptors> Endpoint<B> {
                 }
                 (_, None) => {}
                 (event, Some(id)) => {
-                    // What the peer sent before counts as received (VR-CLOSE-002). Its completions
-                    // are available now.
+                    // What the peer sent before counts as received (VR-CLOSE-002). It is here now.
                     if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
                         for _ in 0..self.queues.batches(at) {
                             if self.take_batch(at, now) != Found::More {
@@ -331,8 +315,8 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(any)
     }
 
-    /// Handles a failure to read an event, and reports it to the listeners. A later attempt may
-    /// succeed, except after too many failures. A stream's own call returns the error.
+    /// Reports a failure to read an event to the listeners. A later attempt may succeed, except
+    /// after too many failures. A stream's own call returns the error.
     #[cold]
     fn events_failed(&mut self, error: Error, now: Instant) -> Result<(), Error> {
         self.failures += u32::from(!error.is_shortage());
@@ -351,7 +335,6 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Records the due times of connections that may have changed.
     fn note_times(&mut self) {
         while let Some(id) = self.touched.pop() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
@@ -369,7 +352,6 @@ impl<B: Descriptors> Endpoint<B> {
         now >= self.note_by && !self.touched.is_empty() || self.timers.nearest().is_some_and(|at| at <= now)
     }
 
-    /// Handles the connections whose due time has passed.
     #[cold]
     fn handle_times(&mut self, now: Instant) -> Found {
         if now >= self.note_by {

@@ -27,9 +27,8 @@ pub(super) struct Watch {
 
 /// A source that an epoll instance watches until this is dropped.
 ///
-/// Closing the descriptor does not stop the watch while another process holds it. A forked child
-/// holds all descriptors until it executes another program. The instance would then report events
-/// that can no longer be taken out, epoll(7).
+/// Closing the descriptor does not end the watch while a forked child holds it, until it executes
+/// another program. The instance would report events that cannot be taken out, epoll(7).
 pub(super) struct Watched<S: AsFd> {
     source: S,
     epoll: Arc<OwnedFd>,
@@ -97,8 +96,7 @@ impl Watch {
     }
 
     /// Sleeps until a source has something to take out, for at most `limit`, and names the sources.
-    /// Returns whether it named all such sources. If not, take out what the named ones have and
-    /// call again.
+    /// Returns whether it named all. If not, take out what the named ones have and call again.
     #[inline(always)]
     pub(super) fn sleep(&self, limit: Option<Duration>, mut woken: impl FnMut(Woken)) -> Result<bool, Error> {
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MANY];

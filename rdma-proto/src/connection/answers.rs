@@ -2,12 +2,11 @@
 
 use crate::error::PeerMisbehaved;
 
-/// How many different consecutive questions may wait (VR-RES-008). Only a peer that takes no
-/// answers fills it.
+/// How many different consecutive questions may wait (VR-RES-008), if a peer takes no answers.
 const RUNS: usize = 4;
 
-/// A queue of `select` values in which equal neighbours share a place. A peer that repeats one
-/// question costs nothing (VR-FEAT-003).
+/// A queue of `select` values in which equal neighbours share a place, so that a peer that repeats
+/// one question costs nothing (VR-FEAT-003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
     runs: [Run; RUNS],

@@ -12,8 +12,8 @@ use super::{Due, Machine, Negotiation, Stage};
 impl Machine {
     /// Reports that the connection is established.
     ///
-    /// `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`. It says
-    /// how often *our* queue pair retries a send that found no receive.
+    /// `peer_rnr_retry_count` is the peer's, of `rdma_connect` or `rdma_accept`: how often *our*
+    /// queue pair retries a send that found no receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         let established = match self.stage {
             Stage::Connecting => Some(Stage::Open),
@@ -23,8 +23,8 @@ impl Machine {
         if let Some(stage) = established {
             self.stage = stage;
             self.due = Due::Anything;
-            // A server cannot ask a client for a proof, because clients do not expect the question.
-            // A client that allows few retries risks its own connection.
+            // A server cannot ask a client, which does not expect the question. A client that
+            // allows few retries risks its own connection.
             self.patient =
                 peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
             self.timers.start(now);
@@ -131,7 +131,6 @@ impl Machine {
         true
     }
 
-    /// Handles the first bytes in an announced window.
     #[cold]
     fn got_first_data(&mut self) {
         self.note_in_flight();
@@ -159,7 +158,7 @@ impl Machine {
     /// Reports a failed work request. Of several failures the first that names a cause counts; the
     /// others are flushed because of it (VR-CLOSE-008).
     ///
-    /// Before the connection is established a flushed request means nothing. Only the connection
+    /// Before the connection is established a flushed request means nothing: only the connection
     /// manager stops a queue pair then, and its event gives the reason.
     pub fn handle_failure(&mut self, failure: CompletionError) {
         let early = matches!(self.stage, Stage::Connecting | Stage::Leaving);
@@ -186,9 +185,8 @@ impl Machine {
         }
     }
 
-    /// Reports a failed receive, like [`Machine::handle_failure`]. The peer caused every failed
-    /// receive. Some devices (soft-RoCE) give a receive the status that belongs to the peer's
-    /// refused WRITE.
+    /// Reports a failed receive, like [`Machine::handle_failure`]. The peer caused it: soft-RoCE
+    /// gives a receive the status that belongs to the peer's refused WRITE.
     pub fn handle_receive_failure(&mut self, failure: CompletionError) {
         let status = match failure.status {
             CompletionStatus::REM_ACCESS_ERR => CompletionStatus::LOC_ACCESS_ERR,
@@ -202,11 +200,8 @@ impl Machine {
         self.fail(Error::Transport(TransportError::Backend { call }));
     }
 
-    /// Reports that the peer disconnected, which is answered with our disconnect (VR-CLOSE-005), or
-    /// answered ours.
-    ///
-    /// Before this, report all completions that have arrived, because the last bytes may be among
-    /// them (VR-CLOSE-002).
+    /// Reports that the peer disconnected, which is answered by a disconnect (VR-CLOSE-005), or is
+    /// an answer. First report all completions: the last bytes may be among them (VR-CLOSE-002).
     pub fn handle_disconnected(&mut self) {
         match self.stage {
             Stage::Connecting | Stage::Leaving => self.fail(Error::Transport(TransportError::Disconnected)),

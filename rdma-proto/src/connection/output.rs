@@ -22,13 +22,12 @@ pub enum Action {
         /// Whether its success must be reported.
         signaled: bool,
         /// A slot for the message in a table of [`Config::send_depth`](crate::Config::send_depth)
-        /// slots. It stays in use until this request completes.
+        /// slots, in use until this request completes.
         slot: u16,
         /// The bytes of the message.
         message: [u8; MESSAGE_LEN],
     },
-    /// Posts a WRITE. An empty one writes nothing and needs no key; its completion shows that all
-    /// before it are done.
+    /// Posts a WRITE. An empty one needs no key; its completion shows that all before it are done.
     Write {
         /// The work request's id.
         id: u64,
@@ -51,18 +50,15 @@ pub(super) struct Flush {
     total: u32,
 }
 
-/// Limits for consecutive single WRITEs while nothing else happens. Within them each finds a slot,
-/// a credit and contiguous room on both sides, needs no signal, and makes nothing due.
+/// Limits for single WRITEs in a row: within them each finds a slot, a credit and contiguous room
+/// on both sides, needs no signal, and makes nothing due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(super) struct Budget {
-    /// Below this count of notifications.
     notices: u64,
-    /// Below this count of bytes.
     bytes: u64,
 }
 
 impl Budget {
-    /// Returns whether one WRITE of `bytes` is allowed after `posted`.
     #[inline]
     pub(super) const fn covers(&self, posted: Progress, bytes: usize) -> bool {
         posted.notices < self.notices && (bytes as u64) < self.bytes.wrapping_sub(posted.bytes)
@@ -70,8 +66,7 @@ impl Budget {
 }
 
 impl Machine {
-    /// Returns the next action, or `None` if there is nothing to do now. It reads the time only if
-    /// something has to wait.
+    /// Returns the next action, or `None` if there is none. Calls `now` only if something waits.
     #[inline(always)]
     pub fn poll_action(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
         if self.is_one_write() {
@@ -124,14 +119,13 @@ impl Machine {
         }
     }
 
-    /// Returns whether [`Machine::poll_action`] is known to return a single WRITE of everything
-    /// taken and then `None`, without a check.
+    /// Returns whether [`Machine::poll_action`] will return one WRITE of everything, then `None`.
     #[inline]
     pub const fn is_one_write(&self) -> bool {
         matches!(self.due, Due::Write)
     }
 
-    /// Returns whether [`Machine::poll_action`] is known to have nothing to do, without a check.
+    /// Returns whether [`Machine::poll_action`] is known to have nothing to do.
     #[inline]
     pub const fn is_settled(&self) -> bool {
         matches!(self.due, Due::Blocked | Due::Nothing)
@@ -147,8 +141,7 @@ impl Machine {
         action
     }
 
-    /// Returns the next request to post. Nothing leaves after the end, keepalives included
-    /// (VR-KEEP-003).
+    /// Nothing leaves after the end, keepalives included (VR-KEEP-003).
     #[inline]
     fn next_request(&mut self) -> Option<Action> {
         if !self.is_established() {
@@ -171,7 +164,6 @@ impl Machine {
         (self.stage == Stage::Closing).then(|| self.next_of_close()).flatten()
     }
 
-    /// Returns the next part of the current or a new flush.
     #[inline]
     fn next_write(&mut self) -> Option<Action> {
         let flush = self.flush.or_else(|| self.next_flush())?;
@@ -179,7 +171,6 @@ impl Machine {
         self.write_part(flush, from, false)
     }
 
-    /// Returns whether a message waits to be sent.
     #[inline]
     fn wants_message(&self) -> bool {
         self.rx.unannounced().is_some()
@@ -240,14 +231,13 @@ impl Machine {
             return Some(action);
         }
         // A Keepalive without a receive would wait for ever for a vanished peer, and for an idle
-        // one until it does something. An empty WRITE takes no receive, and the peer's device
-        // acknowledges it as well (VR-KEEP-006).
+        // one until it acts. An empty WRITE takes no receive, and is acknowledged (VR-KEEP-006).
         let due = self.timers.take_keepalive(self.send.posted().slots.saturating_add(1));
         due.then(|| self.write_nothing())
     }
 
-    /// Announces a window. Due as soon as the connection is established, whatever the peer has sent
-    /// (VR-MEM-001, VR-FEAT-008), and again when a window is used up (VR-MEM-010).
+    /// Announces a window: once established, whatever the peer has sent (VR-MEM-001, VR-FEAT-008),
+    /// and when a window is used up (VR-MEM-010).
     fn announce(&mut self, region: u8, offset: u32) -> Action {
         let [first, second] = self.regions;
         let RegionAddress { address, rkey } = match region {
@@ -335,8 +325,7 @@ impl Machine {
         None
     }
 
-    /// Returns an empty WRITE. Its completion shows that all before it are done, and that the
-    /// peer's device is alive.
+    /// Its completion shows that all before it are done, and that the peer's device is alive.
     fn write_nothing(&mut self) -> Action {
         let from = self.send.next_source(0);
         let id = self.send.post(0, false);
