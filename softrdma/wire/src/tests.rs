@@ -61,3 +61,32 @@ fn an_arming_is_taken_once_and_never_narrowed() {
     page.set_calls(POLLS);
     assert_eq!((page.take_arming(), page.calls()), (Some((u32::MAX, false)), POLLS));
 }
+
+/// Each side writes its word and reads the other's. One of them sees what the other wrote, or a
+/// program sleeps beside its completion. Miri tries what processors may do.
+#[test]
+fn one_side_sees_the_other() {
+    let shown = |page: &Page| page.at(0).is_some();
+    let asked = |page: &Page| page.calls() & POLLS != 0;
+    let show = |page: &Page| {
+        page.show(0, &completion(0, None));
+        page.set_calls(0);
+    };
+    let ask = |page: &Page| page.set_calls(POLLS);
+    let rounds: [(fn(&Page), fn(&Page) -> bool); 2] = [(show, shown), (ask, asked)];
+    for (publish, finds) in rounds {
+        for _ in 0..20 {
+            let page = page();
+            let (found, armed) = std::thread::scope(|scope| {
+                let program = scope.spawn(|| {
+                    page.arm(0, false);
+                    finds(&page)
+                });
+                publish(&page);
+                let armed = page.take_arming().is_some();
+                (program.join().expect("a program"), armed)
+            });
+            assert!(found || armed);
+        }
+    }
+}
