@@ -466,11 +466,15 @@ impl Model {
     }
 
     /// Returns whether any completion of `pair` was not polled yet.
-    pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
+    pub(super) fn has_unpolled(&mut self, pair: PairId) -> bool {
         let Some(owner) = self.pairs.get(pair) else { return false };
-        let queued = [owner.send_queue, owner.receive_queue]
-            .iter()
-            .any(|id| self.queues.get(*id).is_some_and(|queue| !queue.entries.is_empty()));
-        queued || owner.held.work_queues.iter().any(|queue| !queue.is_empty())
+        let queues = [owner.send_queue, owner.receive_queue];
+        for id in queues {
+            self.look(id);
+        }
+        let mut queues = queues.iter().filter_map(|id| self.queues.get(*id));
+        let Some(owner) = self.pairs.get(pair) else { return false };
+        queues.any(|queue| queue.waiting() > 0)
+            || owner.held.work_queues.iter().any(|queue| !queue.is_empty())
     }
 }

@@ -14,9 +14,9 @@ use rdma_backend::{
     SendOp,
 };
 use rdma_softsim::{
-    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault,
-    ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState, Parameters,
-    QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
+    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, FailureClass,
+    Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState,
+    Parameters, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
 };
 
 mod connecting;
