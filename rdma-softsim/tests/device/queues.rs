@@ -1,5 +1,7 @@
 //! Shared receive queues, drained send queues, solicited events and time-outs.
 
+use rdma_backend::CompletionQueue as _;
+
 use super::*;
 
 /// Two queue pairs take their receives from one queue, whose limit raises one event.
@@ -225,6 +227,19 @@ fn a_completion_costs_two_looks() {
     write();
     assert_eq!(a.shown.counts(), (1, 1));
     assert_eq!((a.pair.send_room(), a.shown.counts()), (LIMITS.send_depth - 2, (1, 0)));
+}
+
+/// A completion that is polled by a call is shown no more, and the next one is.
+#[test]
+fn a_queue_may_be_polled_by_call() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    for shown in 1..ROOM {
+        write();
+        assert_eq!(a.queue.poll(&mut [Completion::EMPTY; 2]), Ok(1));
+        assert_eq!(a.shown.len(), shown);
+    }
 }
 
 /// `timeout` of a queue pair: how long its retries last.
