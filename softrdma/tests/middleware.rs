@@ -23,6 +23,24 @@ fn device_files_sysfs_and_interfaces() {
     }
 }
 
+/// The library finds the C library's functions before the program begins: later `dlsym(3)` would
+/// take a lock in signal handlers.
+#[test]
+fn functions_are_found_when_the_library_is_loaded() {
+    let home = Home::new("found");
+    let file = "/sys/class/infiniband/softrdma0/node_guid";
+    let program = ["env", "LD_DEBUG=files,symbols", "LD_BIND_NOW=1", "cat", file];
+    let output = home.run(SERVER, &program).output().expect("runs");
+    assert_eq!(succeeded(&output), "0200:0000:c000:0201\n");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (loading, running) = told.split_once("transferring control: cat").expect("what ld.so(8) says");
+    for name in ["open", "open64", "openat", "fopen", "stat", "readlink"] {
+        let looked_up = format!("symbol={name};");
+        assert!(loading.contains(&looked_up) && !running.contains(&looked_up), "{name}");
+    }
+    home.is_left();
+}
+
 #[test]
 fn ucx_finds_the_device() {
     if installed("ucx_info").is_none() {
