@@ -25,7 +25,7 @@ pub trait Mirror: Send + Sync {
     /// Tells the program what it must call the fabric for. It comes after each series of
     /// [`Mirror::show`].
     ///
-    /// The next [`Mirror::look`] finds the arming of every program that has armed its queue and then
+    /// The next [`Mirror::look`] finds the arming of every program that armed its queue and then
     /// found neither what was shown before nor this.
     fn ask(&self, calls: Calls);
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Private data reaches the other side, padded to its field. A program that ends the connection when
-/// its peer has taken all completions does not end it in the middle of anything.
+/// Private data reaches the other side, padded to its field. Once a program has taken all its
+/// completions, its peer ends the connection in the middle of nothing.
 #[test]
 fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_data() {
     let fabric = Fabric::new();

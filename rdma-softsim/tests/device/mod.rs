@@ -90,8 +90,10 @@ struct Page {
     looks: u32,
     asks: u32,
     /// What the program does next, at this moment.
-    next: Option<(Moment, fn(&mut Page))>,
+    next: Option<(Moment, Act)>,
 }
+
+type Act = fn(&mut Page);
 
 /// A moment of the model's, in which a program does something.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -140,7 +142,7 @@ impl Shown {
     }
 
     /// Has the program do something at that moment, once.
-    fn meanwhile(&self, at: Moment, act: fn(&mut Page)) {
+    fn meanwhile(&self, at: Moment, act: Act) {
         self.0.lock().unwrap().next = Some((at, act));
     }
 

@@ -2,10 +2,12 @@
 //!
 //! `softrdma run` writes a folder with the files that a kernel would show there
 //! ([`softrdma_wire::VIEW`]). This module has the C library's functions that take a path, in front
-//! of the real ones. They look in that folder for those places, and pass on any other path. Programs
-//! call them in signal handlers, on small stacks, and between fork and exec. So they allocate
-//! nothing, and take no lock: a constructor finds the real functions. Only another library's
-//! constructor may call one before that, which then takes the dynamic linker's lock (`dlsym(3)`).
+//! of the real ones. They look in that folder for those places, and pass on any other path.
+//!
+//! Programs call them in signal handlers, on small stacks, and between fork and exec. So they
+//! allocate nothing, and take no lock: a constructor finds the real functions. Only another
+//! library's constructor may call one before that, which then takes the dynamic linker's lock
+//! (`dlsym(3)`).
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr;

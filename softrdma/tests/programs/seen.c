@@ -88,7 +88,7 @@ static void on_a_small_stack(void)
     EXPECT(!swapcontext(&here, &there) && !munmap(memory, 2 * page));
 }
 
-/* Checks to which address loopback is bound, and which it means as a source and as a destination. */
+/* Checks to which address loopback is bound, and which one it is as a source and a destination. */
 static void bound(int family, const char *loopback, const char *address)
 {
     struct rdma_cm_id *id;

@@ -73,20 +73,22 @@ fn one_side_sees_the_other() {
         page.set_calls(0);
     };
     let ask = |page: &Page| page.set_calls(POLLS);
-    let rounds: [(fn(&Page), fn(&Page) -> bool); 2] = [(show, shown), (ask, asked)];
-    for (publish, finds) in rounds {
-        for _ in 0..20 {
-            let page = page();
-            let (found, armed) = std::thread::scope(|scope| {
-                let program = scope.spawn(|| {
-                    page.arm(0, false);
-                    finds(&page)
-                });
-                publish(&page);
-                let armed = page.take_arming().is_some();
-                (program.join().expect("a program"), armed)
-            });
-            assert!(found || armed);
-        }
+    for _ in 0..20 {
+        seen_by_one(show, shown);
+        seen_by_one(ask, asked);
     }
+}
+
+fn seen_by_one(publish: fn(&Page), finds: fn(&Page) -> bool) {
+    let page = page();
+    let (found, armed) = std::thread::scope(|scope| {
+        let program = scope.spawn(|| {
+            page.arm(0, false);
+            finds(&page)
+        });
+        publish(&page);
+        let armed = page.take_arming().is_some();
+        (program.join().expect("a program"), armed)
+    });
+    assert!(found || armed);
 }
