@@ -153,11 +153,12 @@ run_seeds() {
     RELAY_SEEDS=0..100000 tests cargo test -p rdma-bridge --lib who_saw
 }
 
-# A seed is one run, also beside forks; what a thousand idle clients keep; a benchmark of many clients.
+# A seed is one run, also beside forks; what a thousand idle clients keep; a benchmark of many clients; a thousand programs that are killed.
 run_long_tests() {
     tests cargo test --release -p trust --test together sim:: -- --ignored
     tests cargo test --release -p trust --test crowd -- --ignored
     tests cargo test --release -p rdma-bench -- --ignored
+    SOFTRDMA_KILLS=1000 tests cargo test -p softrdma --test kills
 }
 
 run_right() {

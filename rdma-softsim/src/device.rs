@@ -395,7 +395,10 @@ impl QueuePair {
     /// `ibv_post_send(3)`: posts the requests in order, up to the first refused one.
     pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
-            model.follow_sends(self.id);
+            // Completions that the program has taken give their slots back.
+            if (model.send_room(self.id) as usize) < requests.len() {
+                model.look_at_sends(self.id);
+            }
             let domain = model.domain_of(self.id);
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
@@ -424,7 +427,7 @@ impl QueuePair {
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.driver.with(|model| {
-            model.follow_sends(self.id);
+            model.look_at_sends(self.id);
             model.send_room(self.id)
         })
     }

@@ -128,7 +128,7 @@ impl Fabric {
     #[must_use]
     pub fn failure_counts(&self) -> FailureCounts {
         self.driver.peek(|model| {
-            model.follow_all();
+            model.look_at_all();
             model.simulation().map_or_else(FailureCounts::default, |simulation| simulation.failure_counts)
         })
     }

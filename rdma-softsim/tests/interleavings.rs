@@ -3,14 +3,17 @@
 //! injected races.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
 use rdma_backend::{
-    Access, Completed, Completion, CompletionQueue as _, Domain as _, Region as _, RemoteAddress, SendOp,
-    Slice,
+    Access, Completed, Completion, CompletionQueue as _, Domain as _, QueuePair as _, QueuePairLimits,
+    Region as _, RemoteAddress, RnrTimer, SendOp, Slice,
 };
-use rdma_softsim::{Fabric, Resources};
+use rdma_softsim::{Arming, Calls, Fabric, Local, Look, Mirror, NamedSend, Resources, Signal, Transition};
+use shuttle::sync::atomic::{AtomicU32 as Word, Ordering::SeqCst};
+use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread;
 
 use crate::common::{Peer, SLOTS, ip, pair, wait};
@@ -172,4 +175,146 @@ fn nothing_lands_in_memory_that_is_gone() {
     let (landed, refused) = (LANDED.load(Relaxed), REFUSED.load(Relaxed));
     println!("the bytes landed {landed} times, and came too late {refused} times");
     assert!(landed > 0 && refused > 0);
+}
+
+/// A queue's memory that a program shares with the fabric: room for one completion.
+#[derive(Default)]
+struct Page {
+    shown: Word,
+    calls: Word,
+    taken: Word,
+    /// One more than what was taken before the queue was armed; 0 if it is not armed.
+    armed: Word,
+    /// What the fabric knows to be taken.
+    seen: AtomicU32,
+}
+
+struct Shown(Arc<Page>);
+
+impl Mirror for Shown {
+    fn look(&self) -> Look {
+        let (armed, taken) = (self.0.armed.swap(0, SeqCst), self.0.taken.load(SeqCst));
+        let advance = |to: u32| (to - self.0.seen.swap(to, Relaxed)) as usize;
+        let before = armed.checked_sub(1).map_or(0, advance);
+        Look { before, armed: (armed > 0).then_some(Arming::All), after: advance(taken) }
+    }
+
+    fn show(&self, _completion: &Completion, _bytes: u32) -> bool {
+        let room = self.0.shown.load(SeqCst) == self.0.seen.load(Relaxed);
+        if room {
+            self.0.shown.fetch_add(1, SeqCst);
+        }
+        room
+    }
+
+    fn ask(&self, calls: Calls) {
+        self.0.calls.store(calls.polls.into(), SeqCst);
+    }
+}
+
+/// The events of a queue, for which a thread can sleep.
+struct Raised {
+    count: Mutex<u32>,
+    changed: Condvar,
+    fd: OwnedFd,
+}
+
+impl Raised {
+    fn new() -> Arc<Self> {
+        let (fd, _other) = rustix::pipe::pipe().unwrap();
+        Arc::new(Self { count: Mutex::new(0), changed: Condvar::new(), fd })
+    }
+
+    fn sleep(&self) {
+        let mut count = self.count.lock().unwrap();
+        while *count == 0 {
+            count = self.changed.wait(count).unwrap();
+        }
+        *count -= 1;
+    }
+}
+
+impl AsFd for Raised {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Signal for Raised {
+    fn raise(&self) {
+        *self.count.lock().unwrap() += 1;
+        self.changed.notify_one();
+    }
+
+    fn clear(&self) {}
+}
+
+/// A program that polls and arms its queue in memory that it shares with the fabric finds each
+/// completion, or is woken: those that have room there, and those that have none.
+#[test]
+fn a_program_beside_a_page_is_woken() {
+    static WOKEN: AtomicU32 = AtomicU32::new(0);
+    static CALLED: AtomicU32 = AtomicU32::new(0);
+    const COMPLETIONS: u32 = 3;
+    check(|| {
+        let (page, raised) = (Arc::new(Page::default()), Raised::new());
+        let device = Fabric::new().host(&[ip(1)]).open(Raised::new()).unwrap();
+        let domain = device.create_domain().unwrap();
+        let signal: Arc<dyn Signal> = Arc::<Raised>::clone(&raised);
+        let queue = device.create_completion_queue(1, 8, signal, Box::new(Shown(Arc::clone(&page)))).unwrap();
+        let limits = QueuePairLimits { send_depth: 8, recv_depth: 1, inline: 0 };
+        let pair = device.create_queue_pair(2, &domain, [&queue, &queue], None, limits).unwrap();
+        let (local, timer) = (ip(1), RnrTimer::MICROS_640);
+        for to in [
+            Transition::Initialise,
+            Transition::Receive { local, remote: local, number: pair.number(), timer },
+            Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 },
+        ] {
+            pair.modify(to).unwrap();
+        }
+        let poster = thread::spawn(move || {
+            let op = SendOp::Write(RemoteAddress { address: 0, rkey: 0 });
+            for id in 0..COMPLETIONS.into() {
+                let local = Local::Inline(&[]);
+                pair.post_named(&[NamedSend { id, op, local, signaled: true, solicited: false }]).unwrap();
+            }
+            pair
+        });
+        let call = || {
+            CALLED.fetch_add(1, Relaxed);
+            queue.called().unwrap();
+        };
+        let poll = |taken: u32| {
+            let calls = page.calls.load(SeqCst);
+            if page.shown.load(SeqCst) == taken && calls > 0 {
+                call();
+            }
+            let found = page.shown.load(SeqCst) != taken;
+            if found {
+                page.taken.store(taken + 1, SeqCst);
+            }
+            found
+        };
+        let mut taken = 0;
+        while taken < COMPLETIONS {
+            if poll(taken) {
+                taken += 1;
+                continue;
+            }
+            page.armed.store(taken + 1, SeqCst);
+            if page.calls.load(SeqCst) > 0 {
+                call();
+            }
+            if poll(taken) {
+                taken += 1;
+            } else {
+                raised.sleep();
+                WOKEN.fetch_add(1, Relaxed);
+            }
+        }
+        drop(poster.join().unwrap());
+    });
+    let (woken, called) = (WOKEN.load(Relaxed), CALLED.load(Relaxed));
+    println!("the program was woken {woken} times, and called {called} times");
+    assert!(woken > 0 && called > 0);
 }

@@ -16,6 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softrdma_wire::{Listener, Reply, Request, Socket};
 
 use crate::fabric::Fabric;
+use crate::view;
 
 /// Why a program was not started.
 #[derive(Debug, thiserror::Error)]
@@ -219,8 +220,10 @@ impl Place {
     pub fn host(directory: &Path, ready: impl FnOnce()) -> Result<(), Error> {
         let place = Self { directory: directory.to_path_buf() };
         let path = place.socket();
-        // The process that starts a fabric holds the lock, so this socket is a leftover.
+        // The process that starts a fabric holds the lock, so this socket is a leftover, as are the
+        // folders of a fabric that was killed.
         let _old = std::fs::remove_file(&path);
+        view::remove_all(directory);
         let failed = |error| Error::Fabric { path: path.clone(), error };
         let listener = Listener::bind(&path).map_err(failed)?;
         let fabric = Fabric::new().map_err(|errno| system("the fabric")(errno.into()))?;
@@ -234,6 +237,7 @@ impl Place {
             // A program may have connected before the lock was taken.
             if deserted(&fabric, &listener) {
                 fabric.end_recording();
+                view::remove_all(directory);
                 let _gone = std::fs::remove_file(&path);
                 return Ok(());
             }

@@ -27,7 +27,7 @@ enum Entry {
 
 impl Place {
     /// Returns the folder of a machine with these devices, and makes it if there is none. It stays,
-    /// for all programs on such a machine.
+    /// for all programs on such a machine, until the fabric ends.
     pub fn show(&self, devices: &[Vec<IpAddr>]) -> Result<PathBuf, Error> {
         let entries = entries(devices);
         // The folder is named by its contents, so it never has to change.
@@ -43,6 +43,16 @@ impl Place {
                 .map_err(system(folder.display().to_string()))?;
         }
         Ok(folder)
+    }
+}
+
+/// Removes the folders that [`Place::show`] has made in the directory of a fabric without programs.
+/// The caller holds the fabric's lock.
+pub(crate) fn remove_all(directory: &Path) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"view-")) {
+        // One that cannot be removed does no harm: its name says what is in it.
+        let _gone = remove_dir_all(entry.path());
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use std::process::Stdio;
 
-use common::{CLIENT, Home, SERVER, compiled, installed, pair, succeeded, success};
+use common::{CLIENT, Home, SERVER, await_some, compiled, installed, pair, succeeded, success};
 
 /// Beside verbs, a program sees its devices where a kernel would show them.
 #[test]
@@ -13,14 +13,59 @@ fn device_files_sysfs_and_interfaces() {
     let home = Home::new("seen");
     let Some(program) = compiled(&home, "seen") else { return };
     let addresses = ["run", "--address", "192.0.2.1,2001:db8::1", "--address", "198.51.100.1", "--"];
-    // The second run finds the folder that the first has left.
+    // A program of another machine keeps the fabric. The second run finds the folder of the first.
+    let mut keeper = home.run(CLIENT, &["cat"]).stdin(Stdio::piped()).spawn().expect("starts");
+    await_some("the first folder", || (folders(&home) == 1).then_some(()));
     for _ in 0..2 {
         let mut command = home.softrdma(&addresses);
         let output = command.arg(&program).stderr(Stdio::piped()).output().expect("runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(succeeded(&output), "done\n", "{said}");
-        home.is_left();
+        assert_eq!(folders(&home), 2);
     }
+    drop(keeper.stdin.take());
+    assert!(keeper.wait().expect("a child").success());
+    home.is_left();
+    assert_eq!(folders(&home), 0, "they go with the fabric");
+}
+
+/// Counts the folders in which programs see their devices.
+fn folders(home: &Home) -> usize {
+    let directory = home.socket().with_file_name("");
+    let names = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter(|name| name.as_encoded_bytes().starts_with(b"view-")).count()
+}
+
+/// Those of a fabric that was killed go when the next one starts.
+#[test]
+fn folders_of_a_killed_fabric_go() {
+    let home = Home::new("folders");
+    let old = home.socket().with_file_name("view-0");
+    common::succeeded(&home.run(SERVER, &["true"]).output().expect("runs"));
+    home.is_left();
+    std::fs::create_dir(&old).expect("a folder");
+    common::succeeded(
+        &home.run(SERVER, &["test", "!", "-e", old.to_str().expect("a path")]).output().expect("runs"),
+    );
+    home.is_left();
+}
+
+/// The library finds the C library's functions before the program begins: later `dlsym(3)` would
+/// take a lock in signal handlers.
+#[test]
+fn functions_are_found_when_the_library_is_loaded() {
+    let home = Home::new("found");
+    let file = "/sys/class/infiniband/softrdma0/node_guid";
+    let program = ["env", "LD_DEBUG=files,symbols", "LD_BIND_NOW=1", "cat", file];
+    let output = home.run(SERVER, &program).output().expect("runs");
+    assert_eq!(succeeded(&output), "0200:0000:c000:0201\n");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (loading, running) = told.split_once("transferring control: cat").expect("what ld.so(8) says");
+    for name in ["open", "open64", "openat", "fopen", "stat", "readlink"] {
+        let looked_up = format!("symbol={name};");
+        assert!(loading.contains(&looked_up) && !running.contains(&looked_up), "{name}");
+    }
+    home.is_left();
 }
 
 #[test]

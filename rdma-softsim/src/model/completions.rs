@@ -122,6 +122,22 @@ impl CompletionQueue {
         self.entries.get(behind).map(|entry| (entry.completion, entry.bytes))
     }
 
+    /// Removes the next completion, whether its program was shown it or not.
+    fn pop(&mut self) -> Option<Entry> {
+        let entry = self.entries.pop_front()?;
+        self.shown = self.shown.saturating_sub(1);
+        Some(entry)
+    }
+
+    /// Returns whether a completion raises an event.
+    fn is_armed_for(&self, solicited: bool) -> bool {
+        match self.armed {
+            Armed::No => false,
+            Armed::Solicited => solicited,
+            Armed::Any => true,
+        }
+    }
+
     /// Raises an event, with or without a cause.
     pub(super) const fn raise(&mut self) {
         self.events += 1;
@@ -188,7 +204,7 @@ impl Entry {
 impl Model {
     pub(crate) fn destroy_queue(&mut self, id: QueueId) {
         let busy = self.pairs.iter().any(|(_, pair)| pair.reports_to(id));
-        self.follow(id);
+        self.look(id);
         let Some(queue) = self.queues.remove(id) else { return };
         let host = queue.host.index();
         if busy {
@@ -232,9 +248,7 @@ impl Model {
         let raced = core::mem::take(&mut queue.raced) && !queue.entries.is_empty() && queue.events == 0;
         let mut count = 0;
         while count < most {
-            let Some(entry) = self.queues.get_mut(id).and_then(|queue| queue.entries.pop_front()) else {
-                break;
-            };
+            let Some(entry) = self.queues.get_mut(id).and_then(CompletionQueue::pop) else { break };
             take(self.told(entry.completion), entry.bytes);
             count += 1;
             self.polled(&entry);
@@ -380,7 +394,7 @@ impl Model {
 
     /// Appends a completion. One too many loses the queue and, a moment later, its queue pairs.
     fn append_completion(&mut self, id: QueueId, entry: Entry) {
-        self.follow(id);
+        self.look(id);
         let Some(queue) = self.queues.get(id).filter(|queue| !queue.lost) else { return };
         if queue.entries.len() >= queue.depth as usize {
             return self.lose_queue(id);
@@ -391,14 +405,12 @@ impl Model {
         let solicited = entry.solicited || completion.result.is_err();
         queue.entries.push_back(entry);
         queue.note_ready();
-        // A program that has armed its queue and then found nothing waits for this one.
-        self.follow(id);
+        let raises = queue.is_armed_for(solicited);
+        self.show(id);
+        // A program that armed its queue just before may have found nothing.
+        let raises =
+            raises || self.look(id) && self.queues.get(id).is_some_and(|queue| queue.is_armed_for(solicited));
         let Some(queue) = self.queues.get_mut(id) else { return };
-        let raises = match queue.armed {
-            Armed::No => false,
-            Armed::Solicited => solicited,
-            Armed::Any => true,
-        };
         if raises {
             queue.armed = Armed::No;
             queue.events += 1;
@@ -424,7 +436,7 @@ impl Model {
             self.wakes.push(Wake::Completions(id));
         }
         self.event_queue.schedule(Duration::ZERO, Event::Overrun(id));
-        self.follow(id);
+        self.show(id);
     }
 
     /// Puts the queue pairs of a lost queue into the error state: they can report no more.
@@ -440,7 +452,7 @@ impl Model {
 
     /// After a reset, polling earlier completions frees no new slots.
     pub(super) fn free_nothing(&mut self, pair: PairId) {
-        self.follow_sends(pair);
+        self.look_at_sends(pair);
         let Some(owner) = self.pairs.get(pair) else { return };
         let Some(queue) = self.queues.get_mut(owner.send_queue) else { return };
         for frees in queue
@@ -454,11 +466,15 @@ impl Model {
     }
 
     /// Returns whether any completion of `pair` was not polled yet.
-    pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
+    pub(super) fn has_unpolled(&mut self, pair: PairId) -> bool {
         let Some(owner) = self.pairs.get(pair) else { return false };
-        let queued = [owner.send_queue, owner.receive_queue]
-            .iter()
-            .any(|id| self.queues.get(*id).is_some_and(|queue| !queue.entries.is_empty()));
-        queued || owner.held.work_queues.iter().any(|queue| !queue.is_empty())
+        let queues = [owner.send_queue, owner.receive_queue];
+        for id in queues {
+            self.look(id);
+        }
+        let mut queues = queues.iter().filter_map(|id| self.queues.get(*id));
+        let Some(owner) = self.pairs.get(pair) else { return false };
+        queues.any(|queue| queue.waiting() > 0)
+            || owner.held.work_queues.iter().any(|queue| !queue.is_empty())
     }
 }

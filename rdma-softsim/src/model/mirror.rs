@@ -1,8 +1,8 @@
 //! Completion queues whose program polls and arms them in memory that it shares with the device,
 //! without a call.
 //!
-//! The model keeps its completions until the program has taken them, and looks at what the program
-//! has done before it adds one, and before it needs to know.
+//! The model keeps its completions until the program has taken them. It looks at what the program
+//! has done before it adds one and once that is shown, and before it needs to know.
 
 use rdma_backend::Completion;
 
@@ -22,7 +22,11 @@ pub trait Mirror: Send + Sync {
     /// is no room.
     fn show(&self, completion: &Completion, bytes: u32) -> bool;
 
-    /// Tells the program what it must call the fabric for.
+    /// Tells the program what it must call the fabric for. It comes after each series of
+    /// [`Mirror::show`].
+    ///
+    /// The next [`Mirror::look`] finds the arming of every program that armed its queue and then
+    /// found neither what was shown before nor this.
     fn ask(&self, calls: Calls);
 }
 
@@ -61,60 +65,69 @@ impl Model {
         if let Some(queue) = self.queues.get_mut(id) {
             queue.mirror = Some(mirror);
         }
-        self.follow(id);
+        self.show(id);
     }
 
-    /// Does what the program has done, and shows it what there is.
-    pub(crate) fn follow(&mut self, id: QueueId) {
-        let Some(queue) = self.queues.get_mut(id) else { return };
-        let host = queue.host;
-        let Some(mirror) = queue.mirror.take() else { return };
-        let look = mirror.look();
-        self.taken(id, look.before);
-        if let Some(arming) = look.armed {
+    /// Takes up what the program of a queue has done. Returns whether it has armed the queue while
+    /// completions waited.
+    pub(crate) fn look(&mut self, id: QueueId) -> bool {
+        let Some(mirror) = self.queues.get(id).and_then(|queue| queue.mirror.as_ref()) else { return false };
+        let Look { before, armed, after } = mirror.look();
+        self.taken(id, before);
+        let mut waited = false;
+        if let Some(arming) = armed {
             let armed = match arming {
                 Arming::Solicited => Armed::Solicited,
                 Arming::All => Armed::Any,
             };
+            waited = self.queues.get(id).is_some_and(|queue| queue.waiting() > 0);
             // The event of the last arming is the program's: it has read it, or will. A lost queue
             // has told its program to call.
             let _events = self.take_events(id);
             let _armed = self.arm_for(id, armed);
         }
-        self.taken(id, look.after);
-        if !self.is_stalled(host) {
-            while let Some((completion, bytes)) = self.unshown(id)
+        self.taken(id, after);
+        waited
+    }
+
+    /// Shows the program of a queue what there is, and what it must call for.
+    pub(crate) fn show(&mut self, id: QueueId) {
+        let Some(queue) = self.queues.get(id) else { return };
+        let Some(mirror) = &queue.mirror else { return };
+        let mut shown = queue.shown;
+        if !self.is_stalled(queue.host) {
+            while let Some((completion, bytes)) = queue.entry(shown)
                 && mirror.show(&self.told(completion), bytes)
             {
-                if let Some(queue) = self.queues.get_mut(id) {
-                    queue.shown += 1;
-                }
+                shown += 1;
             }
         }
+        let polls = queue.is_lost() || shown < queue.waiting();
         let arms = self.behaviour().is_some_and(|behaviour| behaviour.spurious > 0);
+        mirror.ask(Calls { polls, arms });
         if let Some(queue) = self.queues.get_mut(id) {
-            mirror.ask(Calls { polls: queue.is_lost() || queue.shown < queue.waiting(), arms });
-            queue.mirror = Some(mirror);
+            queue.shown = shown;
         }
     }
 
-    /// As [`Model::follow`], for the queue of a queue pair's sends, whose slots it gives back.
-    pub(crate) fn follow_sends(&mut self, id: PairId) {
+    /// As [`Model::look`], for the queue of a queue pair's sends, whose slots it gives back.
+    pub(crate) fn look_at_sends(&mut self, id: PairId) {
         if let Some(queue) = self.pairs.get(id).map(|pair| pair.send_queue) {
-            self.follow(queue);
+            self.look(queue);
         }
     }
 
-    /// As [`Model::follow`], for all queues.
-    pub(crate) fn follow_all(&mut self) {
+    /// As [`Model::look`], for all queues.
+    pub(crate) fn look_at_all(&mut self) {
         for id in self.queues.select(|queue| queue.mirror.is_some()) {
-            self.follow(id);
+            self.look(id);
         }
     }
 
     /// A program's call about a queue: what it found there was not all.
     pub(crate) fn called(&mut self, id: QueueId) -> Result<(), Error> {
-        self.follow(id);
+        self.look(id);
+        self.show(id);
         match self.queues.get(id) {
             Some(queue) if !queue.is_lost() => Ok(()),
             _ => self.poll_each(id, 0, |_completion, _bytes| {}).map(drop),
@@ -123,18 +136,12 @@ impl Model {
 
     /// The program says that it has taken so many; it can have taken what it was shown.
     fn taken(&mut self, id: QueueId, count: usize) {
-        let Some(queue) = self.queues.get_mut(id) else { return };
-        let count = count.min(queue.shown);
-        queue.shown -= count;
+        let shown = self.queues.get(id).map_or(0, |queue| queue.shown);
+        let count = count.min(shown);
         if count > 0 {
             // It fails for a lost queue, which shows nothing.
             let _polled = self.poll_each(id, count, |_completion, _bytes| {});
         }
-    }
-
-    /// The next completion that is not shown yet.
-    fn unshown(&self, id: QueueId) -> Option<(Completion, u32)> {
-        self.queues.get(id)?.entry(self.queues.get(id)?.shown)
     }
 
     /// Whether a fault stops the programs of this host: they then find nothing until they call.

@@ -129,7 +129,7 @@ impl Model {
 
     /// Returns whether the device has reports about `pair` that it will never make, for the counts
     /// of failures.
-    pub(super) fn ends_in_the_middle(&self, id: PairId) -> bool {
+    pub(super) fn ends_in_the_middle(&mut self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.requester.has_work()) || self.has_unpolled(id)
     }
 }

@@ -2,10 +2,13 @@
 
 use super::*;
 
-/// Private data reaches the other side, padded to its field.
+/// Private data reaches the other side, padded to its field. Once a program has taken all its
+/// completions, its peer ends the connection in the middle of nothing.
 #[test]
 fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_data() {
     let fabric = Fabric::new();
+    // From here on, failures are counted.
+    fabric.seed_faults(1);
     let [a, b] = [1, 2].map(|last| fabric.host(&[address(last)]));
     let (active, passive) = (end(&a), end(&b));
     let listening = b.event_channel_with(CountingSignal::new()).unwrap();
@@ -41,4 +44,9 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
     active.pair.post_named(&[inline]).unwrap();
     assert_eq!(passive.completions(), [Ok(Completed::Recv { len: 6, immediate: None })]);
     assert_eq!(&passive.program.bytes.lock().unwrap()[..6], b"inline");
+    let to = RemoteAddress { address: BASE, rkey: active.region.key() };
+    passive.post(SendOp::Write(to), passive.sge(0, 8));
+    assert_eq!(passive.shown.take().len(), 1);
+    id.disconnect().unwrap();
+    assert_eq!(fabric.failure_counts().injected(FailureClass::DisconnectMidWrite), 0);
 }

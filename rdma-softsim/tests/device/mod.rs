@@ -14,9 +14,9 @@ use rdma_backend::{
     SendOp,
 };
 use rdma_softsim::{
-    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault,
-    ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState, Parameters,
-    QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
+    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, FailureClass,
+    Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState,
+    Parameters, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
 };
 
 mod connecting;
@@ -83,10 +83,48 @@ struct Shown(Arc<Mutex<Page>>);
 #[derive(Default)]
 struct Page {
     shown: Vec<(Completion, u32)>,
-    /// How many the program has taken since the model looked.
-    taken: usize,
-    armed: Option<Arming>,
+    /// What the program has done since the model looked.
+    done: Look,
     calls: Calls,
+    /// How often the model has looked and asked.
+    looks: u32,
+    asks: u32,
+    /// What the program does next, at this moment.
+    next: Option<(Moment, Act)>,
+}
+
+type Act = fn(&mut Page);
+
+/// A moment of the model's, in which a program does something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Moment {
+    /// Before it could find another completion, and after that.
+    Showing,
+    Shown,
+    /// Before it could find out what it must call for.
+    Asking,
+}
+
+impl Page {
+    /// The program takes all that is there.
+    fn take(&mut self) -> Vec<(Completion, u32)> {
+        let shown = core::mem::take(&mut self.shown);
+        let taken = if self.done.armed.is_some() { &mut self.done.after } else { &mut self.done.before };
+        *taken += shown.len();
+        shown
+    }
+
+    /// The program arms its queue.
+    fn arm(&mut self, arming: Arming) {
+        let Look { before, armed: _, after } = self.done;
+        self.done = Look { before: before + after, armed: Some(arming), after: 0 };
+    }
+
+    fn pass(&mut self, moment: Moment) {
+        if let Some((_, act)) = self.next.take_if(|(at, _)| *at == moment) {
+            act(self);
+        }
+    }
 }
 
 const ROOM: usize = 4;
@@ -94,9 +132,18 @@ const ROOM: usize = 4;
 impl Shown {
     /// Takes all that is there.
     fn take(&self) -> Vec<(Completion, u32)> {
+        self.0.lock().unwrap().take()
+    }
+
+    /// How often the model has looked and asked since the last call.
+    fn counts(&self) -> (u32, u32) {
         let mut page = self.0.lock().unwrap();
-        page.taken += page.shown.len();
-        core::mem::take(&mut page.shown)
+        (core::mem::take(&mut page.looks), core::mem::take(&mut page.asks))
+    }
+
+    /// Has the program do something at that moment, once.
+    fn meanwhile(&self, at: Moment, act: Act) {
+        self.0.lock().unwrap().next = Some((at, act));
     }
 
     fn len(&self) -> usize {
@@ -111,20 +158,26 @@ impl Shown {
 impl Mirror for Shown {
     fn look(&self) -> Look {
         let mut page = self.0.lock().unwrap();
-        Look { before: core::mem::take(&mut page.taken), armed: page.armed.take(), after: 0 }
+        page.looks += 1;
+        core::mem::take(&mut page.done)
     }
 
     fn show(&self, completion: &Completion, bytes: u32) -> bool {
         let mut page = self.0.lock().unwrap();
         let room = page.shown.len() < ROOM;
         if room {
+            page.pass(Moment::Showing);
             page.shown.push((*completion, bytes));
+            page.pass(Moment::Shown);
         }
         room
     }
 
     fn ask(&self, calls: Calls) {
-        self.0.lock().unwrap().calls = calls;
+        let mut page = self.0.lock().unwrap();
+        page.pass(Moment::Asking);
+        page.calls = calls;
+        page.asks += 1;
     }
 }
 
@@ -244,6 +297,6 @@ impl End {
 
     /// Arms the queue. The model looks when it needs to know.
     fn arm(&self, arming: Arming) {
-        self.shown.0.lock().unwrap().armed = Some(arming);
+        self.shown.0.lock().unwrap().arm(arming);
     }
 }

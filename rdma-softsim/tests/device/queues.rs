@@ -1,5 +1,7 @@
 //! Shared receive queues, drained send queues, solicited events and time-outs.
 
+use rdma_backend::CompletionQueue as _;
+
 use super::*;
 
 /// Two queue pairs take their receives from one queue, whose limit raises one event.
@@ -145,6 +147,99 @@ fn an_arming_is_for_what_comes_later() {
     a.arm(Arming::All);
     write();
     assert_eq!(raised(), 2);
+}
+
+/// A program that arms its queue, and does not find the completion that is on its way, is woken:
+/// whether the completion finds room or not.
+#[test]
+fn a_program_that_arms_meanwhile_is_woken() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    let raised = || a.signals.count.load(Relaxed);
+    let arm = |page: &mut Page| page.arm(Arming::All);
+    a.shown.meanwhile(Moment::Showing, arm);
+    write();
+    assert_eq!(raised(), 1);
+    (1..ROOM).for_each(|_| write());
+    a.shown.meanwhile(Moment::Asking, arm);
+    write();
+    assert_eq!((a.shown.len(), raised()), (ROOM, 2));
+    write();
+    assert_eq!(raised(), 2, "once for each arming");
+}
+
+/// A program that has found the completion before it arms its queue waits for the next one.
+#[test]
+fn a_program_that_has_found_a_completion_is_not_woken_for_it() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    let raised = || a.signals.count.load(Relaxed);
+    a.shown.meanwhile(Moment::Shown, |page| {
+        page.take();
+        page.arm(Arming::All);
+    });
+    write();
+    assert_eq!(raised(), 0);
+    write();
+    assert_eq!(raised(), 1);
+    // The event of an earlier arming leaves the next arming as it is.
+    a.arm(Arming::All);
+    a.shown.meanwhile(Moment::Shown, |page| {
+        page.take();
+        page.arm(Arming::All);
+    });
+    write();
+    assert_eq!(raised(), 2);
+    write();
+    assert_eq!(raised(), 3);
+}
+
+/// What a program takes after it has armed its queue is taken, and the queue stays armed.
+#[test]
+fn completions_are_taken_after_an_arming() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    let raised = || a.signals.count.load(Relaxed);
+    write();
+    assert_eq!(a.shown.take().len(), 1);
+    (0..2).for_each(|_| write());
+    a.arm(Arming::All);
+    assert_eq!(a.shown.take().len(), 2);
+    assert_eq!((a.pair.send_room(), raised()), (LIMITS.send_depth, 0));
+    write();
+    assert_eq!(raised(), 1);
+}
+
+/// What a completion costs: it is shown once, with a look before, and another one after if no event
+/// is due.
+#[test]
+fn a_completion_costs_two_looks() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    a.shown.counts();
+    write();
+    assert_eq!(a.shown.counts(), (2, 1));
+    a.arm(Arming::All);
+    write();
+    assert_eq!(a.shown.counts(), (1, 1));
+    assert_eq!((a.pair.send_room(), a.shown.counts()), (LIMITS.send_depth - 2, (1, 0)));
+}
+
+/// A completion that is polled by a call is shown no more, and the next one is.
+#[test]
+fn a_queue_may_be_polled_by_call() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let write = || a.post(SendOp::Write(remote), a.sge(0, 8));
+    for shown in 1..ROOM {
+        write();
+        assert_eq!(a.queue.poll(&mut [Completion::EMPTY; 2]), Ok(1));
+        assert_eq!(a.shown.len(), shown);
+    }
 }
 
 /// `timeout` of a queue pair: how long its retries last.

@@ -358,9 +358,11 @@ pub unsafe extern "C" fn rdma_resolve_addr(
         unsafe { (identifier(id).name, address::read(source), address::read(destination)) };
     let Some(destination) = destination else { return concluded(Err(libc::EAFNOSUPPORT)) };
     let milliseconds = u32::try_from(timeout).unwrap_or(0);
-    let asked = own(destination).and_then(|destination| {
+    let resolve = || {
+        let (source, destination) = (source.map(own).transpose()?, own(destination)?);
         ask(&Request::ResolveAddress { id: name, source, destination, milliseconds })
-    });
+    };
+    let asked = resolve();
     // SAFETY: as above.
     concluded(asked.and_then(|()| unsafe { complete(id) }))
 }

@@ -10,7 +10,7 @@ use libc::{addrinfo, sockaddr_storage};
 use crate::address;
 use crate::endpoint::PASSIVE;
 use crate::layout::{AddressInfo, IBV_QPT_RC, RDMA_PS_TCP, zeroed};
-use crate::link::set_errno;
+use crate::link::{concluded, set_errno};
 
 /// `RAI_NUMERICHOST`.
 const NUMERIC: c_int = 2;
@@ -24,6 +24,9 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const AddressInfo,
     into: *mut *mut AddressInfo,
 ) -> c_int {
+    if node.is_null() && service.is_null() && hints.is_null() {
+        return concluded(Err(libc::EINVAL));
+    }
     // SAFETY: rdma_getaddrinfo(3): null or hints.
     let hints = unsafe { hints.as_ref() };
     let flags = hints.map_or(0, |hints| hints.flags);

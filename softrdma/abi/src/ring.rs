@@ -71,7 +71,8 @@ impl Ring {
     pub(crate) fn arm(&self, solicited: bool) -> Result<(), c_int> {
         let page = self.page()?;
         page.arm(self.taken, solicited);
-        // The fabric raises an event at once if completions wait, or finds the queue lost.
+        // The fabric shows what found no room before, says if the queue is lost, or raises an event
+        // by a fault.
         if page.calls() & (ARMS | POLLS) != 0 { ask(&Request::Poll(self.queue)) } else { Ok(()) }
     }
 }

@@ -2,9 +2,12 @@
 //!
 //! `softrdma run` writes a folder with the files that a kernel would show there
 //! ([`softrdma_wire::VIEW`]). This module has the C library's functions that take a path, in front
-//! of the real ones. They look in that folder for those places, and pass on any other path. They
-//! allocate nothing and take no lock: programs call them in signal handlers and between fork and
-//! exec.
+//! of the real ones. They look in that folder for those places, and pass on any other path.
+//!
+//! Programs call them in signal handlers, on small stacks, and between fork and exec. So they
+//! allocate nothing, and take no lock: a constructor finds the real functions. Only another
+//! library's constructor may call one before that, which then takes the dynamic linker's lock
+//! (`dlsym(3)`).
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::ptr;
@@ -37,27 +40,34 @@ fn place_in<'a>(folder: &[u8], path: &[u8], room: &'a mut Room) -> Option<&'a CS
     CStr::from_bytes_until_nul(room).ok()
 }
 
-/// Returns where to look for a path: in the folder, or the path itself.
+/// Returns whether a path is one of the places, or in one.
 ///
 /// # Safety
 /// `path` is null or a string of C.
-unsafe fn seen(path: *const c_char, room: &mut Room) -> *const c_char {
-    if path.is_null() {
-        return path;
-    }
+unsafe fn is_elsewhere(path: *const c_char) -> bool {
+    // SAFETY: the caller vouches for `path`.
+    !path.is_null() && is_shown(unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+/// Passes on a path of one of the places: in the folder, if there is one.
+///
+/// Not inlined, as the buffer is larger than some stacks.
+///
+/// # Safety
+/// `path` is a string of C.
+#[inline(never)]
+unsafe fn elsewhere<T>(path: *const c_char, pass: impl FnOnce(*const c_char) -> T) -> T {
+    let mut room = [0; LONGEST];
     // SAFETY: the caller vouches for `path`.
     let asked = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !is_shown(asked) {
-        return path;
-    }
     // SAFETY: getenv(3): a name; the value is copied at once.
     let folder = unsafe { libc::getenv(VIEW.as_ptr()) };
     if folder.is_null() {
-        return path;
+        return pass(path);
     }
     // SAFETY: getenv(3): a string.
     let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
-    place_in(folder, asked, room).map_or(path, CStr::as_ptr)
+    pass(place_in(folder, asked, &mut room).map_or(path, CStr::as_ptr))
 }
 
 /// Returns the C library's function of this name, which ours hides.
@@ -71,21 +81,39 @@ pub(crate) fn behind(name: &CStr, found: &AtomicPtr<c_void>) -> *mut c_void {
     function
 }
 
+/// The name of a function, as C has it.
+macro_rules! name {
+    ($name:ident) => {
+        const {
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("no null byte within"),
+            }
+        }
+    };
+}
+
 /// Defines functions that take a path, each with its result if the C library lacks it.
 macro_rules! seen {
     ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $result:ty = $none:expr;)*) => {
+        /// The C library's functions.
+        struct Behind {
+            $($name: AtomicPtr<c_void>,)*
+        }
+
+        static BEHIND: Behind = Behind { $($name: AtomicPtr::new(ptr::null_mut()),)* };
+
+        extern "C" fn find_all() {
+            $(behind(name!($name), &BEHIND.$name);)*
+        }
+
         $(
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(
                 $($before: $first,)* path: *const c_char $(, $after: $last)*
             ) -> $result {
                 type Function = unsafe extern "C" fn($($first,)* *const c_char $(, $last)*) -> $result;
-                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-                const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("no null byte within"),
-                };
-                let function = behind(NAME, &FOUND);
+                let function = behind(name!($name), &BEHIND.$name);
                 if function.is_null() {
                     crate::link::set_errno(libc::ENOSYS);
                     return $none;
@@ -94,17 +122,19 @@ macro_rules! seen {
                 // last argument may be optional (open(2)); it is passed in the register in which it
                 // came (System V ABI, AAPCS64).
                 let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
-                let mut room = [0; LONGEST];
-                // SAFETY: the caller meets the contract of the C library's function; the path is a
-                // string, or null if that function allows it.
-                unsafe {
-                    let path = seen(path, &mut room);
-                    function($($before,)* path $(, $after)*)
-                }
+                // SAFETY: the caller meets the contract of the C library's function.
+                let pass = |path| unsafe { function($($before,)* path $(, $after)*) };
+                // SAFETY: as above: the path is a string, or null if that function allows it.
+                unsafe { if is_elsewhere(path) { elsewhere(path, pass) } else { pass(path) } }
             }
         )*
     };
 }
+
+/// The dynamic linker calls it before the program begins (System V ABI, `.init_array`).
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: extern "C" fn() = find_all;
 
 seen! {
     fn open(@path, flags: c_int, mode: c_uint) -> c_int = -1;

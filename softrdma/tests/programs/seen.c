@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <ucontext.h>
 
 #include "expect.h"
 
@@ -55,7 +57,38 @@ static int listed(const char *name, const char *address)
     return count;
 }
 
-/* Checks to which address loopback is bound. */
+static void is_at(struct sockaddr *place, int family, const char *address)
+{
+    char text[INET6_ADDRSTRLEN];
+    const void *bytes = family == AF_INET ? (void *)&((struct sockaddr_in *)place)->sin_addr
+                                          : (void *)&((struct sockaddr_in6 *)place)->sin6_addr;
+    EXPECT(place->sa_family == family && inet_ntop(family, bytes, text, sizeof text) && !strcmp(text, address));
+}
+
+/* Looks at a file from a stack of 4096 bytes, as signal handlers and coroutines have. */
+static void looks(void)
+{
+    struct stat found;
+    if (stat("/dev/null", &found))
+        abort();
+}
+
+static void on_a_small_stack(void)
+{
+    static ucontext_t here, there;
+    long page = sysconf(_SC_PAGESIZE);
+    char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(memory != MAP_FAILED && !mprotect(memory, page, PROT_NONE) && !getcontext(&there));
+    there.uc_stack.ss_sp = memory + page;
+    there.uc_stack.ss_size = 4096;
+    there.uc_link = &here;
+    makecontext(&there, looks, 0);
+    /* The dynamic linker has more to do at a function's first call. */
+    looks();
+    EXPECT(!swapcontext(&here, &there) && !munmap(memory, 2 * page));
+}
+
+/* Checks to which address loopback is bound, and which one it is as a source and a destination. */
 static void bound(int family, const char *loopback, const char *address)
 {
     struct rdma_cm_id *id;
@@ -66,15 +99,22 @@ static void bound(int family, const char *loopback, const char *address)
     hints.ai_src_len = hints.ai_dst_len = info->ai_src_len;
     hints.ai_flags = 0;
     EXPECT(!rdma_getaddrinfo(NULL, NULL, &hints, &same) && same->ai_src_len == info->ai_src_len);
+    EXPECT(same->ai_dst_len == info->ai_src_len && !info->ai_dst_len);
     EXPECT(!memcmp(same->ai_src_addr, info->ai_src_addr, info->ai_src_len));
     EXPECT(!memcmp(same->ai_dst_addr, info->ai_src_addr, info->ai_src_len));
     rdma_freeaddrinfo(same);
+    size_t len = family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    EXPECT(info->ai_src_len == len && !rdma_getaddrinfo(loopback, "0", NULL, &same));
+    EXPECT(same->ai_dst_len == len && !same->ai_src_len);
+    rdma_freeaddrinfo(same);
     EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) && !rdma_bind_addr(id, info->ai_src_addr) && id->verbs);
-    struct sockaddr *local = rdma_get_local_addr(id);
-    char text[INET6_ADDRSTRLEN];
-    const void *bytes = family == AF_INET ? (void *)&((struct sockaddr_in *)local)->sin_addr
-                                          : (void *)&((struct sockaddr_in6 *)local)->sin6_addr;
-    EXPECT(local->sa_family == family && inet_ntop(family, bytes, text, sizeof text) && !strcmp(text, address));
+    is_at(rdma_get_local_addr(id), family, address);
+    EXPECT(!rdma_destroy_id(id));
+    /* Without a channel this waits for the event. */
+    EXPECT(!rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP));
+    EXPECT(!rdma_resolve_addr(id, info->ai_src_addr, info->ai_src_addr, 1000) && id->verbs);
+    is_at(rdma_get_local_addr(id), family, address);
+    is_at(rdma_get_peer_addr(id), family, address);
     EXPECT(!rdma_destroy_id(id));
     rdma_freeaddrinfo(info);
 }
@@ -120,6 +160,10 @@ int main(void)
     EXPECT(listed("softrdma1", "198.51.100.1") == 1 && listed("softrdma0", "198.51.100.1") == 0);
     EXPECT(listed("lo", "192.0.2.1") == 0);
 
+    struct rdma_addrinfo *none;
+    errno = 0;
+    EXPECT(rdma_getaddrinfo(NULL, NULL, NULL, &none) == -1 && errno == EINVAL);
+    on_a_small_stack();
     bound(AF_INET, "127.0.0.1", "192.0.2.1");
     bound(AF_INET6, "::1", "2001:db8::1");
     printf("done\n");

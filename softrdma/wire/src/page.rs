@@ -5,6 +5,13 @@
 //! each of the program's words once, and trusts none of them.
 //!
 //! Positions count completions from the queue's beginning, and wrap.
+//!
+//! No program sleeps beside a completion that it did not find. Each side writes its word, passes a
+//! fence, and only then reads the other's: the fabric shows a completion, or says that there is no
+//! room for it ([`Page::set_calls`]), and then looks for an arming; the program arms
+//! ([`Page::arm`]) and then looks for a completion and for what it must ask. Sequentially
+//! consistent fences have one order, so the side whose fence is the later one reads what the other
+//! has written.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::AtomicU64;
@@ -79,7 +86,8 @@ impl Page {
         self.entries.get((position % SHOWN) as usize)
     }
 
-    /// Shows the completion at this position. Called by the fabric.
+    /// Shows the completion at this position. Called by the fabric, which calls
+    /// [`Page::set_calls`] after the last one.
     pub fn show(&self, position: u32, completion: &Completion) {
         let &Completion { id, pair, status, vendor, opcode, len, immediate } = completion;
         let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
@@ -94,9 +102,6 @@ impl Page {
             place.store(word, Relaxed);
         }
         self.shown.store(position.wrapping_add(1), Release);
-        // If a program arms and then does not find this completion, the fabric finds the queue
-        // armed.
-        fence(SeqCst);
     }
 
     /// Returns how many completions the program claims to have taken.
@@ -120,11 +125,14 @@ impl Page {
         Some(((word >> 32) as u32, solicited))
     }
 
-    /// Tells the program what it must ask for: [`POLLS`], [`ARMS`].
+    /// Tells the program what it must ask for: [`POLLS`], [`ARMS`]. An arming of a program that
+    /// finds neither this nor what was shown is found afterwards.
     pub fn set_calls(&self, calls: u32) {
         if self.calls.load(Relaxed) != calls {
             self.calls.store(calls, Release);
         }
+        // Pairs with the one in `arm`: see the module's page.
+        fence(SeqCst);
     }
 
     /// Returns the completion at this position, for a program that has taken all before; `None` if
@@ -154,6 +162,7 @@ impl Page {
         let new = if solicited { SOLICITED } else { ALL };
         let merge = |old: u64| Some(u64::from(taken) << 32 | (old & ALL).max(new));
         let _old = self.armed.fetch_update(SeqCst, Relaxed, merge);
+        // Pairs with the one in `set_calls`: see the module's page.
         fence(SeqCst);
     }
 

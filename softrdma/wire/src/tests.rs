@@ -61,3 +61,34 @@ fn an_arming_is_taken_once_and_never_narrowed() {
     page.set_calls(POLLS);
     assert_eq!((page.take_arming(), page.calls()), (Some((u32::MAX, false)), POLLS));
 }
+
+/// Each side writes its word and reads the other's. One of them sees what the other wrote, or a
+/// program sleeps beside its completion. Miri tries what processors may do.
+#[test]
+fn one_side_sees_the_other() {
+    let shown = |page: &Page| page.at(0).is_some();
+    let asked = |page: &Page| page.calls() & POLLS != 0;
+    let show = |page: &Page| {
+        page.show(0, &completion(0, None));
+        page.set_calls(0);
+    };
+    let ask = |page: &Page| page.set_calls(POLLS);
+    for _ in 0..20 {
+        seen_by_one(show, shown);
+        seen_by_one(ask, asked);
+    }
+}
+
+fn seen_by_one(publish: fn(&Page), finds: fn(&Page) -> bool) {
+    let page = page();
+    let (found, armed) = std::thread::scope(|scope| {
+        let program = scope.spawn(|| {
+            page.arm(0, false);
+            finds(&page)
+        });
+        publish(&page);
+        let armed = page.take_arming().is_some();
+        (program.join().expect("a program"), armed)
+    });
+    assert!(found || armed);
+}

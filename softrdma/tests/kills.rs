@@ -1,0 +1,200 @@
+//! A program that is killed at any of its system calls leaves nothing in the fabric: no descriptor,
+//! mapping, thread or memory. The fabric is in the process of this test, which is alone in it.
+//!
+//! The test kills 20 programs, or as many as `SOFTRDMA_KILLS` says. The number of a kill is the seed
+//! from which its program and its system call are drawn.
+#![allow(unsafe_code, reason = "an allocator that counts")]
+
+mod common;
+mod session;
+mod traced;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::DirBuilder;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::time::Duration;
+
+use common::{CLIENT, Home, Running, SERVER, await_some};
+use rdma_conn::{Listener, Stream};
+use rdma_verbs::Verbs;
+use session::{ask, come, open};
+use softrdma::fabric::Fabric;
+use softrdma_wire::{Reply, Request};
+use traced::Traced;
+
+/// How many messages are echoed, and their bytes.
+const MESSAGES: usize = 16;
+const BYTES: usize = 40_000;
+
+/// Bytes that the heap may have more than before the first kill, however many kills there were.
+const SLACK: i64 = 4096;
+
+/// Counts the bytes of the heap.
+struct Counted;
+
+static HEAP: AtomicI64 = AtomicI64::new(0);
+
+// SAFETY: passes everything on to the system's allocator.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HEAP.fetch_add(layout.size() as i64, Relaxed);
+        // SAFETY: the caller meets the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        HEAP.fetch_sub(layout.size() as i64, Relaxed);
+        // SAFETY: the caller meets the contract of `dealloc`.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+fn role(name: &str) -> Option<String> {
+    let [role, argument] =
+        ["SOFTRDMA_TEST_ROLE", "SOFTRDMA_TEST_ARGUMENT"].map(|name| std::env::var(name).ok());
+    if role.as_deref() != Some(name) {
+        println!("skipped: not a test but a program that others run");
+        return None;
+    }
+    Some(argument.unwrap_or_default())
+}
+
+fn program(home: &Home, address: &str, role: &str, argument: &str) -> Command {
+    let own = std::env::current_exe().expect("this test");
+    let own = own.to_str().expect("a path in UTF-8");
+    let mut command = home.run(address, &[own, "--exact", role, "--nocapture"]);
+    command.env("SOFTRDMA_TEST_ROLE", role).env("SOFTRDMA_TEST_ARGUMENT", argument);
+    command.stderr(std::process::Stdio::inherit());
+    command
+}
+
+/// A program that echoes what its clients send, until one has closed.
+#[test]
+fn echoes() {
+    let Some(_) = role("echoes") else { return };
+    let verbs = Verbs::load().expect("the libraries of softrdma");
+    let listener = Listener::bind(&verbs, (SERVER, 0)).expect("a listener");
+    println!("listens on {}", listener.local_addr().expect("it listens"));
+    let mut bytes = vec![0; BYTES];
+    loop {
+        let Ok((mut stream, _peer)) = listener.accept() else { continue };
+        loop {
+            match stream.read(&mut bytes) {
+                Ok(0) => return,
+                Ok(count) => {
+                    if stream.write_all(&bytes[..count]).and_then(|()| stream.flush()).is_err() {
+                        break;
+                    }
+                }
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+/// A program that has messages echoed, and closes.
+#[test]
+fn sends() {
+    let Some(address) = role("sends") else { return };
+    let verbs = Verbs::load().expect("the libraries of softrdma");
+    let Ok(mut stream) = Stream::connect(&verbs, address) else { return };
+    let mut bytes = vec![7; BYTES];
+    for _ in 0..MESSAGES {
+        let echoed = stream.write_all(&bytes).and_then(|()| stream.flush());
+        if echoed.and_then(|()| stream.read_exact(&mut bytes)).is_err() {
+            return;
+        }
+    }
+    if stream.close(Duration::from_secs(20)).is_ok() {
+        println!("all came back");
+    }
+}
+
+/// What the fabric holds of programs: descriptors of this process, threads that serve programs, and
+/// mappings of memory that is shared with programs.
+fn held() -> [usize; 3] {
+    let entries = |of: &str| std::fs::read_dir(format!("/proc/self/{of}")).expect("a folder").flatten();
+    // A thread may have ended meanwhile.
+    let name = |entry: std::fs::DirEntry| std::fs::read_to_string(entry.path().join("comm")).ok();
+    let sessions = entries("task").filter_map(name).filter(|name| name == "session\n").count();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("mappings");
+    let mappings = maps.lines().filter(|line| line.contains("/memfd:softrdma")).count();
+    [entries("fd").count(), sessions, mappings]
+}
+
+/// A number drawn from a seed (splitmix64).
+fn drawn(seed: u64) -> u64 {
+    let mixed = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// Kills the server at its `at`th stop, and returns how often it stopped. Its client ends.
+fn kills_server(home: &Home, at: u64) -> u64 {
+    let mut server = Traced::start(program(home, SERVER, "echoes", ""), at);
+    if let Some(address) = server.line("listens on ") {
+        assert!(Running::start(&mut program(home, CLIENT, "sends", &address)).finish().0);
+    }
+    server.ended()
+}
+
+/// Kills the client at its `at`th stop, and returns how often it stopped. Its server serves the
+/// next one.
+fn kills_client(home: &Home, at: u64) -> u64 {
+    let mut server = Running::start(&mut program(home, SERVER, "echoes", ""));
+    let address = server.line("listens on ");
+    let stops = Traced::start(program(home, CLIENT, "sends", &address), at).ended();
+    // A server ends by itself once it has served a client to the end, this one at the latest.
+    let next = Running::start(&mut program(home, CLIENT, "sends", &address));
+    assert!(next.finish().0 && server.finish().0);
+    stops
+}
+
+#[test]
+fn a_killed_program_leaves_nothing() {
+    let kills = std::env::var("SOFTRDMA_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
+    let home = Home::new("kills");
+    let directory = home.socket();
+    let directory = directory.parent().expect("a folder");
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).expect("a folder");
+    let fabric = Fabric::new().expect("a fabric");
+    // Sessions of this process, until the end: both machines, and one that asks.
+    let _machines = [1, 2].map(|last| open(&fabric, last));
+    let mut asks = come(&fabric);
+    let listener = softrdma_wire::Listener::bind(&home.socket()).expect("a socket");
+    let serving = Arc::clone(&fabric);
+    std::thread::spawn(move || serving.serve(&listener));
+    // What is held, unless a program has a session or a queue pair.
+    let mut now = || {
+        let status = ask(&mut asks, &Request::Status);
+        let alone = matches!(status, Reply::Status { sessions, .. } if sessions.len() == 2);
+        let none = ask(&mut asks, &Request::Pairs { above: 0 }) == Reply::Pairs(Vec::new());
+        (alone && none).then(held)
+    };
+    let first = await_some("what is held", &mut now);
+    let runs: [fn(&Home, u64) -> u64; 2] = [kills_server, kills_client];
+    let stops = runs.map(|run| run(&home, u64::MAX));
+    let mut bytes = None;
+    for kill in 0..=kills {
+        let what = format!("kill {kill} of {kills}: {first:?} and {bytes:?}");
+        await_some(&what, || (now()? == first).then_some(()));
+        let most = SLACK + *bytes.get_or_insert_with(|| HEAP.load(Relaxed));
+        await_some(&what, || (HEAP.load(Relaxed) <= most).then_some(()));
+        if kill < kills {
+            let which = (drawn(kill) % 2) as usize;
+            runs[which](&home, 1 + (drawn(kill) >> 1) % stops[which]);
+        }
+    }
+    println!(
+        "{kills} kills at up to {stops:?} stops; {first:?} are held; {bytes:?} bytes, and {} after",
+        HEAP.load(Relaxed)
+    );
+}
