@@ -31,8 +31,7 @@ const PARAMS: ConnectParams = ConnectParams {
     rnr_retry_count: RNR_RETRY_INFINITE,
 };
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes of each end's region. The first half is for receives, the second for the peer to write and
-/// read.
+/// Bytes of each end's region: the first half for receives, the second for the peer to access.
 const LEN: usize = 128;
 const HALF: usize = LEN / 2;
 
@@ -142,8 +141,7 @@ impl<B: Device> End<B> {
         Ok(self.queue_pair.post_send(&[request]).map_err(|failed| failed.error)?)
     }
 
-    /// Waits for the next completion, which must be of this operation: poll, arm, poll again, and
-    /// only then sleep.
+    /// Waits for the next completion, of this operation: poll, arm, poll again, then sleep.
     fn completes(&self, expected: Completed) -> Result<()> {
         let mut one = [Completion::EMPTY];
         let mut armed = false;

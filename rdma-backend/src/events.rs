@@ -5,8 +5,7 @@ use core::fmt;
 
 use super::{Backend, ConnectParams, Identifier};
 
-/// Identifies an identifier within its process. Equals [`Identifier::key`] of the event's
-/// identifier.
+/// Identifies an identifier within its process: [`Identifier::key`] of the event's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdentifierKey(pub u64);
 
@@ -16,9 +15,8 @@ pub struct CmEvent<B: Backend> {
     pub id: IdentifierKey,
     /// The kind of event, with its data.
     pub kind: CmEventKind<B>,
-    /// The private data that the peer passed with a request, an acceptance or a refusal. A
-    /// transport may pad it with zeros: on InfiniBand and RoCE it always has 56 bytes in a request,
-    /// 196 in an acceptance and 148 in a refusal.
+    /// The peer's private data of a request, an acceptance or a refusal. A transport may pad it
+    /// with zeros: on InfiniBand and RoCE to 56, 196 and 148 bytes.
     pub private_data: Box<[u8]>,
 }
 
@@ -47,8 +45,7 @@ pub enum CmEventKind<B: Backend> {
         /// The parameters that the peer offered.
         peer: ConnectParams,
     },
-    /// The connection is established, with the peer's parameters (on the accepting side those of
-    /// its request).
+    /// The connection is established, with the peer's parameters (if accepted here, its request's).
     Established {
         /// The parameters that the peer offered.
         peer: ConnectParams,
@@ -76,16 +73,14 @@ pub enum CmEventKind<B: Backend> {
     DeviceRemoval,
     /// The address behind the identifier changed.
     AddressChange,
-    /// The device reports something about the identifier's queue pair, its completion queue, its
-    /// port, or the device itself.
+    /// The device reports something about the queue pair, its completion queue, port, or itself.
     Async(AsyncEvent),
     /// An unknown or irrelevant event, by its number in `rdma_cma.h`.
     Other(u32),
 }
 
 impl<B: Backend> CmEventKind<B> {
-    /// Converts this event to another backend's, with `map` for identifiers. For backends that wrap
-    /// another.
+    /// Converts this event to another backend's that wraps this one, with `map` for identifiers.
     pub fn map_identifier<C: Backend>(
         self,
         map: impl FnOnce(B::Identifier) -> C::Identifier,
@@ -132,9 +127,8 @@ impl<B: Backend> fmt::Debug for CmEventKind<B> {
     }
 }
 
-/// An asynchronous event of a device, `ibv_get_async_event(3)`. An event that concerns several
-/// identifiers (a completion queue, a port, the device) is reported to each of them, on its event
-/// channel.
+/// An asynchronous event of a device, `ibv_get_async_event(3)`. If it concerns several identifiers
+/// (a completion queue, a port, the device), each is told on its event channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AsyncEvent {
@@ -145,11 +139,9 @@ pub enum AsyncEvent {
     /// The peer's request was invalid, and the queue pair went to the error state. Reported if no
     /// receive reports it.
     QpReqErr,
-    /// The peer accessed memory without the right to, and the queue pair went to the error state.
-    /// Reported if no receive reports it.
+    /// The peer accessed memory without the right to; otherwise as [`QpReqErr`](Self::QpReqErr).
     QpAccessErr,
-    /// The first message came before the connection manager reported the connection as established;
-    /// see [`Identifier::notify_established`].
+    /// A message came before the connection was established: [`Identifier::notify_established`].
     CommEst,
     /// The device failed. Nothing on it works any more.
     DeviceFatal,
@@ -162,8 +154,7 @@ pub enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// Returns the event with this number in `enum ibv_event_type`. Every number is valid: devices
-    /// and kernels add to them.
+    /// Returns the event of a number in `enum ibv_event_type`. All are valid: kernels add to them.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::CqErr,

@@ -45,9 +45,8 @@ fn statuses_have_names() {
     }
 }
 
-/// Asynchronous events that concern a connection have the numbers of `enum ibv_event_type` and a
-/// description. Others keep their number. An event is fatal if the queue pair no longer works after
-/// it.
+/// Asynchronous events have the numbers of `enum ibv_event_type` and a description; others keep
+/// theirs. An event is fatal if the queue pair no longer works after it.
 #[test]
 fn asynchronous_events_have_meanings() {
     let known = [

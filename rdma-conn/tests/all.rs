@@ -1,6 +1,5 @@
-//! The tests of this crate that may share a process. Three have processes of their own:
-//! `allocations` counts those of its process, `crowd` counts its descriptors, and `observed` takes
-//! the one recorder of a process.
+//! The tests that may share a process. Three have their own: `allocations` counts allocations,
+//! `crowd` counts descriptors, and `observed` takes the one recorder of a process.
 
 mod card;
 mod connecting;
@@ -13,3 +12,4 @@ mod stream;
 #[cfg(feature = "tokio")]
 mod tokio;
 mod waiting;
+mod world;

@@ -50,6 +50,7 @@ fn a_client_connects_from_the_address_it_is_given() {
         let how = Connect::default().local(Some(SocketAddr::new(local, 0)));
         let (client, _server, peer) = connected(&host, &listener, &how);
         assert_eq!((peer.ip(), client.local_addr()), (local, Some(peer)));
+        assert_eq!(Some(client.peer_addr()), listener.local_addr());
     }
 }
 
@@ -87,8 +88,7 @@ fn queues_are_as_deep_as_the_device_allows() {
     }
 }
 
-/// A request withdrawn before it is accepted is no error of the listener, and does not hide those
-/// behind it.
+/// A request withdrawn before it is accepted concerns neither the listener nor those behind it.
 #[test]
 fn a_withdrawn_request_does_not_concern_the_listener() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
@@ -117,8 +117,7 @@ fn a_withdrawn_request_does_not_concern_the_listener() {
     assert_eq!(endpoint.peer_addr(id).map(|peer| peer.ip()), Some(IpAddr::from([192, 0, 2, 3])));
 }
 
-/// VR-SEC-007: the memory of all accepted connections together is bounded before any peer
-/// authenticates.
+/// VR-SEC-007: the memory of all accepted connections together is bounded, authenticated or not.
 #[test]
 fn the_connections_of_a_listener_share_a_budget() {
     let fabric = Fabric::new();
@@ -153,8 +152,7 @@ fn the_connections_of_a_listener_share_a_budget() {
     }
 }
 
-/// A listener that cannot accept because its process has no descriptor left returns an error,
-/// wherever descriptors run out.
+/// A listener whose process has no descriptor left returns an error, wherever they run out.
 #[test]
 fn a_listener_says_that_descriptors_are_lacking() {
     // In a process of its own, because the limit is per process.

@@ -1,5 +1,4 @@
-//! Many idle connections of one tokio endpoint, alone in this process so that its descriptors can
-//! be counted.
+//! Many idle connections of one tokio endpoint, alone in this process to count its descriptors.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -55,8 +54,8 @@ async fn polls(
     (listener.endpoint().usage().polls - before) / ROUNDS
 }
 
-/// 2000 idle connections through one listener cost as much memory as on an `Endpoint`, few
-/// descriptors, and nothing for the busy connections.
+/// 2000 idle connections through one listener cost the memory of an `Endpoint`'s, few descriptors,
+/// and nothing for the busy ones.
 #[tokio::test]
 async fn idle_connections_cost_what_they_cost_on_an_endpoint() {
     let fabric = Fabric::new();

@@ -6,13 +6,15 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rdma_backend::AsyncEvent;
-use rdma_conn::{ConnectionId, Endpoint, Error, Event, Keepalive, Limits as Share, Listener, Options};
+use rdma_conn::{Endpoint, Error, Event, Keepalive, Limits as Share, Listener, Options};
 use rdma_proto::PeerMisbehaved;
 use rdma_softsim::{
     Connections, DeviceKind, Fabric, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim,
     When,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::world::{End, asking, hosts, pass, simulation};
 
 const LONG: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -24,34 +26,15 @@ fn silent(mut options: Options) -> Options {
 }
 
 /// A simulation that injects this event at the server, and its two hosts.
-fn simulation(
+fn struck_at(
     device_kind: DeviceKind,
     when: When,
     fault: Fault,
 ) -> (Simulation, SoftSim, SoftSim, SocketAddr) {
-    let sim = Simulation::new(
-        1,
-        device_kind,
-        SimulationSettings::default(),
-        vec![Injection { when, host: 0, fault }],
-    );
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    (sim, server, client, SocketAddr::from(([192, 0, 2, 1], 6379)))
-}
-
-/// Lets the simulation run by itself for a while.
-fn pass(sim: &Simulation, time: Duration) {
-    sim.advance(sim.now().after(time));
-}
-
-/// An endpoint and its one connection.
-type End = (Endpoint<SoftSim>, ConnectionId);
-
-/// A client that requests a connection.
-fn asking(client: &SoftSim, address: SocketAddr, options: Options) -> End {
-    let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
-    let id = endpoint.connect(address, None, LONG, options).expect("begins");
-    (endpoint, id)
+    let plan = vec![Injection { when, host: 0, fault }];
+    let sim = Simulation::new(1, device_kind, SimulationSettings::default(), plan);
+    let (server, client, address) = hosts(&sim);
+    (sim, server, client, address)
 }
 
 fn is_readable(descriptor: &impl AsFd) -> bool {
@@ -61,7 +44,7 @@ fn is_readable(descriptor: &impl AsFd) -> bool {
 
 /// Both ends of a connection. The event hit the server while the client was writing.
 fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End, End) {
-    let (sim, server, client, address) = simulation(device_kind, when, fault);
+    let (sim, server, client, address) = struck_at(device_kind, when, fault);
     let listener =
         Listener::bind_with(&server, address, silent(Options::default()), rdma_conn::Limits::default())
             .expect("a free address");
@@ -83,8 +66,7 @@ fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End
     (sim, (client, own), accepted.expect("struck too early"))
 }
 
-/// VR-CLOSE-008: these events end the server's connection although its device flushes nothing and
-/// reports only once.
+/// VR-CLOSE-008: these events end the server's connection although its device flushes nothing.
 #[test]
 fn failures_without_a_completion_end_the_connection() {
     let late = When::Event(100);
@@ -117,7 +99,7 @@ fn a_peer_that_reaches_elsewhere_is_at_fault() {
 #[test]
 fn a_listener_ends_with_its_device() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
-        let (sim, server, client, address) = simulation(DeviceKind::Ibta, When::Event(0), fault);
+        let (sim, server, client, address) = struck_at(DeviceKind::Ibta, When::Event(0), fault);
         let listener = Listener::bind(&server, address).expect("a free address");
         let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
         let other = SocketAddr::new(address.ip(), 6380);
@@ -141,8 +123,7 @@ fn a_listener_ends_with_its_device() {
     }
 }
 
-/// VR-SEC-004: a single failure to read events may be that of one request. Repeated failures end
-/// the listener.
+/// VR-SEC-004: a failure to read events may be that of one request. Repeated ones end the listener.
 #[test]
 fn a_listener_whose_events_cannot_be_read_ends() {
     let fabric = Fabric::new();
@@ -159,12 +140,11 @@ fn a_listener_whose_events_cannot_be_read_ends() {
     listener.accept().map(drop).expect_err("so it stays");
 }
 
-/// VR-CONN-007: the peer's `Established` is late, but its first message, which the device reports,
-/// proves the same.
+/// VR-CONN-007: the peer's first message proves what its late `Established` would.
 #[test]
 fn a_first_message_establishes() {
     let late = Fault::SlowReady { micros: 5_000_000 };
-    let (sim, server, client, address) = simulation(DeviceKind::Ibta, When::Event(0), late);
+    let (sim, server, client, address) = struck_at(DeviceKind::Ibta, When::Event(0), late);
     let listener =
         Listener::bind_with(&server, address, silent(Options::default()), rdma_conn::Limits::default())
             .expect("a free address");
@@ -181,13 +161,11 @@ fn a_first_message_establishes() {
     }
 }
 
-/// The removal of a device is reported even if the program never took the error of an earlier
-/// failed accept.
+/// The removal of a device is reported even if the error of an earlier accept was never taken.
 #[test]
 fn a_listener_that_ends_says_so_behind_what_has_passed() {
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let sim = simulation();
+    let (server, client, address) = hosts(&sim);
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
     let id = endpoint.listen(address, Options::default()).expect("a free address");
     let (mut client, _) = asking(&client, address, Options::default());
@@ -207,8 +185,7 @@ fn a_listener_that_ends_says_so_behind_what_has_passed() {
     assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
 }
 
-/// What a server with two clients on one queue reports of each, after its device refused a request
-/// of the first.
+/// What a server with two clients on one queue reports of each, after a request of one was refused.
 fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     let settings = SimulationSettings { unnamed_flushes, ..SimulationSettings::default() };
     let sim = Simulation::new(seed, DeviceKind::HostileButLegal, settings, Vec::new());
@@ -249,8 +226,8 @@ fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     opened.map(|id| id.and_then(|id| server.check(id).err()).map(|error| error.to_string()))
 }
 
-/// VR-CLOSE-008: some devices do not say whose requests were flushed. The failed connection is
-/// found, and no other is affected.
+/// VR-CLOSE-008: the failed connection is found even if a device does not say whose requests were
+/// flushed, and no other is affected.
 #[test]
 fn a_flush_without_a_name_ends_whom_it_concerns() {
     let mut by_flush = 0;

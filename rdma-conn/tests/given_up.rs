@@ -131,9 +131,8 @@ fn all(buffer: &RegisteredBuffer<SoftSim>, range: std::ops::Range<usize>, byte: 
 }
 
 /// VR-MEM-019, VR-SEC-005, VR-SEC-010: a window in application memory that a reader gave up stays
-/// the peer's until it is full, and no other is announced there. Later writes there never become
-/// part of the stream. After deregistration the device refuses them, and the program's bytes stay
-/// unchanged.
+/// the peer's until it is full, and no other is announced there. Later writes there become no part
+/// of the stream. After deregistration the device refuses them.
 #[test]
 fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     let mut world = World::new();
@@ -157,8 +156,7 @@ fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     assert!(!world.receive(&mut receiving));
     assert!(all(&buffer, 0..WINDOW, 1) && all(&buffer, WINDOW..WINDOW + WINDOW / 2, 2));
 
-    // The reader gives up. The rest of the window is read as usual, and the next window lies
-    // elsewhere.
+    // The reader gives up. The rest of the window is read as usual; the next lies elsewhere.
     drop(receiving);
     world.endpoint.stop_landing(world.id).expect("is there");
     assert!(Arc::get_mut(&mut buffer).is_none(), "a window lies in it");

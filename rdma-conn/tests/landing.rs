@@ -12,6 +12,8 @@ use rdma_conn::{
 };
 use rdma_softsim::{Fabric, SoftSim};
 
+use crate::world::pattern;
+
 const LONG: Duration = Duration::from_secs(20);
 const WINDOW: usize = 10_000;
 
@@ -32,20 +34,14 @@ fn pair(windows: u8) -> (Stream<SoftSim>, Stream<SoftSim>) {
     })
 }
 
-/// Bytes in which neighbouring kilobytes differ.
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
-}
-
 fn bytes_of(buffer: &RegisteredBuffer<SoftSim>, range: std::ops::Range<usize>) -> Vec<u8> {
     let mut bytes = vec![0; range.len()];
     assert!(buffer.read(range.start, &mut bytes), "not inside");
     bytes
 }
 
-/// A header of 5 bytes, a value and a trailer, as a server sends them. The peer writes every window
-/// that lies wholly in the value to its final place, the value is correct, and the buffer comes
-/// back.
+/// A header of 5 bytes, a value and a trailer, as a server sends them. Every window that lies
+/// wholly in the value lands in its final place, and the buffer comes back.
 fn receives(windows: u8, len: usize) {
     let (mut client, mut server) = pair(windows);
     let value = pattern(len);
@@ -69,15 +65,11 @@ fn receives(windows: u8, len: usize) {
         let received = client.receive(&buffer, 7..7 + len).expect("the value");
         assert_eq!(received.landed + received.copied, len as u64, "{len}");
         assert!(bytes_of(&buffer, 7..7 + len) == value, "{len} bytes with {windows} windows");
-        assert!(bytes_of(&buffer, 0..7).iter().all(|byte| *byte == 0), "it wrote before the range");
-        assert!(
-            bytes_of(&buffer, 7 + len..len + 20).iter().all(|byte| *byte == 0),
-            "it wrote behind the range"
-        );
+        let beside = [bytes_of(&buffer, 0..7), bytes_of(&buffer, 7 + len..len + 20)].concat();
+        assert!(beside.iter().all(|byte| *byte == 0), "it wrote outside of the range");
         client.read_exact(&mut line).expect("the trailer");
         assert_eq!(&line, b"tail\n");
-        // Two windows were announced before the header was read, so they are copied. So is the rest
-        // of the last one.
+        // Two windows were announced before the header was read: they and the rest are copied.
         let at_least = len.saturating_sub(3 * WINDOW) as u64;
         assert!(received.landed >= at_least && received.landed % WINDOW as u64 == 0, "{len}: {received:?}");
     }
@@ -141,14 +133,15 @@ fn until<T>(
     }
 }
 
-/// Begins to receive all of `buffer`, and gives up after this many bytes.
+/// Begins to receive into `range`, and gives up when the connection has received this many bytes.
 fn give_up(
     endpoint: &mut Endpoint<SoftSim>,
     id: ConnectionId,
     buffer: &Arc<RegisteredBuffer<SoftSim>>,
+    range: Range<usize>,
     after: usize,
 ) {
-    let mut receiving = Receiving::new(Arc::clone(buffer), 0..buffer.len());
+    let mut receiving = Receiving::new(Arc::clone(buffer), range);
     until(endpoint, |endpoint| {
         assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
         let got = endpoint.connection(id).expect("is there").counters().bytes_received;
@@ -161,8 +154,7 @@ fn registered(endpoint: &Endpoint<SoftSim>, id: ConnectionId, len: usize) -> Arc
     Arc::new(endpoint.connection(id).expect("is there").register_landing(len).expect("registered"))
 }
 
-/// A reader that gives up leaves the missing bytes to the next read, in order, wherever they
-/// arrive.
+/// A reader that gives up leaves the missing bytes to the next read, wherever they arrive.
 #[test]
 fn a_reader_may_give_up() {
     let (mut endpoint, id, mut server) = endpoint_and_stream();
@@ -170,7 +162,7 @@ fn a_reader_may_give_up() {
     let (first, second) = value.split_at(3 * WINDOW + 17);
     let mut buffer = registered(&endpoint, id, value.len());
     server.write_all(first).expect("written");
-    give_up(&mut endpoint, id, &buffer, first.len());
+    give_up(&mut endpoint, id, &buffer, 0..value.len(), first.len());
     assert!(bytes_of(&buffer, 0..first.len()) == first);
     assert!(Arc::get_mut(&mut buffer).is_none(), "a window lies in it");
 
@@ -187,8 +179,7 @@ fn a_reader_may_give_up() {
     assert!(Arc::get_mut(&mut buffer).is_some(), "it was not given back");
 }
 
-/// A receive that follows one that was given up puts every byte in its new place, although windows
-/// still lie in the old buffer.
+/// A receive after a given up one fills its own place, although windows lie in the old buffer.
 #[test]
 fn what_was_given_up_does_not_confuse_the_next() {
     let (mut endpoint, id, mut server) = endpoint_and_stream();
@@ -196,7 +187,7 @@ fn what_was_given_up_does_not_confuse_the_next() {
     let (first, second) = value.split_at(3 * WINDOW + 17);
     let given_up = registered(&endpoint, id, value.len());
     server.write_all(first).expect("written");
-    give_up(&mut endpoint, id, &given_up, first.len());
+    give_up(&mut endpoint, id, &given_up, 0..value.len(), first.len());
 
     let buffer = registered(&endpoint, id, second.len());
     server.write_all(second).expect("written");
@@ -205,24 +196,7 @@ fn what_was_given_up_does_not_confuse_the_next() {
     assert!(bytes_of(&buffer, 0..second.len()) == second);
 }
 
-/// Receives into `range` of the buffer until this many bytes have come, and gives up.
-fn gives_up_after(
-    endpoint: &mut Endpoint<SoftSim>,
-    id: ConnectionId,
-    buffer: &Arc<RegisteredBuffer<SoftSim>>,
-    range: Range<usize>,
-    bytes: usize,
-) {
-    let mut receiving = Receiving::new(Arc::clone(buffer), range);
-    until(endpoint, |endpoint| {
-        assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
-        let got = endpoint.connection(id).expect("is there").counters().bytes_received;
-        (got == bytes as u64).then_some(())
-    });
-    endpoint.stop_landing(id).expect("is there");
-}
-
-/// Sends all of `bytes` on a thread. Behind a full window they would wait for the background
+/// Sends all of `bytes` on a thread: behind a full window they would wait for the background
 /// thread.
 fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
     thread::scope(|scope| {
@@ -234,8 +208,7 @@ fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
     });
 }
 
-/// Bytes that landed before a reader gave up are moved within the buffer, up or down by less than
-/// their length.
+/// Bytes that landed before a reader gave up are moved within the buffer, up or down.
 #[test]
 fn what_was_given_up_may_be_received_into_the_same_buffer() {
     for shift in [0_usize, 83, 500] {
@@ -244,7 +217,7 @@ fn what_was_given_up_may_be_received_into_the_same_buffer() {
         let (first, second) = value.split_at(3 * WINDOW + 17);
         let buffer = registered(&endpoint, id, value.len() + 500);
         while_sent(&mut server, first, || {
-            gives_up_after(&mut endpoint, id, &buffer, 0..value.len(), first.len());
+            give_up(&mut endpoint, id, &buffer, 0..value.len(), first.len());
         });
         // The rest of the window lands where it was announced, and belongs elsewhere.
         let at = first.len() + shift;
@@ -270,7 +243,7 @@ fn bytes_that_still_land_are_not_received_over() {
     let (first, second) = value.split_at(3 * WINDOW + 17);
     let buffer = registered(&endpoint, id, 2 * value.len());
     server.write_all(first).expect("written");
-    gives_up_after(&mut endpoint, id, &buffer, 0..value.len(), first.len());
+    give_up(&mut endpoint, id, &buffer, 0..value.len(), first.len());
     let refused = |endpoint: &mut Endpoint<SoftSim>, range| {
         let told = endpoint.receive(id, &mut Receiving::new(Arc::clone(&buffer), range));
         let told = told.expect_err("it would be written over").to_string();

@@ -9,22 +9,23 @@ use rdma_backend::{
 };
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options, Stream};
 use rdma_proto::{State, TransportError, UNACKNOWLEDGED};
-use rdma_softsim::{DeviceKind, FaultPlan, Limits, Link as Wire, Simulation, SimulationSettings, SoftSim};
+use rdma_softsim::{DeviceKind, FaultPlan, Link as Wire, Simulation, SimulationSettings, SoftSim};
+
+use crate::world::{End, asking as asking_with, hosts, pass, simulation};
 
 /// Longer than any device retries a peer that does not answer.
 const LATE: Duration = Duration::from_secs(10);
 
-/// An endpoint and its one connection.
-type End = (Endpoint<SoftSim>, ConnectionId);
+fn asking(client: &SoftSim, address: SocketAddr) -> End {
+    asking_with(client, address, Options::default())
+}
 
 /// A connected client and server, with their simulation.
 fn connected() -> (Simulation, End, End) {
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let sim = simulation();
+    let (server, client, address) = hosts(&sim);
     let listener = Listener::bind(&server, address).expect("a free address");
-    let mut client = Endpoint::new(&client, Share::default()).expect("a device");
-    let id = client.connect(address, None, LATE, Options::default()).expect("begins");
+    let (mut client, id) = asking(&client, address);
     let mut accepted: Option<End> = None;
     while !client.is_open(id) || accepted.as_ref().is_none_or(|(server, id)| !server.is_open(*id)) {
         sim.step();
@@ -37,17 +38,8 @@ fn connected() -> (Simulation, End, End) {
     (sim, (client, id), accepted.expect("both are there"))
 }
 
-/// Lets the simulation run by itself until then.
-fn pass(sim: &Simulation, time: Duration) {
-    let until = sim.now().after(time);
-    while sim.deadline().is_some_and(|at| at <= until) {
-        sim.step();
-    }
-    sim.advance(until);
-}
-
 /// VR-CLOSE-005: the peer has left in order, and this side's later requests were never
-/// acknowledged. A program that looks only then finds both, and the disconnect is the cause.
+/// acknowledged. For a program that looks only then the disconnect is the cause.
 #[test]
 fn the_end_comes_before_its_consequences() {
     let (sim, (mut client, own), (mut server, id)) = connected();
@@ -82,13 +74,6 @@ fn a_peer_that_vanished_is_an_error() {
     assert!(matches!(error, Error::Protocol(rdma_proto::Error::Transport(_))), "{error}");
 }
 
-/// A client that requests a connection.
-fn asking(client: &SoftSim, address: SocketAddr) -> End {
-    let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
-    let id = endpoint.connect(address, None, LATE, Options::default()).expect("begins");
-    (endpoint, id)
-}
-
 /// A client of an endpoint, and its connection id.
 fn joined(
     sim: &Simulation,
@@ -111,13 +96,11 @@ fn joined(
     ((client, own), id.expect("both are there"))
 }
 
-/// Leftover completions of a destroyed queue pair belong to no connection, even if the next queue
-/// pair gets its number.
+/// Leftover completions of a destroyed queue pair belong to no successor, even with its number.
 #[test]
 fn a_number_that_is_given_again_inherits_nothing() {
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let sim = simulation();
+    let (server, client, address) = hosts(&sim);
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
     endpoint.listen(address, Options::default()).expect("a free address");
     // Keeps the queue.
@@ -157,8 +140,7 @@ fn a_number_that_is_given_again_inherits_nothing() {
 #[test]
 fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     let sim = Simulation::new(1, DeviceKind::Rxe, SimulationSettings::default(), FaultPlan::new());
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let (server, client, address) = hosts(&sim);
     let listener = Listener::bind(&server, address).expect("a free address");
     let events = client.event_channel().expect("a device");
     let id = events.create_id().expect("an identifier");
@@ -203,14 +185,12 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     drop(pair);
 }
 
-/// VR-CLOSE-002: what a peer sent before it left counts, however many completions of others precede
-/// it in the shared queue.
+/// VR-CLOSE-002: what a peer sent before it left counts, even behind many completions of others.
 #[test]
 fn last_words_are_heard_behind_a_long_queue() {
     const EACH: usize = 700;
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let sim = simulation();
+    let (server, client, address) = hosts(&sim);
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
     endpoint.listen(address, Options::default()).expect("a free address");
     let busy = [(); 2].map(|()| joined(&sim, &client, &mut endpoint, address).0);
@@ -238,23 +218,11 @@ fn last_words_are_heard_behind_a_long_queue() {
     assert_eq!(endpoint.read(left, &mut bytes).expect("what came before"), Some(10));
 }
 
-/// Bytes written to an accepted stream before it is established are delivered, even if the stream
-/// is dropped at once.
+/// Bytes written to a stream before it is established arrive, even if it is dropped at once.
 #[test]
 fn a_stream_that_is_dropped_before_it_is_established_delivers() {
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&server, address).expect("a free address");
-    let (mut client, own) = asking(&client, address);
-    let accepted = loop {
-        sim.step();
-        client.progress().expect("the fabric stays");
-        if let Some(accepted) = listener.try_accept().expect("accepts") {
-            break accepted;
-        }
-    };
-    let (endpoint, id) = accepted;
+    let sim = simulation();
+    let ((endpoint, id), (mut client, own)) = accepted(&sim);
     let mut stream = Stream::from_endpoint(endpoint, id);
     assert_eq!(stream.write(b"last words").expect("there is room"), 10);
     let dropping = std::thread::spawn(move || drop(stream));
@@ -281,8 +249,7 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
 
 /// A server's end of a connection that its client waits for: accepted, but not established yet.
 fn accepted(sim: &Simulation) -> (End, End) {
-    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let (server, client, address) = hosts(sim);
     let listener = Listener::bind(&server, address).expect("a free address");
     let (mut client, own) = asking(&client, address);
     loop {
@@ -295,12 +262,12 @@ fn accepted(sim: &Simulation) -> (End, End) {
     }
 }
 
-/// VR-CLOSE-001: bytes written to an accepted connection before it is established are delivered,
-/// even if it is closed before, too, with or without events.
+/// VR-CLOSE-001: bytes written to an accepted connection before it is established arrive, even if
+/// it is closed before, too, with or without events.
 #[test]
 fn a_connection_that_is_closed_before_it_is_established_delivers() {
     for abandons in [false, true] {
-        let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+        let sim = simulation();
         let ((mut server, id), (mut client, own)) = accepted(&sim);
         assert_eq!(server.write(id, &[IoSlice::new(b"last words")]).expect("there is room"), Some(10));
         if abandons {
@@ -336,11 +303,10 @@ fn a_connection_that_is_closed_before_it_is_established_delivers() {
     }
 }
 
-/// VR-CLOSE-004: a client that never completes the connection delays its end by at most the
-/// handshake time-out.
+/// VR-CLOSE-004: a client that never completes the connection delays its end by a bounded time.
 #[test]
 fn a_close_before_the_connection_is_established_has_an_end() {
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+    let sim = simulation();
     let ((mut server, id), _silent) = accepted(&sim);
     server.write(id, &[IoSlice::new(b"last words")]).expect("there is room");
     let linger = Duration::from_secs(1);

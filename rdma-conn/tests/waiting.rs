@@ -49,8 +49,7 @@ impl Pair {
         Self { sim, server, client, at_server, at_client }
     }
 
-    /// The client asks and the server answers. Each makes progress before and after something has
-    /// arrived for it.
+    /// The client asks and the server answers. Each looks before and after something has arrived.
     fn round(&mut self) {
         let Self { sim, server, client, at_server, at_client } = self;
         assert_eq!(client.write(*at_client, &[IoSlice::new(b"ping")]).expect("open"), Some(4));
@@ -85,6 +84,15 @@ fn settle(sim: &Simulation) {
     }
 }
 
+/// Returns whether an endpoint spins on this machine.
+fn spins() -> bool {
+    let spins = std::thread::available_parallelism().map_or(1, usize::from) > 1;
+    if !spins {
+        println!("skipped: with one processor nobody spins");
+    }
+    spins
+}
+
 /// A queue is armed once for each awaited wake-up, and polled once, after arming.
 #[test]
 fn each_wake_up_is_asked_for_once() {
@@ -96,12 +104,10 @@ fn each_wake_up_is_asked_for_once() {
     assert_eq!(polls, arms);
 }
 
-/// A busy-polling endpoint requests no wake-up while data arrives in time, and tells its event loop
-/// to come back at once.
+/// A busy-polling endpoint requests no wake-up while data arrives in time.
 #[test]
 fn nobody_is_armed_for_who_spins() {
-    if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
-        println!("skipped: with one processor nobody spins");
+    if !spins() {
         return;
     }
     let mut pair = Pair::new(Duration::from_secs(3600));
@@ -113,8 +119,7 @@ fn nobody_is_armed_for_who_spins() {
 /// Busy-polling ends, and then the queue is armed.
 #[test]
 fn a_spin_ends_and_the_queue_is_armed() {
-    if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
-        println!("skipped: with one processor nobody spins");
+    if !spins() {
         return;
     }
     let mut pair = Pair::new(Duration::from_millis(1));
@@ -129,8 +134,7 @@ fn a_spin_ends_and_the_queue_is_armed() {
     assert_eq!(pair.server.usage().arms - before.arms, 1);
 }
 
-/// A waker ends a wait without a limit, whether called before or during it. Several calls end it
-/// once.
+/// A waker ends a wait without a limit, called before or during it. Several calls end it once.
 #[test]
 fn a_waker_ends_a_wait() {
     let fabric = rdma_softsim::Fabric::new();
@@ -195,8 +199,7 @@ fn a_send_buffer_is_registered_early() {
     assert_eq!(registered(true), registered(false) + buffer);
 }
 
-/// A waker ends the next wait, even if that asks the kernel first because many before it found
-/// something at once.
+/// A waker ends the next wait, even of an endpoint that has found something at once many times.
 #[test]
 fn a_waker_ends_a_wait_of_a_busy_endpoint() {
     let mut pair = Pair::new(Duration::ZERO);
@@ -215,12 +218,10 @@ fn a_waker_ends_a_wait_of_a_busy_endpoint() {
     }
 }
 
-/// An event that arrives while an endpoint is busy-polling is seen at the latest when polling ends,
-/// although its edge came before.
+/// An event that arrives during busy-polling is seen when that ends, although its edge came before.
 #[test]
 fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
-    if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
-        println!("skipped: with one processor nobody spins");
+    if !spins() {
         return;
     }
     for rounds in 1..20 {
@@ -239,8 +240,7 @@ fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
     }
 }
 
-/// A dropped queue with a pending wake-up wakes nothing any more, even if a forked child still
-/// holds its descriptor.
+/// A dropped queue with a pending wake-up wakes nothing, even if a child holds its descriptor.
 #[test]
 fn a_queue_that_is_gone_wakes_nobody() {
     let settings = SimulationSettings { held_descriptors: true, ..SimulationSettings::default() };
@@ -269,8 +269,7 @@ fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
-/// A partial write, or one that exactly fills the room, is followed by an event when there is room
-/// again.
+/// A write that fills the room, or is cut by it, is followed by an event when there is room again.
 #[test]
 fn a_write_that_leaves_no_room_is_told_of_room() {
     for beyond in [1, 0] {

@@ -1,5 +1,5 @@
-//! The fuzz targets as ordinary tests: on their committed seeds, and on a bounded number of
-//! generated inputs that are the same every time. `fuzz/` runs the same functions without a bound.
+//! The fuzz targets as tests: on their committed seeds, and on a bounded number of generated inputs
+//! that are the same every time. `fuzz/` runs the same functions without a bound.
 
 mod bodies;
 mod pair;
@@ -18,8 +18,7 @@ fn on_seeds(target: &str, body: fn(&[u8])) {
     }
 }
 
-/// A generator of 64 bits (splitmix64). It uses no outside randomness, so that a failure can be
-/// repeated.
+/// A generator of 64 bits (splitmix64), without outside randomness, so that a failure repeats.
 struct Generator(u64);
 
 impl Generator {

@@ -1,10 +1,9 @@
 //! Throughput on a link of 100 Gb/s with one window, with two, and with windows registered ahead:
-//! the real machines of both sides, over a model of a link, in virtual time.
+//! both sides' machines, over a model of a link, in virtual time.
 //!
 //! The sender always has bytes. The link carries one WRITE after another at its rate and takes 5 µs
 //! one way, so 10 µs pass from a window's last byte to the first of the next one, if that is
-//! registered at once. The receiver's application copies 18 GB/s out of a window. Nothing else
-//! takes time, so this is what the protocol allows.
+//! registered at once. The receiver's application copies 18 GB/s. Nothing else takes time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -24,8 +23,7 @@ const DRAIN: u64 = 18_000;
 const WINDOW: u32 = 1 << 20;
 const ALL: u64 = 256 << 20;
 
-/// An event of one of the sides, by its number: 0 is the sender, a client, and 1 the receiver, a
-/// server.
+/// An event of a side, by its number: 0 is the sender, a client, and 1 the receiver, a server.
 enum Event {
     Message([u8; 32]),
     Immediate(u32),
@@ -93,8 +91,7 @@ impl Link {
         }
     }
 
-    /// The sender's application fills the buffer, and the receiver's copies the available bytes, a
-    /// part at a time.
+    /// The sender's application fills the buffer, and the receiver's copies, a part at a time.
     fn go_on(&mut self) {
         while self.machines[0].has_peer_window() && self.machines[0].space().len > 0 {
             let len = self.machines[0].space().len.min(WINDOW);

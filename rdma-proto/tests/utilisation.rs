@@ -94,13 +94,12 @@ fn utilisation(way: Way, copies: f64) -> f64 {
     100.0 * WIRE * VALUE as f64 / busy
 }
 
-/// The table is printed with `cargo test -p rdma-proto --test utilisation -- --nocapture`.
+/// Prints its table with `cargo test -p rdma-proto --test all utilisation -- --nocapture`.
 #[test]
 fn landing_uses_the_wire_whatever_a_copy_costs() {
     println!("{:>14}  {:>12}  {:>12}  {:>12}", "copies, GB/s", "one region", "two regions", "landing");
     // From cache to cache; the rate at which one region reaches 56 %; from memory to memory, by one
-    // processor that does nothing else, or more. The model is exact, so its results are fixed to
-    // the tenth: the table of apps/rdma-kv/README.md.
+    // processor or more. The model is exact: the table of apps/rdma-kv/README.md.
     let expected = [
         (40.0, ["69.9", "89.0", "89.4"]),
         (18.7, ["56.0", "88.6", "89.4"]),

@@ -1,12 +1,10 @@
 //! Asynchronous events, `ibv_get_async_event(3)`, and which channels receive them.
 //!
-//! librdmacm opens each device once for the process, so all identifiers of a device share one
-//! context and its `async_fd`. The descriptor belongs to the context; it is made non-blocking here,
-//! and every [`Channel`] with an identifier on the device watches it. The first channel that is
-//! asked for events takes those that wait and hands each to the channels of the identifiers that it
-//! is for. An event is acknowledged before the lock is released under which it was taken, so
-//! destroying a queue pair or completion queue waits no longer than that. Other code in the process
-//! that reads the events of a context that librdmacm opened takes them away from here.
+//! librdmacm opens each device once for the process, so its identifiers share a context and its
+//! `async_fd`, which is made non-blocking here. Every [`Channel`] with an identifier on the device
+//! watches it. The first that is asked takes the waiting events, and hands each to the channels of
+//! its identifiers. An event is acknowledged under the lock under which it was taken, so destroying
+//! a queue pair or completion queue waits no longer. No other code may read these events.
 
 use core::ptr::NonNull;
 use std::collections::BTreeMap;
@@ -22,8 +20,7 @@ use crate::sys::{self, Api, generated as c, ibv_async_event, ibv_context, ibv_cq
 /// Events taken in one turn, at most: the others wait for the next.
 const BUDGET: usize = 64;
 
-/// The channel that receives an identifier's events. Shared with the identifier, which can migrate
-/// to another channel.
+/// The channel of an identifier's events, shared with the identifier, which can migrate to another.
 pub(crate) type CurrentChannel = Arc<Mutex<Arc<Channel>>>;
 
 /// The identifiers that have a device.
@@ -32,7 +29,6 @@ static REGISTRY: Mutex<Registry<CurrentChannel>> = Mutex::new(Registry(BTreeMap:
 /// Identifiers with a device, whose events go to a `C` each.
 struct Registry<C>(BTreeMap<IdentifierKey, Entry<C>>);
 
-/// An identifier with a device.
 struct Entry<C> {
     current_channel: C,
     context: usize,
@@ -58,21 +54,18 @@ pub(crate) fn enter(
     drop(former);
 }
 
-/// Notes the queue pair of an identifier and the completion queue it reports to; null pointers
-/// before they are destroyed.
+/// Notes an identifier's queue pair and its completion queue; null before they are destroyed.
 pub(crate) fn set_pair(key: IdentifierKey, pair: *const ibv_qp, queue: *const ibv_cq) {
     locked(&REGISTRY).set_pair(key, pair as usize, queue as usize);
 }
 
-/// Forgets an identifier.
 pub(crate) fn leave(key: IdentifierKey) {
     let entry = locked(&REGISTRY).0.remove(&key);
     // As above.
     drop(entry);
 }
 
-/// Takes the events that wait on a device and hands them out. False if none will ever come again:
-/// the device is gone.
+/// Takes a device's waiting events and hands them out. False if the device is gone.
 ///
 /// # Safety
 /// The context is open.
@@ -99,8 +92,8 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
 }
 
 impl<C> Registry<C> {
-    /// Enters an identifier, and returns its former entry. It keeps the queue pair that it has: it
-    /// is entered again before a second is refused.
+    /// Enters an identifier, and returns its former entry. It keeps its queue pair: it is entered
+    /// again before a second is refused.
     fn enter(
         &mut self,
         key: IdentifierKey,
@@ -118,7 +111,6 @@ impl<C> Registry<C> {
         }
     }
 
-    /// Returns the identifiers that an event of a device is for.
     fn concerned(
         &self,
         context: usize,
@@ -132,7 +124,6 @@ impl<C> Registry<C> {
 }
 
 impl Uses {
-    /// Returns whether an event of the device is for the identifier.
     fn concerned(&self, event: &ibv_async_event) -> bool {
         match event.event_type {
             // SAFETY: for this event the arm in use is the completion queue; only its address is
@@ -155,8 +146,7 @@ impl Uses {
                 // SAFETY: for these events the arm in use is the port's number.
                 i32::from(self.port) == unsafe { event.element.port_num }
             }
-            // Shared receive queues and the like, which this crate does not create; a subnet; or
-            // unknown.
+            // What this crate does not create (shared receive queues), a subnet, or unknown.
             _ => false,
         }
     }
@@ -166,7 +156,6 @@ impl Uses {
 mod tests {
     use super::*;
 
-    /// Returns an event about an object at this address.
     fn event(number: u32, address: usize) -> ibv_async_event {
         let qp = address as *mut c::ibv_qp;
         ibv_async_event { element: c::ibv_async_event__bindgen_ty_1 { qp }, event_type: number }

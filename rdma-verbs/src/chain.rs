@@ -19,8 +19,7 @@ struct Receive {
     element: ibv_sge,
 }
 
-/// Hands the first `MOST` of `receives` to `post`: a chain that ends with a null pointer, and the
-/// place for the one that is refused.
+/// Hands the first `MOST` of `receives` to `post`: a chain, and the place for the refused request.
 #[inline]
 pub(crate) fn recv_chain<const MOST: usize>(
     receives: impl Iterator<Item = Result<(u64, ibv_sge), Error>>,
@@ -76,8 +75,7 @@ pub(crate) const fn refused(call: &'static str, result: c_int, posted: usize) ->
 #[cold]
 pub(crate) fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
-    // A provider that names none of the chain is taken to have posted nothing: repeating a request
-    // is visible, losing one is not.
+    // If it names none of the chain, nothing was posted: better to repeat a request than lose one.
     if distance < count { distance } else { 0 }
 }
 
@@ -110,9 +108,8 @@ mod tests {
         assert_eq!(position(chain.as_ptr(), chain.as_ptr().wrapping_sub(1), chain.len()), 0);
     }
 
-    /// Returns what C finds in the chain that is made of receives with these lengths, and what
-    /// comes of it when it returns `result`, having refused the request at `refuses`. A length of 0
-    /// is one that cannot be posted.
+    /// Returns what C finds in a chain of receives with these lengths (0 cannot be posted), and
+    /// the outcome if C refuses the request at `refuses` with `result`.
     fn received(lengths: &[u32], result: c_int, refuses: usize) -> (Vec<u32>, Result<(), PostError<Error>>) {
         let receives = lengths.iter().zip(100..).map(|(length, id)| match length {
             0 => Err(Error::Argument("outside")),

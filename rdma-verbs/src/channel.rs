@@ -26,24 +26,22 @@ pub struct EventChannel {
     pub(crate) inner: Arc<Channel>,
 }
 
-/// The channel proper. Identifiers hold it, because `rdma_destroy_event_channel(3)` wants them all
-/// destroyed before.
+/// The channel proper, held by identifiers, which `rdma_destroy_event_channel(3)` wants destroyed.
 ///
 /// # The lock
 ///
-/// `rdma_get_cm_event` does more than read: for the identifier of the event it fills in addresses
-/// and devices, and moves its queue pair through its states. It cannot be told which identifier
-/// that will be, so all calls that use what it touches exclude each other per channel: fetching an
-/// event up to its acknowledgement, every call on an identifier, and the destruction of an
-/// identifier's queue pair. None of them blocks, since the descriptor is non-blocking and no event
-/// is left unacknowledged when the lock is released. Posting and polling take no lock.
+/// `rdma_get_cm_event` fills in addresses and devices of the event's identifier, and moves its
+/// queue pair through its states. It cannot be told which identifier that will be, so these exclude
+/// each other per channel: fetching an event up to its acknowledgement, every call on an
+/// identifier, and the destruction of its queue pair. None of them blocks: the descriptor is
+/// non-blocking, and the lock is released without an unacknowledged event. Posting and polling
+/// take none.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) api: &'static Api,
     raw: NonNull<rdma_event_channel>,
     calls: Mutex<()>,
-    /// Asynchronous events of identifiers of this channel. Taken after the lock of an identifier's
-    /// current channel, if both are.
+    /// Asynchronous events of identifiers of this channel. Locked after an identifier's channel.
     told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
     /// Readable while there is something in `told`.
     signal: OwnedFd,
@@ -66,15 +64,13 @@ impl Channel {
         self.raw.as_ptr()
     }
 
-    /// Excludes every other call that concerns an identifier of this channel.
     pub(crate) fn enter(&self) -> MutexGuard<'_, ()> {
         locked(&self.calls)
     }
 }
 
 impl Channel {
-    /// Watches the descriptor of a device's asynchronous events, unless it is watched already or
-    /// the device may be closed.
+    /// Watches a device's asynchronous events, unless they are watched or the device may be closed.
     pub(crate) fn watch_device(&self, context: NonNull<ibv_context>) -> Result<(), Error> {
         let Some(context) = Device::held_for_ever(self.api, context) else { return Ok(()) };
         let mut devices = locked(&self.devices);
@@ -90,7 +86,6 @@ impl Channel {
         Ok(())
     }
 
-    /// Queues a device event for an identifier of this channel.
     pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
         let mut told = locked(&self.told);
         told.push_back((key, event));
@@ -98,7 +93,6 @@ impl Channel {
         let _readable = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
     }
 
-    /// Removes and returns an identifier's unread device events.
     pub(crate) fn withdraw(&self, key: IdentifierKey) -> Vec<AsyncEvent> {
         let mut told = locked(&self.told);
         let mut taken = Vec::new();
@@ -120,7 +114,6 @@ impl Channel {
         }
     }
 
-    /// Returns the next event of a device for an identifier of this channel.
     fn next_told(&self) -> Option<(IdentifierKey, AsyncEvent)> {
         let devices = locked(&self.devices).clone();
         for context in devices {
@@ -191,7 +184,6 @@ impl EventChannel {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Fetches one event and acknowledges it.
     fn fetch(&self) -> Result<Option<CmEvent<Verbs>>, Error> {
         let channel = &self.inner;
         let _calls = channel.enter();
@@ -232,8 +224,7 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
     // SAFETY: an unacknowledged event is a live structure (rdma_get_cm_event(3)).
     let (id, listener, number, status) =
         unsafe { ((*event).id, (*event).listen_id, (*event).event, (*event).status) };
-    // Some of what the library does itself when an event arrives can fail; it then says -1 and
-    // leaves the cause in errno.
+    // What the library does itself at an event can fail: then -1, with the cause in errno.
     let failed = if status == -1 && cause != 0 { -cause } else { status };
     let parameters = || {
         // SAFETY: the event is not acknowledged.
@@ -275,8 +266,7 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         c::RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::ConnectError { status: failed },
         c::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable { status: failed },
         c::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected { reason: status },
-        // The accepting side is told nothing new here (the parameters are zero): its request had
-        // them.
+        // On the accepting side the parameters are zero: its request had them.
         c::RDMA_CM_EVENT_ESTABLISHED => {
             CmEventKind::Established { peer: context.request.unwrap_or_else(parameters) }
         }
@@ -284,8 +274,7 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         c::RDMA_CM_EVENT_TIMEWAIT_EXIT => CmEventKind::TimewaitExit,
         c::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
         c::RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddressChange,
-        // CONNECT_RESPONSE (only when the queue pair was destroyed meanwhile), multicast, and what
-        // is added in future.
+        // CONNECT_RESPONSE (if the queue pair was destroyed meanwhile), multicast, later kinds.
         other => CmEventKind::Other(other),
     };
     // Other events have none, or, as multicast, parameters of another kind in the place of these.
@@ -339,7 +328,6 @@ impl Context {
     }
 }
 
-/// Returns a pointer as C's `void *`.
 pub(crate) const fn opaque(context: NonNull<Context>) -> *mut c_void {
     context.as_ptr().cast()
 }

@@ -35,8 +35,7 @@ pub(crate) struct Queue {
     req_notify_cq: ReqNotifyCq,
     /// Upper bound on pending events: each call of `ibv_req_notify_cq(3)` yields at most one.
     asked: AtomicU32,
-    // Fields are dropped in this order: the queue itself in `drop`, then its channel, then the
-    // device.
+    // Dropped in this order: the queue itself in `drop`, its channel, the device.
     channel: CompletionChannel,
 }
 
@@ -241,10 +240,11 @@ unsafe fn take(
     Ok(taken)
 }
 
-/// Writes zeros where providers do not write what the man page promises of a failure. `vendor_err`:
-/// qedr and ocrdma never do, bnxt_re not of a request that it flushes itself, mlx5 not of a length
-/// that it finds wrong itself. `qp_num`: ocrdma not of a request that it flushes itself; 0 is the
-/// number of no connected queue pair.
+/// Writes zeros where providers do not write what the man page promises of a failure.
+///
+/// `vendor_err`: qedr and ocrdma never do, bnxt_re not of a request that it flushes itself, mlx5
+/// not of a length that it finds wrong. `qp_num`: ocrdma not of a request that it flushes itself; 0
+/// is the number of no connected queue pair.
 #[inline]
 const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
     // The two between are written only because all four together are one store.
@@ -259,9 +259,8 @@ const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
     }
 }
 
-/// Tells a completion in the seam's terms. Providers leave fields unwritten that mean nothing for
-/// the request at hand (mlx5: `byte_len` and `imm_data` of a SEND or WRITE), so each is read only
-/// where the man page gives it a meaning.
+/// Tells a completion in the seam's terms. Providers leave meaningless fields unwritten (mlx5:
+/// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where it has a meaning.
 ///
 /// # Safety
 /// `wc` points to what [`prepare`] and then `ibv_poll_cq(3)` wrote: always `wr_id`, `status` and
@@ -322,8 +321,7 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
             let (len, immediate) = unsafe { ((*wc).byte_len, immediate(wc)) };
             Ok(Completed::Recv { len, immediate })
         }
-        // Nothing that is posted here completes as anything else, nor a WRITE with immediate
-        // without its immediate.
+        // Nothing posted here completes as anything else, no WRITE with immediate without one.
         opcode => failed(c::IBV_WC_GENERAL_ERR, opcode),
     }
 }

@@ -12,8 +12,7 @@ use std::io;
 pub struct Device {
     /// Its name, as in `rdma link`.
     pub name: String,
-    /// The identifiers of its first port, or why they cannot be told: a port that is down, a device
-    /// that may not be opened.
+    /// The identifiers of its first port, or why they are unknown (port down, no permission).
     pub gids: io::Result<Vec<Gid>>,
 }
 
@@ -27,8 +26,7 @@ pub struct Gid {
     pub index: u32,
     /// The kind of packets that it is for.
     pub kind: GidKind,
-    /// The identifier itself; on RoCE it is an address of the interface, IPv4 ones mapped into
-    /// IPv6.
+    /// The identifier itself; on RoCE an address of the interface, IPv4 ones mapped into IPv6.
     pub raw: Ipv6Addr,
     /// The network interface, on RoCE.
     pub interface: Option<String>,

@@ -111,8 +111,7 @@ impl Error {
         Self::Call { call, errno: errno(), stage }
     }
 
-    /// Returns the failure of `call` with the error number that it returned (some providers return
-    /// it negated).
+    /// Returns the failure of `call` with the number it returned, which some providers negate.
     pub(crate) const fn returned(call: &'static str, result: i32, stage: Stage) -> Self {
         Self::Call { call, errno: result.saturating_abs(), stage }
     }

@@ -19,8 +19,7 @@ use crate::sockaddr::{self, CAddress};
 use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_id, rdma_conn_param};
 use crate::{Verbs, locked};
 
-/// Private data that fits into a request: 92 bytes less the 36 that carry the addresses
-/// (rdma_connect(3)).
+/// Private data that fits into a request: 92 bytes less 36 of addresses (rdma_connect(3)).
 const CONNECT_DATA: usize = 56;
 /// Private data that fits into an acceptance (rdma_accept(3)).
 const ACCEPT_DATA: usize = 196;
@@ -59,7 +58,6 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    /// Returns a new identifier on `channel`.
     pub(crate) fn create(channel: &Arc<Channel>) -> Result<Arc<Self>, Error> {
         let context = Context::allocate(None);
         let mut raw = ptr::null_mut();
@@ -118,8 +116,7 @@ impl CmId {
         unsafe { self.context.as_ref() }.key
     }
 
-    /// Calls `f` with the identifier, excluding every other call on it and the events of its
-    /// channel.
+    /// Calls `f` with the identifier. Excludes other calls on it and its channel's events.
     pub(crate) fn with<T>(&self, f: impl FnOnce(*mut rdma_cm_id) -> T) -> T {
         loop {
             let current_channel = Arc::clone(&locked(&self.current_channel));
@@ -147,8 +144,7 @@ impl CmId {
         if address.is_ipv6() {
             self.set_flag(c::RDMA_OPTION_ID_AFONLY)?;
         }
-        // As for a TCP listener: a port that only former connections still hold may be listened on
-        // again.
+        // As for a TCP listener: a port of former connections may be listened on again.
         self.set_flag(c::RDMA_OPTION_ID_REUSEADDR)?;
         let mut address = CAddress::new(address);
         self.call("rdma_bind_addr", Stage::Address, |id| {
@@ -172,8 +168,7 @@ impl CmId {
             // SAFETY: as above.
             Ok((context, unsafe { (*id).port_num }))
         })?;
-        // Under the lock of the current channel: should the identifier move meanwhile, its new
-        // channel watches the device.
+        // Under the current channel's lock: if the identifier moves, its new channel watches.
         let current_channel = locked(&self.current_channel);
         current_channel.watch_device(context)?;
         drop(current_channel);
@@ -202,7 +197,6 @@ impl CmId {
         })
     }
 
-    /// Returns the context of the identifier's device, once it has one.
     fn verbs(&self) -> Result<NonNull<ibv_context>, Error> {
         self.with(|id| {
             // SAFETY: a live identifier whose lock is held.
@@ -238,13 +232,11 @@ impl Drop for CmId {
             // could lead here, is gone.
             drop(unsafe { Box::from_raw(self.context.as_ptr()) });
         }
-        // Otherwise the kernel still knows the identifier and may report events for it: they need
-        // the context, so it stays.
+        // Otherwise the kernel may still report events for it, which need the context: it stays.
     }
 }
 
-/// Returns the device of an identifier. The library's own functions look at it without checking
-/// that there is one.
+/// Returns the device of an identifier, whose absence the library's own functions do not check.
 ///
 /// # Safety
 /// `id` is alive and its lock is held.
@@ -316,8 +308,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
     }
 
     fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
-        // Kernels do not look at it before the queue pair gets it, and then the connection fails
-        // with no reason.
+        // Kernels check it only in the queue pair, and fail the connection without a reason.
         if code > MAX_ACK_TIMEOUT {
             return Err(Error::Argument("a time-out of acknowledgements goes from 0 to 31"));
         }
@@ -462,8 +453,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             if result != 0 {
                 return Err(Error::last("rdma_migrate_id", Stage::Connection));
             }
-            // What devices told moves along. Under the lock of the current channel, so that nothing
-            // more is told to the old channel.
+            // What devices told moves along, under the lock: nothing more reaches the old channel.
             let mut current_channel = locked(&inner.current_channel);
             *current_channel = Arc::clone(to);
             from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));

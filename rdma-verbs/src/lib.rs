@@ -28,16 +28,14 @@
 //! # Fork
 //!
 //! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs
-//! one of two things, or a write of the parent after the fork moves the page away from where the
-//! device reads and writes (VR-RES-010): a kernel that copies pinned pages at the fork (Linux 5.12
-//! and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
-//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there
-//! before [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it
-//! dies if it touches them. A child that only runs `exec` is safe in any case. Pages count as a
-//! whole: memory of a program that is registered
+//! one of two things, or a write of the parent after the fork moves the page away from the device
+//! (VR-RES-010): a kernel that copies pinned pages at the fork (Linux 5.12 and later;
+//! `ibv_is_fork_initialized(3)` reports `IBV_FORK_UNNEEDED`), or `RDMAV_FORK_SAFE=1` in its
+//! environment before [`Verbs::load`], which is as that call. Then the child lacks the pages of
+//! regions, and dies if it touches them. Pages count as a whole: registered memory of a program
 //! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of
-//! its own, or a child lacks what else is on its first and last page too. In no case may a child
-//! use the parent's connections: it has their descriptors and their memory, and neither is its own.
+//! its own, or the child lacks the rest of these pages. A child that only runs `exec` is safe. No
+//! child may use the parent's connections: their descriptors and memory are not its own.
 //!
 //! # From the seam to C
 //!
@@ -84,28 +82,25 @@
 //!
 //! The slice of an inline request may be written again at once
 //! ([`SendRequest`](rdma_backend::SendRequest)): providers copy it. `mana` (as of rdma-core 55)
-//! does not look at `IBV_SEND_INLINE`, and its device reads the slice later. A kernel that refuses
-//! inline bytes there leaves a [`max_inline`](rdma_backend::QueuePair::max_inline) of 0; older
-//! kernels do not refuse. On such a device ask for no inline bytes, or leave the slice as it is
-//! until the request has completed.
+//! ignores `IBV_SEND_INLINE`, and its device reads the slice later. Where its kernel refuses inline
+//! bytes, [`max_inline`](rdma_backend::QueuePair::max_inline) is 0; older kernels do not refuse.
+//! There ask for no inline bytes, or leave the slice as it is until the request has completed.
 //!
 //! # The order of destruction
 //!
 //! C wants a queue pair destroyed before its completion queue and its identifier, a completion
 //! queue before its channel, regions before their domain, identifiers before their event channel,
-//! and everything before the device is closed; and `rdma_destroy_id` and `ibv_destroy_cq` wait for
-//! ever for an event that was taken and not acknowledged. Here each object holds (by
-//! [`Arc`](std::sync::Arc)) those that must outlive it, and an event is acknowledged before it is
-//! handed out. Handles may be dropped in any order, on any thread.
+//! and all before the device is closed. `rdma_destroy_id` and `ibv_destroy_cq` wait for ever for an
+//! unacknowledged event. Here each object holds what must outlive it, and an event is acknowledged
+//! before it is handed out. Handles may be dropped in any order, on any thread.
 //!
 //! # Asynchronous events
 //!
-//! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of the
-//! identifier it is for, as [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm
-//! opens a device once for the process, so its identifiers, on however many channels, share one
-//! context and one descriptor of such events. That descriptor stays the context's; it is made
-//! non-blocking. Whichever channel is asked first takes the events, acknowledges each before
-//! anything else can happen, and hands them to the channels that they are for. Do not read the
+//! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of its
+//! identifier, as [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm opens a
+//! device once for the process, so identifiers of all channels share one context and one descriptor
+//! of such events, which is made non-blocking. The channel that is asked first takes the events,
+//! acknowledges them at once, and hands them to the channels that they are for. Do not read the
 //! events of a context that librdmacm opened elsewhere in the process: they would be missed here.
 //!
 //! # The bindings
@@ -198,13 +193,11 @@ impl Backend for Verbs {
     }
 }
 
-/// Locks. A panic elsewhere leaves nothing half done behind these locks, so a poisoned one is as
-/// good as another.
+/// Locks, also a poisoned lock: a panic leaves nothing half done behind these.
 fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes `fd` non-blocking.
 fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
     // SAFETY: fcntl(2) with F_GETFL takes no pointer; a descriptor that is not open is an error.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };

@@ -6,8 +6,8 @@ use rdma_backend::Pages;
 
 use crate::error::{Error, Stage};
 
-/// The length of a huge page: what x86-64 and AArch64 with pages of 4 KiB have first. A system
-/// whose reserved pages are longer refuses such a mapping, and is advised instead.
+/// The length of a huge page: the first of x86-64, and of AArch64 with pages of 4 KiB. A system
+/// with longer reserved pages refuses such a mapping, and is advised instead.
 const HUGE: usize = 2 << 20;
 
 /// Anonymous pages, zeroed.
@@ -33,9 +33,8 @@ impl Mapping {
         Self::map(whole(len, page)?, 0).map_err(|()| Error::last("mmap", Stage::Create))
     }
 
-    /// Maps at least `len` bytes of huge pages: of those that are reserved if there are enough, or
-    /// else of usual pages that the kernel is advised to make huge. Less than a huge page is mapped
-    /// as ever: it would waste most of one.
+    /// Maps at least `len` bytes of huge pages: reserved ones, or usual ones that the kernel is
+    /// advised to make huge. Less than one is mapped as ever: it would waste most of one.
     pub(crate) fn huge(len: usize) -> Result<Self, Error> {
         Self::reserved_or_advised(len, libc::MAP_HUGETLB)
     }
@@ -50,8 +49,7 @@ impl Mapping {
             mapping.pages = Pages::Huge;
             return Ok(mapping);
         }
-        // Huge pages lie at multiples of their length: what is in front of the first and behind the
-        // last is given back.
+        // Huge pages lie at multiples of their length: what is around them is given back.
         let room = whole.checked_add(HUGE).ok_or(TOO_LONG)?;
         let mut mapping = Self::map(room, 0).map_err(|()| Error::last("mmap", Stage::Create))?;
         mapping.trim(whole);
@@ -100,7 +98,6 @@ impl Mapping {
         self.len = len;
     }
 
-    /// Returns the first byte.
     pub(crate) const fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -122,7 +119,6 @@ fn surplus(address: usize, mapped: usize, len: usize) -> Option<(usize, usize)> 
     Some((before, after))
 }
 
-/// Returns `len` in whole pages.
 fn whole(len: usize, page: usize) -> Result<usize, Error> {
     if len == 0 {
         return Err(Error::Argument("a region has at least one byte"));
@@ -168,8 +164,7 @@ mod tests {
     fn huge_pages_are_aligned_or_not_taken() {
         let usual = Mapping::huge(HUGE - 1).unwrap();
         assert_eq!((usual.pages, usual.len), (Pages::Usual, HUGE));
-        // Whether some are reserved is the machine's choice; a kernel without transparent ones
-        // takes no advice.
+        // A machine may have none reserved, and a kernel without transparent ones no advice.
         for len in [HUGE, HUGE + 1, 3 * HUGE] {
             let mapping = Mapping::huge(len).unwrap();
             println!("{len} bytes: {:?}", mapping.pages);

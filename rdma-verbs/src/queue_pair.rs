@@ -114,8 +114,7 @@ impl QueuePair {
     ) -> Result<(), PostError<Error>> {
         let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST];
         let mut works = [const { MaybeUninit::<ibv_send_wr>::uninit() }; MOST];
-        // Everything below goes through these two pointers, so that the links between the requests
-        // stay valid.
+        // Everything below uses these two pointers, so that links between requests stay valid.
         let elements = elements.as_mut_ptr().cast::<ibv_sge>();
         let works = works.as_mut_ptr().cast::<ibv_send_wr>();
         let mut count = 0;
@@ -237,7 +236,6 @@ unsafe fn create(
     }
 }
 
-/// Returns the operation of a request and its remote side.
 #[inline]
 fn work(request: &SendRequest<'_, Region>) -> Work {
     const NOWHERE: RemoteAddress = RemoteAddress { address: 0, rkey: 0 };
@@ -303,8 +301,7 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         attributes.min_rnr_timer = timer.code();
-        // Without IBV_QP_STATE the queue pair stays in its state; the timer may be changed in RTS,
-        // and nowhere else alone.
+        // Without IBV_QP_STATE the state stays. Only in RTS the timer may be changed alone.
         let result = self.id.with(|_| {
             // SAFETY: ibv_modify_qp(3): a live queue pair, and attributes of which only the one in
             // the mask is read.

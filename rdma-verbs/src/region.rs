@@ -92,8 +92,7 @@ impl rdma_backend::Domain<Verbs> for Domain {
     }
 }
 
-/// No more rights than asked for: what a region does not need for its purpose, a peer shall not
-/// have.
+/// No more rights than asked for: a peer shall not have what a region does not need.
 fn access_flags(access: Access) -> c_int {
     let mut flags = 0;
     if access.allows(Access::LOCAL_WRITE) {
@@ -108,15 +107,13 @@ fn access_flags(access: Access) -> c_int {
     flags as c_int
 }
 
-/// The functions that register pages.
 struct Functions {
     ibv_reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
     ibv_reg_mr_iova2: Option<RegisterOptionally>,
 }
 
 impl Functions {
-    /// Registers `len` bytes at `address`, by the function that knows optional rights if there are
-    /// any. A library without that function has no such right.
+    /// Registers `len` bytes at `address`. Without the function for optional rights there are none.
     ///
     /// # Safety
     /// As for `ibv_reg_mr(3)`.
@@ -173,8 +170,7 @@ impl Region {
         Self::register(domain, Bytes::Own(mapping), (address, len), None, access)
     }
 
-    /// Registers the `len` bytes at `address`, which are those of `bytes`; through `buffer`, if
-    /// they are a mapping of it.
+    /// Registers the `len` bytes at `address`, those of `bytes`; through `buffer` if they map it.
     fn register(
         domain: &Arc<Pd>,
         bytes: Bytes,
@@ -213,8 +209,7 @@ impl Region {
         Ok(Self { raw, lkey, rkey, address, len, bytes: Some(bytes), domain: Arc::clone(domain) })
     }
 
-    /// Returns the scatter/gather element for a slice of this region, if the slice is inside and
-    /// `domain` is the region's.
+    /// Returns the scatter/gather element of a slice inside this region, which is of `domain`.
     #[inline]
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
@@ -236,8 +231,7 @@ impl Region {
     }
 }
 
-/// Returns whether `len` bytes of a dma-buf from its offset on can be there: the kernel's offsets
-/// are signed.
+/// Whether `len` bytes of a dma-buf from its offset on can be there: kernel offsets are signed.
 fn is_inside_a_file(buffer: &DmaBuf, len: usize) -> bool {
     let end = buffer.offset().checked_add(len as u64);
     buffer.descriptor() >= 0 && end.is_some_and(|end| i64::try_from(end).is_ok())
@@ -305,8 +299,7 @@ impl Drop for Region {
         // pages any more.
         let result = unsafe { (self.domain.device.api.ibv_dereg_mr)(self.raw.as_ptr()) };
         if result != 0 {
-            // The device may still write there, so the memory must never serve another purpose: it
-            // is never given back.
+            // The device may still write there, so the memory is never given back.
             core::mem::forget(self.bytes.take());
         }
     }

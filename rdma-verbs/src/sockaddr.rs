@@ -12,7 +12,6 @@ pub(crate) union CAddress {
 }
 
 impl CAddress {
-    /// Returns the C form of `address`.
     pub(crate) fn new(address: SocketAddr) -> Self {
         // SAFETY: sockaddr_storage is integers, for which zero is a valid value; and it is the
         // union's largest member.
@@ -39,15 +38,13 @@ impl CAddress {
         this
     }
 
-    /// For a C parameter. librdmacm declares its address parameters without `const` and only reads
-    /// them.
+    /// For a C parameter: librdmacm declares it without `const`, but only reads it.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         (&raw mut *self).cast()
     }
 }
 
-/// Returns the Rust form of an address; `None` if it is neither IPv4 nor IPv6 (an identifier that
-/// has none yet).
+/// Returns the Rust form of an address; `None` if it is neither IPv4 nor IPv6 (not set yet).
 pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
@@ -68,7 +65,6 @@ pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// Returns whether both are of one family.
 pub(crate) const fn same_family(one: SocketAddr, other: SocketAddr) -> bool {
     matches!((one.ip(), other.ip()), (IpAddr::V4(_), IpAddr::V4(_)) | (IpAddr::V6(_), IpAddr::V6(_)))
 }

@@ -71,10 +71,8 @@ impl Client {
         Ok(Self { address, settings, target: Mutex::new(Some(target)), line, counts })
     }
 
-    /// Runs a command while other Python threads run.
-    ///
-    /// An error that loses the connection ends it first. So when the error is raised, this
-    /// connection uses no buffer any more.
+    /// Runs a command while other Python threads run. An error that loses the connection ends it
+    /// first, so that it uses no buffer any more when the error is raised.
     fn command<R: Send>(
         &self,
         py: Python<'_>,
@@ -504,8 +502,7 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Closes the client while other Python threads run: waits for the connection's end, and
-    /// deregisters the memory.
+    /// Closes the client while other Python threads run.
     fn drop(&mut self) {
         Python::attach(|py| self.close(py));
     }
@@ -542,7 +539,6 @@ fn pairs(
     Ok((keys, Pieces::new(memories)))
 }
 
-/// Returns each piece with its key.
 fn named_parts<'a>(keys: &'a [Key], pieces: &Pieces) -> Vec<Part<'a>> {
     keys.iter().zip(pieces.ranges()).map(|(key, range)| Part { key: &key.0, range }).collect()
 }

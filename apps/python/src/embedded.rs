@@ -45,8 +45,8 @@ fn store(name: &str) -> Result<Embedded, Refusal> {
     thread::Builder::new().name(format!("embedded {name}")).spawn(move || {
         loop {
             let Ok((stream, _)) = listener.accept() else {
-                // The process has no descriptor or memory left for this client, which gets an
-                // error (`Listener::try_accept`).
+                // No descriptor or memory is left for this client, which gets an error
+                // (`Listener::try_accept`).
                 thread::sleep(REST);
                 continue;
             };

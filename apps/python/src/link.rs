@@ -18,6 +18,7 @@ type Client = rdma_kv::Client<Connection>;
 type Dial = Box<dyn FnMut(&str) -> Result<Client, Error> + Send>;
 
 /// The server or the cluster that a client and its siblings share, with their registered memory.
+#[derive(Clone)]
 pub(crate) enum Target {
     One(Arc<dyn Server>),
     Many(Arc<Nodes>),
@@ -78,15 +79,6 @@ impl Target {
     }
 }
 
-impl Clone for Target {
-    fn clone(&self) -> Self {
-        match self {
-            Self::One(server) => Self::One(Arc::clone(server)),
-            Self::Many(nodes) => Self::Many(Arc::clone(nodes)),
-        }
-    }
-}
-
 fn log_in(server: &dyn Server, address: &Address, settings: Settings) -> Result<Client, Refusal> {
     let mut client = Client::new(Connection(server.connect()?));
     client.set_timeout(settings.timeout);
@@ -94,9 +86,7 @@ fn log_in(server: &dyn Server, address: &Address, settings: Settings) -> Result<
     Ok(client)
 }
 
-/// The nodes of a cluster.
-///
-/// Each has a protection domain of its own, so memory is registered once with each.
+/// The nodes of a cluster. Each has its own protection domain, so memory is registered with each.
 pub(crate) struct Nodes {
     address: Arc<Address>,
     settings: Settings,

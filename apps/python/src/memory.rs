@@ -9,10 +9,8 @@ use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 
-/// The bytes of a Python object with the buffer protocol.
-///
-/// While a clone exists, the object is alive and cannot move its bytes: resizing a `bytearray`
-/// and closing an `mmap` raise `BufferError`.
+/// The bytes of a Python object with the buffer protocol. While a clone exists, the object is alive
+/// and cannot move them: resizing a `bytearray` and closing an `mmap` raise `BufferError`.
 #[derive(Clone)]
 pub(crate) struct Memory(Arc<PyUntypedBuffer>);
 
@@ -36,12 +34,10 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Returns the address of the first byte.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.buf_ptr().cast()
     }
 
-    /// Returns its length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.0.len_bytes()
     }
@@ -103,9 +99,7 @@ pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByt
     Ok((bytes, memory))
 }
 
-/// Several pieces of memory as one buffer of `rdma-kv`.
-///
-/// So one pipeline of commands can use the memory of many objects.
+/// Several pieces of memory as one buffer of `rdma-kv`, for one pipeline of commands.
 #[derive(Clone)]
 pub(crate) struct Pieces {
     /// In order, each with the offset of its first byte.
@@ -126,12 +120,10 @@ impl Pieces {
         Self { pieces, len }
     }
 
-    /// Returns the range of each piece.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.pieces.iter().map(|(start, memory)| *start..start.saturating_add(memory.len()))
     }
 
-    /// Returns each piece.
     pub(crate) fn memories(&self) -> impl Iterator<Item = &Memory> {
         self.pieces.iter().map(|(_, memory)| memory)
     }

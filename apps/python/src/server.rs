@@ -16,7 +16,6 @@ use crate::wire::{Arenas, Line, Wire, lock};
 /// The port of a server whose address names none.
 const PORT: u16 = 6379;
 
-/// Settings of a client.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
     /// How long a command may take.
@@ -37,14 +36,11 @@ pub(crate) trait Server: Send + Sync {
     /// Deregisters the memory that begins at this address. False if there is none.
     fn unregister(&self, address: usize) -> bool;
 
-    /// Returns how many pieces of memory are registered.
     fn registrations(&self) -> usize;
 
-    /// Returns the transport of its connections.
     fn way(&self) -> Way;
 }
 
-/// The transport of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Rdma,
@@ -53,10 +49,8 @@ pub(crate) enum Way {
     Embedded,
 }
 
-/// Returns the server at a host of an address.
-///
-/// With `valkey://`, `way` decides the transport. If it is `None`: RDMA if that connects, and TCP
-/// otherwise.
+/// Returns the server at a host of an address. With `valkey://`, `way` decides the transport; if it
+/// is `None`, RDMA if that connects, and TCP otherwise.
 pub(crate) fn named(
     address: &Address,
     host: &str,
@@ -91,9 +85,7 @@ pub(crate) fn named(
     }
 }
 
-/// Returns `host:port`, with the default port if the host has none.
-///
-/// A colon within `[…]` belongs to the host.
+/// Returns `host:port`, with the default port if the host has none outside `[…]`.
 pub(crate) fn with_port(host: &str) -> String {
     let behind = host.rsplit(']').next().unwrap_or(host);
     if behind.contains(':') { host.into() } else { format!("{host}:{PORT}") }
@@ -164,9 +156,8 @@ struct Rdma<B: Descriptors> {
     backend: B,
     host: String,
     how: Connect,
-    /// The protection domain of the first connection, which the others use, too.
-    ///
-    /// All go from one program to one server, so memory is registered once for all (VR-SEC-002).
+    /// The protection domain of all connections: they go from one program to one server, so memory
+    /// is registered once for all (VR-SEC-002).
     domain: OnceLock<ProtectionDomain<B>>,
 }
 

@@ -1,6 +1,5 @@
-//! The transports of a client: TCP, an RDMA device, or the fabric inside this process.
-//!
-//! A Python class has one type for all three, so the transport is behind a trait object.
+//! The transports of a client: TCP, an RDMA device, or the fabric inside this process, behind a
+//! trait object, because a Python class has one type.
 
 use std::io;
 use std::ops::Range;
@@ -22,10 +21,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection that receives into memory of Python objects and sends from it.
-///
-/// It copies memory that is not registered, if the transport needs registration. The methods are
-/// those of [`Transport`].
+/// A connection that receives into memory of Python objects and sends from it, with the methods of
+/// [`Transport`]. It copies memory that the transport would need registered.
 pub(crate) trait Wire: Send {
     /// Registers memory for this connection and its siblings. False if a part is registered.
     fn register(&self, memory: rdma_kv::Memory) -> io::Result<bool>;
@@ -62,9 +59,8 @@ impl<T: Transport> Line<T> {
         Self { stream, arenas, scratch: Vec::new() }
     }
 
-    /// Returns the buffer that has these bytes, and their range in it.
-    ///
-    /// `None` if the transport needs registered memory and this is not.
+    /// Returns the buffer that has these bytes, and their range in it. `None` if the transport
+    /// needs registered memory and this is not.
     fn arena(&self, memory: &Memory, range: &Range<usize>) -> Option<(T::Buffer, Range<usize>)> {
         if let Some(buffer) = self.stream.unregistered(|| memory.to_register()) {
             return Some((buffer, range.clone()));

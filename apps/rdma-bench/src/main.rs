@@ -249,7 +249,6 @@ fn say(text: &str) -> io::Result<()> {
 /// The columns of output that is not to a terminal.
 const PIPED: u16 = 120;
 
-/// The columns of the terminal behind `output`.
 fn columns(output: impl AsFd) -> u16 {
     tcgetwinsize(output).ok().map(|size| size.ws_col).filter(|columns| *columns > 0).unwrap_or(PIPED)
 }
@@ -305,7 +304,6 @@ fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()
     all(arguments, || with_settings(&client, arguments.settings()), &[address.into()], outcomes)
 }
 
-/// Runs the tests in order, until one fails.
 fn all<T: ConnectionType + Send>(
     arguments: &Arguments,
     with: impl Fn() -> T,
@@ -322,7 +320,6 @@ fn all<T: ConnectionType + Send>(
     Ok(())
 }
 
-/// Returns RDMA on a backend, with checked settings.
 fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B> {
     let with = Rdma::new(backend.clone());
     if let Err(error) = with.configure(settings) {
@@ -332,7 +329,6 @@ fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B>
 }
 
 impl Arguments {
-    /// Checks combinations of arguments.
     fn checked(self) -> Result<(Self, Option<Target>), clap::Error> {
         let wrong = |text: String| Self::command().error(clap::error::ErrorKind::ValueValidation, text);
         if (self.load().batch() as u64).saturating_mul(self.size) > MOST_TOGETHER {

@@ -12,8 +12,8 @@ use crate::workload::{Load, Test, set};
 /// How long connecting may take.
 pub const CONNECTING: Duration = Duration::from_secs(10);
 
-/// Returns the first of `addresses` that accepts a connection: a name may have several, and a
-/// server may listen on one of them. A single address is returned untried.
+/// Returns the first of `addresses` that accepts a connection: a server may listen on one of a
+/// name's. A single address is returned untried.
 ///
 /// # Errors
 /// There are no addresses, or none accepts a connection: the error of the last one.
@@ -32,7 +32,6 @@ pub fn reachable(with: &impl ConnectionType, addresses: &[Address]) -> io::Resul
     Err(failure)
 }
 
-/// Returns the error for a failed connection attempt.
 pub(crate) fn no_connection(target: &Address, error: &io::Error) -> io::Error {
     let (target, why) = (target.to_string(), error.to_string());
     // RDMA errors already name the peer.
@@ -83,9 +82,8 @@ fn read_line<S>(connection: &mut Session<S>, patience: Duration) -> io::Result<V
 }
 
 /// Sends one request for each client before the clock runs, and one more with a long reply if the
-/// test has long replies. A connection registers memory at its first write, and when a window is
-/// full for the first time. That is no part of a request's time, just as it is none where all is
-/// registered when connecting.
+/// test has long replies. So a connection has registered all its memory before it is measured: some
+/// at its first write, the rest when a window is full for the first time.
 pub(crate) fn warm_up<S>(
     events: &mut EventLoop<S>,
     ids: &[SessionId],
@@ -165,8 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that rejects a client may disconnect before the request. The error is then the
-    /// server's words, not the broken pipe.
+    /// If a server disconnects before the request, the error is its words, not the broken pipe.
     #[test]
     fn who_leaves_at_once_is_heard() {
         let path = std::env::temp_dir().join(format!("rdma-bench-leaves-{}", std::process::id()));

@@ -61,12 +61,10 @@ impl Replies {
     }
 }
 
-/// Returns the error for an error reply.
 pub(crate) fn refused(text: &[u8]) -> io::Error {
     io::Error::other(format!("the server replied {:?}", String::from_utf8_lossy(text)))
 }
 
-/// Returns the error for a line that is no reply.
 fn none(line: &[u8]) -> io::Error {
     let begin = String::from_utf8_lossy(line.get(..40).unwrap_or(line));
     io::Error::new(ErrorKind::InvalidData, format!("{begin:?} is no reply to PING, SET or GET"))
@@ -76,7 +74,7 @@ fn none(line: &[u8]) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Returns the number of replies in parts of `len` bytes, and whether the last was complete.
+    /// Returns the number of complete replies in parts of `len` bytes.
     fn count(all: &[u8], len: usize) -> io::Result<usize> {
         let mut replies = Replies::default();
         let mut found = 0;

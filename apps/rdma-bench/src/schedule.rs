@@ -27,9 +27,8 @@ impl Schedule {
     }
 }
 
-/// Returns how long to sleep when nothing is due for `wait`. Sleeps are rounded up to whole
-/// milliseconds and end a little late. So a thread stays awake for the last millisecond. Otherwise
-/// the requests due in it would leave as one burst, with the timer's latency.
+/// Returns how long to sleep when nothing is due for `wait`. A sleep ends a little late, so a
+/// thread stays awake for the last millisecond: its requests would leave as one burst.
 pub(crate) fn sleep(wait: Duration) -> Duration {
     const AWAKE: u64 = 1;
     let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);

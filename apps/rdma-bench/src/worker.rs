@@ -25,8 +25,8 @@ const OUTSTANDING: usize = 1024;
 /// How often a thread checks whether another one has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The most connection attempts at a time. A listener queues attempts, and rejects those that find
-/// the queue full. Valkey's has 511 places.
+/// The most connection attempts at a time. A listener with a full queue rejects them; Valkey's has
+/// 511 places.
 const AT_ONCE: usize = 256;
 
 /// What the threads of a test share.
@@ -61,7 +61,6 @@ impl Shared {
     }
 }
 
-/// The measurements of one thread.
 pub(crate) struct Measured {
     /// How long requests took, in nanoseconds.
     pub(crate) latencies: Histogram<u64>,
@@ -71,7 +70,6 @@ pub(crate) struct Measured {
     pub(crate) ended: Instant,
 }
 
-/// One client.
 #[derive(Default)]
 struct Client {
     /// When requests in flight were sent, or were due, and how many at that time.
@@ -229,8 +227,7 @@ fn go(events: &mut EventLoop<Run>, ids: &[SessionId], load: &Load) -> io::Result
         if events.state.shared.failed.load(Ordering::Relaxed) {
             return Err(stopped());
         }
-        // A thread that receives bytes, or has not slept, need not check all clients and the clock
-        // each time.
+        // After bytes, or without a sleep, it checks all clients and the clock now and then only.
         turns = turns.wrapping_add(1);
         if (std::mem::take(&mut events.state.heard) || wait.is_zero()) && !turns.is_multiple_of(1024) {
             continue;
@@ -256,8 +253,7 @@ impl Schedule {
             if due > now {
                 return due - now;
             }
-            // Finds the next client with room. If there is none, due requests wait, and their wait
-            // counts.
+            // Without a client that has room due requests wait, and their wait counts.
             let has_room = |id: &&SessionId| {
                 events.state.clients.get(**id).is_some_and(|client| client.sent.len() < OUTSTANDING)
             };
@@ -276,7 +272,6 @@ impl Schedule {
     }
 }
 
-/// Sends the next requests of a closed loop.
 fn send_batch(events: &mut EventLoop<Run>, id: SessionId) {
     let batch = events.state.shared.take(events.state.load.batch());
     if batch > 0 {

@@ -130,7 +130,6 @@ impl Requests {
         rest.get(..of.left).unwrap_or(rest)
     }
 
-    /// Appends one more request.
     fn append(&mut self, to: &mut Vec<u8>) {
         match self.test {
             Test::Ping => command(to, 1, &[b"PING"]),
@@ -160,8 +159,7 @@ impl Output {
         }
     }
 
-    /// Drops written requests once they are the greater part. In an open loop there may always be
-    /// unwritten ones.
+    /// Drops written requests once they are the greater part: an open loop may always have others.
     fn forget_written(&mut self) {
         if self.written > self.bytes.len() / 2 {
             self.bytes.drain(..self.written);
@@ -174,7 +172,6 @@ fn get(key: u64, to: &mut Vec<u8>) {
     command(to, 2, &[b"GET", name(key).as_slice()]);
 }
 
-/// Appends the request that stores a value.
 pub(crate) fn set(key: u64, value: &[u8], to: &mut Vec<u8>) {
     command(to, 3, &[b"SET", name(key).as_slice(), value]);
 }
@@ -195,8 +192,6 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn load() -> Load {
-        let timeout = Duration::from_secs(1);
-        let login = Login::default();
         Load {
             requests: 1,
             clients: 1,
@@ -205,8 +200,8 @@ pub(crate) mod tests {
             size: 3,
             keys: 10,
             rate: None,
-            timeout,
-            login,
+            timeout: Duration::from_secs(1),
+            login: Login::default(),
         }
     }
 

@@ -200,9 +200,8 @@ impl<B: Descriptors> Inner<B> {
         let server = match within(limit, self.server.connect()).await {
             Ok(server) => server,
             Err(error) => {
-                // No error reply: a client would take it for the server's answer to its command. A
-                // client retries when its connection ends without a reply. The reason is in the
-                // log.
+                // No error reply: a client would take it for the server's answer to its command. It
+                // retries when its connection ends without a reply. The reason is in the log.
                 let _told = timeout(limit, async {
                     client.shutdown().await?;
                     discard(&mut client, SILENCE, limit).await;

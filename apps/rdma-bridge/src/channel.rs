@@ -19,11 +19,9 @@ use crate::place::{Carrier, Place};
 use crate::relay::End;
 use crate::tls::TlsConfig;
 
-/// Silence after which a TCP peer is probed, and the interval of probes. A Valkey server uses the
-/// same.
+/// Silence after which a TCP peer is probed, and the interval of probes, as in a Valkey server.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
-/// A byte stream of any transport.
 enum Carried<B: Descriptors> {
     Tcp(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -58,8 +56,8 @@ impl<B: Descriptors> Drop for Channel<B> {
             Carried::Tcp(socket) => socket,
             Carried::Tls(stream) => stream.get_ref().0,
             Carried::Rdma(stream) => {
-                // Beginning is enough: nothing waits for undelivered bytes. The protocol has no
-                // other end. A peer in the middle of a reply recognises it.
+                // Beginning is enough: nothing waits for undelivered bytes. A peer in the middle of
+                // a reply recognises the end.
                 let mut abort = pin!(stream.close(Duration::ZERO));
                 let _begun = abort.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                 return;
@@ -121,7 +119,6 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
     }
 }
 
-/// The listening side, for clients.
 pub(crate) enum Listening<B: Descriptors> {
     Tcp(TcpListener, Option<Arc<ServerConfig>>),
     Rdma(AsyncListener<B>),
@@ -144,12 +141,10 @@ impl<B: Descriptors> Listening<B> {
         let failed = |source| Error::Listen { place: place.clone(), source };
         let server = match place.carrier {
             Carrier::Tcp => None,
-            Carrier::Tls => match &tls.server {
-                Some(server) => Some(Arc::clone(server)),
-                None => {
-                    return Err(Error::Tls { place: place.clone(), what: "a certificate with its key" });
-                }
-            },
+            Carrier::Tls => {
+                let missing = || Error::Tls { place: place.clone(), what: "a certificate with its key" };
+                Some(tls.server.clone().ok_or_else(missing)?)
+            }
             Carrier::Rdma => {
                 let address = tokio::net::lookup_host(place.authority()).await.map_err(failed)?.next();
                 let Some(address) = address else {
@@ -163,7 +158,6 @@ impl<B: Descriptors> Listening<B> {
         Ok(Self::Tcp(TcpListener::bind(place.authority()).await.map_err(failed)?, server))
     }
 
-    /// Returns the place where it listens, with the actual port.
     pub(crate) fn place(&self) -> io::Result<Place> {
         Ok(match self {
             Self::Tcp(listener, tls) => {
@@ -211,7 +205,6 @@ impl<B: Descriptors> Accepted<B> {
     }
 }
 
-/// The connecting side, for the server.
 pub(crate) enum Dialling<B: Descriptors> {
     Tcp(Place),
     Tls(Place, Arc<ClientConfig>),
@@ -228,15 +221,13 @@ impl<B: Descriptors> Dialling<B> {
     ) -> Result<Self, Error> {
         Ok(match place.carrier {
             Carrier::Tcp => Self::Tcp(place),
-            Carrier::Tls => match &tls.client {
-                Some(client) => Self::Tls(place, Arc::clone(client)),
-                None => {
-                    return Err(Error::Tls {
-                        place,
-                        what: "the authorities that its server is certified by",
-                    });
-                }
-            },
+            Carrier::Tls => {
+                let Some(client) = &tls.client else {
+                    let what = "the authorities that its server is certified by";
+                    return Err(Error::Tls { place, what });
+                };
+                Self::Tls(place, Arc::clone(client))
+            }
             Carrier::Rdma => match AsyncEndpoint::new(backend, limits) {
                 Ok(endpoint) => Self::Rdma(place, endpoint, Box::new(how)),
                 Err(error) => return Err(Error::Connect { place, source: error.into() }),

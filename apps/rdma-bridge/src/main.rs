@@ -16,7 +16,6 @@ use rdma_verbs::Verbs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// Columns of messages.
 const WIDTH: usize = 100;
 
 /// Bridges between TCP and RDMA.
@@ -138,8 +137,7 @@ async fn perform(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Warns of a server behind a loopback address, which takes all clients of the bridge for local
-/// ones.
+/// Warns of a server behind a loopback address, which takes all clients of the bridge for local.
 fn past_protected_mode(listen: &Place, connect: &Place) -> String {
     let text = format!(
         "warning: clients from other machines can reach {listen}, and come to {connect} as clients of this machine. The \
@@ -149,7 +147,6 @@ fn past_protected_mode(listen: &Place, connect: &Place) -> String {
     folded(&text)
 }
 
-/// Wraps a message between words.
 fn folded(text: &str) -> String {
     textwrap::fill(text, textwrap::Options::new(WIDTH).break_words(false))
 }
@@ -162,8 +159,7 @@ async fn bridge(listen: Place, connect: Place, settings: &Settings) -> Result<()
     serve(bridge).await
 }
 
-/// Runs two bridges with RDMA between them. Clients connect to the first, the server is behind the
-/// second.
+/// Runs two bridges with RDMA between them: clients connect to the first, the second to the server.
 async fn through_softsim(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
     let fabric = Fabric::new();
     let [near, far] = ["192.0.2.1", "192.0.2.2"].map(|address| address.parse());
@@ -178,7 +174,6 @@ async fn through_softsim(listen: Place, connect: Place, settings: &Settings) -> 
     served
 }
 
-/// Serves until a signal.
 async fn serve<B: Descriptors>(bridge: Bridge<B>) -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -63,11 +63,9 @@ pub(crate) enum Stop {
     Quiet,
 }
 
-/// The pending bytes of one direction, and their count.
 pub(crate) struct Pump<'a> {
     source: Side,
-    /// Bytes that were read. Those from `at` on were not written yet. It has no memory while it is
-    /// empty.
+    /// Bytes that were read. Those from `at` on were not written yet. Without memory while empty.
     held: Vec<u8>,
     at: usize,
     /// Whether written bytes may wait for a flush.
@@ -83,8 +81,7 @@ impl<'a> Pump<'a> {
     }
 
     /// Moves bytes until `from` has ended. With `quiet`, also stops when no byte is pending and
-    /// none has come for that long. Dropping the future loses nothing: the next call delivers the
-    /// pending bytes.
+    /// none has come for that long. A next call delivers the pending bytes of a dropped future.
     ///
     /// # Errors
     /// Returns an error if one of the two sides broke.
@@ -124,8 +121,7 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Reads while nothing is pending, and writes as much as `to` takes at once. Returns false at
-    /// the end of `from`.
+    /// Reads if nothing is pending, and writes what `to` takes at once. False: `from` has ended.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,

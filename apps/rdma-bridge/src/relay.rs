@@ -14,18 +14,15 @@ use tokio::time::timeout;
 use crate::counters::Counters;
 use crate::pump::{Broken, Pump, Side, Stop, in_time};
 
-/// How long a client that was told the end may stay silent without ending itself. Bytes that it
-/// sends meanwhile are discarded. Closing a socket with unread bytes resets the connection, and the
-/// last reply could be lost.
+/// How long a client that was told the end may stay silent without ending itself. Its bytes are
+/// discarded: closing a socket with unread bytes resets it, and the last reply could be lost.
 pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
-/// Time limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// For a peer that takes no bytes.
     pub(crate) stall: Duration,
-    /// For more replies after a client has ended its own direction, if the server's connection can
-    /// only end as a whole.
+    /// For more replies after a client has half-closed, if the server's connection ends as a whole.
     pub(crate) quiet: Duration,
 }
 
@@ -58,8 +55,7 @@ pub(crate) async fn relay(
     };
     let (first, gone) = match stopped {
         Ok(_) => (source, false),
-        // The target takes nothing more. What it had sent before counts as if that had been noticed
-        // first.
+        // The target takes nothing more. What it sent before counts as if its end had come first.
         Err(broken) if broken.is_gone(source.other()) => {
             let rest = match source {
                 Side::Client => replies.run(&mut server.from, &mut client.to, Some(stall)).await,
@@ -92,8 +88,7 @@ impl<'a, E: End> Party<'a, E> {
         Self { side, half_closes, from, to }
     }
 
-    /// How long it may be silent after it was told the end. Servers end soon. Pooled clients may
-    /// not look for hours.
+    /// How long it may be silent after it was told the end: pooled clients may not look for hours.
     fn silence(&self, stall: Duration) -> Duration {
         match self.side {
             Side::Client => SILENCE.min(stall),
@@ -113,9 +108,8 @@ impl<'a, E: End> Party<'a, E> {
     }
 }
 
-/// Ends both sides, after `first` has ended in order and all of its bytes were delivered to
-/// `second`. `rest` is the pump from `second` to `first`. If `first` is `gone`, it takes nothing
-/// from it.
+/// Ends both sides, after `first` has ended in order and `second` got all of its bytes. `rest` is
+/// the pump from `second` to `first`, which takes nothing from it if it is `gone`.
 async fn conclude<X: End, Y: End>(
     first: &mut Party<'_, X>,
     second: &mut Party<'_, Y>,
@@ -128,7 +122,7 @@ async fn conclude<X: End, Y: End>(
         second.finish(stall).await?;
         if takes {
             // A client may wait for a reply for ever. A server that has ended is nearly always gone
-            // as a whole, and a client that sends nothing more would never find out.
+            // as a whole, which a client that sends nothing more would never find out.
             let limit = (first.side == Side::Server).then_some(stall);
             match rest.run(&mut second.from, &mut first.to, limit).await {
                 Ok(Stop::Ended) => return first.part(stall).await,
@@ -150,8 +144,7 @@ async fn conclude<X: End, Y: End>(
             Err(broken) => unheard(broken, first.side)?,
         };
     }
-    // Also deliver bytes that the side sends while it takes its last ones. It may take them only
-    // when it can send.
+    // Deliver the side's bytes, too: it may take its last ones only if it can send.
     let silence = second.silence(stall);
     let ending = finish(&mut second.to, stall);
     let ending = async { ending.await.map_err(second.side.broke()) };
@@ -172,9 +165,8 @@ async fn conclude<X: End, Y: End>(
     Ok(())
 }
 
-/// Judges an error of the pump to `first`, which has ended. If that side itself failed, bytes that
-/// it sent must still be delivered. Returns whether it took the rest: false if it had ended as a
-/// whole, or an error if it took too long.
+/// Judges an error of the pump to `first`, which has ended: bytes that it sent must still be
+/// delivered. Returns whether it took the rest, or an error if it took too long.
 fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> {
     match broken {
         broken if broken.is_gone(first) => Ok(Ok(false)),

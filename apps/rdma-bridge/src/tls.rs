@@ -18,7 +18,6 @@ pub struct TlsFiles {
     pub authorities: Option<PathBuf>,
 }
 
-/// The configurations made from the files.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TlsConfig {
     pub(crate) server: Option<Arc<ServerConfig>>,

@@ -18,6 +18,15 @@ use tokio::task::{JoinHandle, spawn_blocking};
 const LIMIT: Duration = Duration::from_secs(30);
 const LOOPBACK: &str = "tcp://127.0.0.1:0";
 const MIDDLE: &str = "rdma://192.0.2.2:6379";
+const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
+
+fn place(text: &str) -> Place {
+    text.parse().expect("a place")
+}
+
+fn host() -> SoftSim {
+    Fabric::new().host(&[[192, 0, 2, 1].into()])
+}
 
 /// A TCP server that runs `serve` on a thread per client.
 fn server(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Place {
@@ -30,7 +39,7 @@ fn server(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Place {
             thread::spawn(move || serve(client));
         }
     });
-    format!("tcp://{address}").parse().expect("a place")
+    place(&format!("tcp://{address}"))
 }
 
 fn store() -> Place {
@@ -53,9 +62,8 @@ struct Chain {
 impl Chain {
     async fn new(server: Place, settings: &Settings) -> Self {
         let fabric = Fabric::new();
-        let [near, far] = ["192.0.2.1", "192.0.2.2"]
-            .map(|address| -> SoftSim { fabric.host(&[address.parse().expect("an address")]) });
-        let middle: Place = MIDDLE.parse().expect("a place");
+        let [near, far] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
+        let middle = place(MIDDLE);
         let theirs = changed(|theirs| theirs.stall = settings.stall);
         let second = Bridge::bind(&far, &middle, server, &theirs).await.expect("a port");
         tokio::spawn(second.serve(std::future::pending()));
@@ -63,8 +71,7 @@ impl Chain {
     }
 
     async fn of(backend: &SoftSim, server: Place, settings: &Settings) -> Self {
-        let listen = LOOPBACK.parse().expect("a place");
-        let bridge = Bridge::bind(backend, &listen, server, settings).await.expect("a port");
+        let bridge = Bridge::bind(backend, &place(LOOPBACK), server, settings).await.expect("a port");
         let place = bridge.place().expect("bound");
         let address = SocketAddr::new(place.host.parse().expect("an address"), place.port);
         let counters = bridge.counters();
@@ -81,7 +88,6 @@ impl Chain {
         client
     }
 
-    /// Waits until the counters satisfy a condition.
     async fn until(&self, reached: impl Fn(&Snapshot) -> bool) {
         let look = async {
             while !reached(&self.counters.snapshot()) {
@@ -101,8 +107,14 @@ async fn rest(mut client: TcpStream) -> std::io::Result<Vec<u8>> {
     };
     spawn_blocking(read).await.expect("no panic")
 }
+/// Sends a command and reads its reply, which is short.
+fn ping(client: &mut TcpStream) {
+    client.write_all(PING).expect("written");
+    let mut pong = [0; 7];
+    client.read_exact(&mut pong).expect("served");
+}
 
-/// redis-rs waits half a second for a reply by default. A busy machine may need longer.
+/// More than the half second that redis-rs waits by default, for a busy machine.
 fn patient() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_response_timeout(Some(LIMIT)).set_connection_timeout(Some(LIMIT))
 }
@@ -147,7 +159,7 @@ async fn clients_of_tcp_reach_a_server_over_rdma() {
 async fn a_client_that_ends_its_own_direction_gets_every_reply() {
     let chain = Chain::new(store(), &changed(|settings| settings.quiet = Duration::from_secs(3))).await;
     let mut client = chain.connect();
-    client.write_all(&b"*1\r\n$4\r\nPING\r\n".repeat(1000)).expect("written");
+    client.write_all(&PING.repeat(1000)).expect("written");
     client.shutdown(Shutdown::Write).expect("a socket");
     let replies = rest(client).await.expect("an orderly end");
     assert_eq!(replies, b"+PONG\r\n".repeat(1000));
@@ -182,8 +194,7 @@ async fn a_reset_travels() {
         let socket = socket2::SockRef::from(&client);
         socket.set_linger(Some(Duration::ZERO)).expect("a socket");
     });
-    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
-    let chain = Chain::of(&backend, broken, &Settings::default()).await;
+    let chain = Chain::of(&host(), broken, &Settings::default()).await;
     let mut client = chain.connect();
     let mut half = [0; 15];
     client.read_exact(&mut half).expect("half of a reply");
@@ -197,9 +208,7 @@ async fn a_reset_travels() {
 async fn one_client_too_many_is_told_so() {
     let chain = Chain::new(store(), &changed(|settings| settings.max_connections = 1)).await;
     let mut first = chain.connect();
-    first.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
-    let mut pong = [0; 7];
-    first.read_exact(&mut pong).expect("served");
+    ping(&mut first);
     let second = chain.connect();
     assert_eq!(rest(second).await.expect("an end"), b"-ERR max number of clients reached\r\n");
     drop(first);
@@ -212,11 +221,9 @@ async fn one_client_too_many_is_told_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_sees_an_end_where_there_is_no_server() {
-    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
-    let nobody = MIDDLE.parse().expect("a place");
-    let chain = Chain::of(&backend, nobody, &Settings::default()).await;
+    let chain = Chain::of(&host(), place(MIDDLE), &Settings::default()).await;
     let client = chain.connect();
-    (&client).write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
+    (&client).write_all(PING).expect("written");
     assert_eq!(rest(client).await.expect("an end in order"), b"", "nothing that a client takes for a reply");
     chain.until(|now| now.unreachable == 1).await;
     // redis-rs sees an error of the connection, and none of the server's.
@@ -252,15 +259,12 @@ async fn a_client_that_never_reads_is_ended() {
 async fn a_bridge_that_ends_lets_its_clients_finish() {
     let mut chain = Chain::new(store(), &Settings::default()).await;
     let mut client = chain.connect();
-    client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
-    let mut pong = [0; 7];
-    client.read_exact(&mut pong).expect("served");
+    ping(&mut client);
     chain.stop.take().expect("not stopped yet").send(()).expect("it serves");
     while TcpStream::connect(chain.address).is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
-    client.read_exact(&mut pong).expect("still served");
+    ping(&mut client);
     drop(client);
     tokio::time::timeout(LIMIT, chain.serving).await.expect("ends").expect("no panic");
     assert_eq!(chain.counters.snapshot().open, 0);
@@ -271,9 +275,7 @@ async fn a_bridge_that_has_waited_ends_its_clients() {
     let mut chain =
         Chain::new(store(), &changed(|settings| settings.drain = Duration::from_millis(50))).await;
     let mut client = chain.connect();
-    client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
-    let mut pong = [0; 7];
-    client.read_exact(&mut pong).expect("served");
+    ping(&mut client);
     chain.stop.take().expect("not stopped yet").send(()).expect("it serves");
     tokio::time::timeout(LIMIT, &mut chain.serving).await.expect("ends").expect("no panic");
     // Not an orderly end, which could be one in the middle of a reply.
@@ -290,11 +292,10 @@ fn with_tls() -> Settings {
     })
 }
 
-/// TLS on the clients' side, and on the server's side of a second bridge: two bridges with RDMA
-/// between them.
+/// TLS on the clients' side of a first bridge, and on the server's side of a second one.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_tls_reach_a_server_of_tls() {
-    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let backend = host();
     let bind = |listen: Place, connect: Place| {
         let backend = backend.clone();
         async move {
@@ -304,13 +305,12 @@ async fn clients_of_tls_reach_a_server_of_tls() {
             place
         }
     };
-    let parse = |text: &str| -> Place { text.parse().expect("a place") };
     // From the server outwards: TLS to TCP, RDMA to TLS, TLS to RDMA, and TCP to TLS for a client
     // without TLS.
-    let server = bind(parse("tls://127.0.0.1:0"), store()).await;
-    let middle = bind(parse("rdma://192.0.2.1:6379"), named(&server)).await;
-    let client = bind(parse("tls://127.0.0.1:0"), middle).await;
-    let plain = bind(parse(LOOPBACK), named(&client)).await;
+    let server = bind(place("tls://127.0.0.1:0"), store()).await;
+    let middle = bind(place("rdma://192.0.2.1:6379"), named(&server)).await;
+    let client = bind(place("tls://127.0.0.1:0"), middle).await;
+    let plain = bind(place(LOOPBACK), named(&client)).await;
     let client = redis::Client::open(format!("redis://{}:{}", plain.host, plain.port)).expect("a URL");
     let mut connection =
         client.get_multiplexed_async_connection_with_config(&patient()).await.expect("connects");
@@ -326,9 +326,7 @@ fn named(place: &Place) -> Place {
 
 #[tokio::test]
 async fn what_is_missing_for_tls_is_named() {
-    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
-    let secure: Place = "tls://127.0.0.1:0".parse().expect("a place");
-    let rdma: Place = MIDDLE.parse().expect("a place");
+    let (backend, secure, rdma) = (host(), place("tls://127.0.0.1:0"), place(MIDDLE));
     for (listen, connect, message) in [
         (&secure, &rdma, "tls://127.0.0.1:0 needs a certificate with its key"),
         (&rdma, &secure, "tls://127.0.0.1:0 needs the authorities that its server is certified by"),
@@ -358,9 +356,9 @@ fn an_idle_connection_keeps_little() {
     const CLIENTS: usize = 3;
     // Only the bridges run on the counted thread, not the clients and the server.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let backend = host();
     let bind = |listen: &str, connect: Place| {
-        let (listen, settings) = (listen.parse().expect("a place"), with_tls());
+        let (listen, settings) = (place(listen), with_tls());
         let bridge = runtime.block_on(Bridge::bind(&backend, &listen, connect, &settings)).expect("a port");
         let (place, counters) = (bridge.place().expect("bound"), bridge.counters());
         runtime.spawn(bridge.serve(std::future::pending()));
@@ -390,18 +388,24 @@ fn an_idle_connection_keeps_little() {
     }
 }
 
-/// Starts the program. Returns where it listens, and its standard error until it ends by SIGTERM.
-fn program(listen: &str, connect: &str) -> (String, String) {
+/// Starts the program, and reads its first line if it prints one.
+fn started(arguments: &[&str]) -> (std::process::Child, impl std::io::BufRead + use<>, String) {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
-        .args(["--softsim", "--listen", listen, "--connect", connect])
+        .args(arguments)
         .env_remove("RUST_LOG")
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
         .spawn()
         .expect("it starts");
-    let mut said = String::new();
     let mut output = std::io::BufReader::new(child.stdout.take().expect("piped"));
-    std::io::BufRead::read_line(&mut output, &mut said).expect("a line");
+    let mut said = String::new();
+    std::io::BufRead::read_line(&mut output, &mut said).expect("text");
+    (child, output, said)
+}
+
+/// Starts the program. Returns where it listens, and its standard error until it ends by SIGTERM.
+fn program(listen: &str, connect: &str) -> (String, String) {
+    let (child, mut output, mut said) = started(&["--softsim", "--listen", listen, "--connect", connect]);
     let id = child.id().to_string();
     let killed = std::process::Command::new("kill").arg(id).status().expect("kill is there");
     assert!(killed.success());
@@ -411,8 +415,7 @@ fn program(listen: &str, connect: &str) -> (String, String) {
     (said, String::from_utf8(errors.stderr).expect("text"))
 }
 
-/// Clients of a bridge reach a server's loopback address from this machine, so its protected mode
-/// admits all of them.
+/// A server's protected mode admits all clients of a bridge to its loopback address.
 #[test]
 fn a_way_past_protected_mode_is_warned_of() {
     let ways = [
@@ -433,15 +436,9 @@ fn a_way_past_protected_mode_is_warned_of() {
 /// If the connecting side lacks a device, the error names that side, not the listening one.
 #[test]
 fn a_missing_device_is_named_for_what_it_is_for() {
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
-        .args(["--listen", LOOPBACK, "--connect", "rdma://192.0.2.1:6379"])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("it starts");
-    let mut output = std::io::BufReader::new(child.stdout.take().expect("piped"));
-    let mut said = String::new();
-    if std::io::BufRead::read_line(&mut output, &mut said).expect("text") > 0 {
+    let arguments = ["--listen", LOOPBACK, "--connect", "rdma://192.0.2.1:6379"];
+    let (mut child, _output, line) = started(&arguments);
+    if !line.is_empty() {
         println!("skipped: there is an RDMA device, and nothing is missing");
         child.kill().expect("it runs");
         child.wait().expect("it ends");
@@ -456,10 +453,9 @@ fn a_missing_device_is_named_for_what_it_is_for() {
 /// Text in place of a side may contain a password, which no message repeats.
 #[test]
 fn no_password_of_an_argument_is_printed() {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
-        .args(["--listen", "tcp://127.0.0.1:0", "--connect", "rdma://user:s3cret@192.0.2.1:6379"])
-        .output()
-        .expect("it starts");
+    let (child, _output, _none) =
+        started(&["--listen", LOOPBACK, "--connect", "rdma://user:s3cret@192.0.2.1:6379"]);
+    let output = child.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(64) && said.contains("192.0.2.1"), "{said}");
     assert!(!said.contains("s3cret"), "{said}");

@@ -95,7 +95,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             let store = Arc::clone(&store);
-            // Ends with the client.
             thread::spawn(move || store.serve(stream));
         }
     });
@@ -103,7 +102,6 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     all(arguments, |first| in_domain(&host, address, &how, first))
 }
 
-/// Connects, in the domain of the first connection if one exists.
 fn in_domain<B: Descriptors>(
     backend: &B,
     address: SocketAddr,
@@ -173,8 +171,7 @@ fn values<T: Transport>(mut client: Client<T>, arguments: &Arguments) -> Result<
     Ok(client)
 }
 
-/// Checks how one value moved there and back: all bytes were lent, and all landed but two windows
-/// at most.
+/// Checks that all bytes were lent, and that all landed but two windows at most.
 fn check(counts: &Counts, len: usize, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.tcp.is_some() {
         return Ok(());

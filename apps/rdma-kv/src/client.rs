@@ -19,7 +19,6 @@ pub struct Part<'a> {
     pub range: Range<usize>,
 }
 
-/// The most bytes of the reply to `INFO memory`.
 const LONGEST_INFO: usize = 64 << 10;
 
 /// How much memory a server uses, in bytes.
@@ -100,8 +99,7 @@ pub struct Client<T: Transport> {
 }
 
 impl<T: Transport> Client<T> {
-    /// The default limit of a call, which [`Client::set_timeout`] changes. A pipeline of many
-    /// values is one call.
+    /// The default limit of a call ([`Client::set_timeout`]); a pipeline of values is one call.
     pub const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Returns a client on `stream`, on which no command has been sent.
@@ -222,7 +220,6 @@ impl<T: Transport> Client<T> {
         self.many_into(Verb::Get, parts, buffer)
     }
 
-    /// Gets many values, or parts of values.
     pub(crate) fn many_into(
         &mut self,
         verb: Verb,
@@ -361,7 +358,6 @@ impl<T: Transport> Client<T> {
         Ok(there.into_iter().map(|there| there.map(|there| there > 0)).collect())
     }
 
-    /// Returns the server's number for each key.
     pub(crate) fn numbers(&mut self, verb: Verb, keys: &[&[u8]]) -> Result<Vec<Result<u64, Error>>, Error> {
         let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { key, range: 0..0 }).collect();
         self.exchange(|client| {
@@ -376,23 +372,16 @@ impl<T: Transport> Client<T> {
 
     /// Returns the server's string for a command, if it has at most `most` bytes.
     pub(crate) fn text(&mut self, arguments: &[&[u8]], most: usize) -> Result<String, Error> {
-        let mut bytes = Vec::new();
-        command(&mut bytes, arguments.len(), arguments);
-        let text = self.exchange(|client| {
-            client.send(&bytes)?;
-            let len = match lasting(client.line())? {
-                Ok(Line::Value(Some(len))) => len,
-                Ok(other) => return Err(unexpected(&other)),
-                Err(refused) => return Ok(Err(refused)),
+        let text = self.ask(arguments, |client| {
+            let len = match client.line()? {
+                Line::Value(Some(len)) => len,
+                other => return Err(unexpected(&other)),
             };
             let len = usize::try_from(len).ok().filter(|len| *len <= most);
             let len = len.ok_or_else(|| Error::Unexpected(format!("a text of more than {most} bytes")))?;
-            client
-                .replies
-                .bytes(&mut Until { stream: &mut client.stream, deadline: client.deadline }, len)
-                .map(Ok)
+            client.replies.bytes(&mut Until { stream: &mut client.stream, deadline: client.deadline }, len)
         });
-        String::from_utf8(text??).map_err(|_| self.lose(Error::Unexpected("a text that is none".into())))
+        String::from_utf8(text?).map_err(|_| self.lose(Error::Unexpected("a text that is none".into())))
     }
 
     /// Returns how much memory the server uses, by `INFO memory`.
@@ -430,7 +419,6 @@ impl<T: Transport> Client<T> {
         self.ask(&arguments, Self::natural)
     }
 
-    /// Reads the reply to a command that counts.
     pub(crate) fn natural(&mut self) -> Result<u64, Error> {
         self.line().and_then(|line| natural(&line))
     }
@@ -458,7 +446,6 @@ impl<T: Transport> Client<T> {
         (self.lives, self.timeout)
     }
 
-    /// Sends one command, or a few with short replies.
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
             let written = self.stream.write_with(bytes, Wait::Until(self.deadline))?;
@@ -516,7 +503,6 @@ pub(crate) fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, E
     }
 }
 
-/// Returns the number of a line, if it is a count.
 fn natural(line: &Line) -> Result<u64, Error> {
     match line {
         Line::Number(number) => u64::try_from(*number).map_err(|_| unexpected(line)),

@@ -13,19 +13,15 @@ use crate::pipeline::Verb;
 use crate::slots::{Elsewhere, Slots, slot};
 use crate::transport::{Buffer, Deadline, Transport};
 
-/// How often a key is tried: once, and after each answer that redirects or delays it, or that lost
-/// the connection.
+/// How often a key is tried: after each answer that redirects or delays it, or lost the connection.
 const TURNS: u32 = 6;
 
-/// The first pause before a key is tried again that a node cannot serve now. Each further one is
-/// twice as long.
+/// The first pause before a key is tried again. Each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// The shortest time between two requests for the map of slots. What nodes say of a single slot is
-/// recorded at once.
+/// The shortest time between two requests for the map of slots. `MOVED` is recorded at once.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// The most bytes of a node's map of the cluster.
 const LONGEST_MAP: usize = 1 << 20;
 
 /// Counts of a [`Cluster`]'s redirections and connections.
@@ -36,8 +32,7 @@ pub struct Routing {
     pub moved: u64,
     /// Keys that another node served once (`ASK`).
     pub asked: u64,
-    /// Keys that were tried again because their node was lost, or could not serve them at that
-    /// moment.
+    /// Keys that were tried again because their node was lost, or could not serve them then.
     pub repeated: u64,
     /// How often the map of slots was requested.
     pub refreshed: u64,
@@ -117,8 +112,7 @@ impl<U: Buffer> Buffer for ClusterBuffer<U> {
 
     fn write(&mut self, offset: usize, from: &[u8]) -> bool {
         match &mut self.memory {
-            // While a device or a server uses a handle, nothing can be written, not even an empty
-            // slice.
+            // While a device or a server uses a handle, not even an empty slice can be written.
             Some(memory) => {
                 self.handles.iter_mut().all(|handle| handle.write(0, &[]))
                     && Buffer::write(memory, offset, from)
@@ -128,7 +122,6 @@ impl<U: Buffer> Buffer for ClusterBuffer<U> {
     }
 }
 
-/// One connection's share of a turn.
 struct Share<H> {
     indices: Vec<usize>,
     handle: H,
@@ -342,8 +335,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         }
     }
 
-    /// Runs `act` for every part at the node of its key, until each has a final answer, or was
-    /// tried [`TURNS`] times.
+    /// Runs `act` for each part at its key's node until its final answer, at most [`TURNS`] times.
     fn spread<H: Send, R: Send>(
         &mut self,
         parts: &[Part<'_>],
@@ -392,8 +384,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(results)
     }
 
-    /// Waits before a further turn if nodes cannot serve a key now. Requests the map again if it is
-    /// old enough.
+    /// Waits before a further turn if a node asked to. Requests the map again if it is old enough.
     fn rest(&mut self, pause: bool, turn: u32, deadline: Deadline) -> Result<(), Error> {
         if pause {
             let pause = PAUSE * 2_u32.saturating_pow(turn);
@@ -490,8 +481,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(client)
     }
 
-    /// Requests the map of slots from one node after the other, connected ones first, until one
-    /// answers.
+    /// Requests the map of slots from one node after the other, connected ones first.
     fn refresh(&mut self, deadline: Deadline) -> Result<(), Error> {
         self.asked_at = Some(Instant::now());
         self.routing.refreshed += 1;
@@ -510,14 +500,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
                 Ok(slots) => {
                     self.slots = slots;
                     // A node without slots is not needed, nor is a seed under another name.
-                    let Self { clients, slots, counts, .. } = self;
-                    clients.retain(|node, client| {
-                        let stays = slots.nodes().contains(node);
-                        if !stays {
-                            *counts = *counts + client.counts();
-                        }
-                        stays
-                    });
+                    self.retain(|slots, node, _| slots.nodes().iter().any(|one| one == node));
                     return Ok(());
                 }
                 Err(error) => last = error,
@@ -527,12 +510,18 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     }
 
     fn drop_lost(&mut self) {
-        let Self { clients, counts, .. } = self;
-        clients.retain(|_node, client| {
-            if client.is_lost() {
+        self.retain(|_, _, client| !client.is_lost());
+    }
+
+    /// Drops clients, but keeps their counts.
+    fn retain(&mut self, stays: impl Fn(&Slots, &str, &Client<T>) -> bool) {
+        let Self { clients, slots, counts, .. } = self;
+        clients.retain(|node, client| {
+            let stays = stays(slots, node, client);
+            if !stays {
                 *counts = *counts + client.counts();
             }
-            !client.is_lost()
+            stays
         });
     }
 }
@@ -547,8 +536,7 @@ impl<T: Transport, D> fmt::Debug for Cluster<T, D> {
     }
 }
 
-/// Returns each answer with its index. If one error stands for all, the first key has it, and the
-/// others are lost.
+/// Returns each answer with its index. One error for all stands at the first key only.
 fn all<R>(indices: Vec<usize>, node: &str, answers: Result<Vec<Result<R, Error>>, Error>) -> Vec<Answer<R>> {
     let mut answers = answers.unwrap_or_else(|error| vec![Err(error)]).into_iter();
     let one = |index| (index, node.into(), answers.next().unwrap_or(Err(Error::Lost)));

@@ -146,7 +146,6 @@ impl Memory {
         self.slice.min(self.len())
     }
 
-    /// Returns each slice.
     pub(crate) fn slices(&self) -> impl Iterator<Item = impl CallerMemory> {
         let (len, slice) = (self.len(), self.slice_len());
         (0..len).step_by(slice.max(1)).map(move |start| Slice {
@@ -174,8 +173,7 @@ impl Memory {
         Ok(unsafe { Vec::from_raw_parts(bytes.base.as_ptr(), bytes.len, capacity) })
     }
 
-    /// Receives bytes of a socket into `range`. Waits until it is full, or the socket's time-out.
-    /// Returns how many came.
+    /// Receives bytes until `range` is full, or the socket's time-out. Returns how many.
     pub(crate) fn receive_from(&self, socket: &impl AsRawFd, range: Range<usize>) -> io::Result<usize> {
         let (base, len) = self.part(range)?;
         // SAFETY: `part` has checked that these bytes are inside; they are writable for as long as
@@ -199,7 +197,6 @@ impl Memory {
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Returns the address and the length of a part.
     fn part(&self, range: Range<usize>) -> io::Result<(*mut u8, usize)> {
         if range.start > range.end || range.end > self.len() {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -117,8 +117,7 @@ impl<T: Transport + Send> Striped<T> {
         set
     }
 
-    /// Gets a value of `len` bytes in parts, or whether there is an empty one. Returns how many
-    /// bytes came.
+    /// Gets a value of `len` bytes in parts, or looks whether there is an empty one.
     fn parts_into(
         &mut self,
         len: u64,
@@ -177,8 +176,7 @@ impl<T: Transport + Send> Striped<T> {
     /// Gives the complete value its key.
     fn finish(&mut self, name: &[u8], key: &[u8]) -> Result<(), Error> {
         self.first(|client| {
-            // If the server has evicted some parts, the others have begun a key that does not
-            // expire.
+            // If parts were evicted, the others have begun a key that does not expire.
             exists(client.ask(&[b"PTTL", name], Client::time_left)?)?;
             let lives = client.times().0.map(|lives| lives.to_string());
             let time: &[&[u8]] = match &lives {
@@ -203,15 +201,13 @@ impl<T: Transport + Send> Striped<T> {
         })
     }
 
-    /// Runs commands on the first connection.
     fn first<R>(&mut self, act: impl FnOnce(&mut Client<T>) -> Result<R, Error>) -> Result<R, Error> {
         let done = self.clients.first_mut().ok_or(Error::Lost).and_then(act);
         self.drop_lost();
         done
     }
 
-    /// Cuts a value into a part for each connection. None is empty, or shorter than the others but
-    /// the last.
+    /// Cuts a value into a part for each connection. None is empty; only the last may be shorter.
     fn cut<'a>(&self, whole: &Part<'a>) -> Vec<Part<'a>> {
         let Range { start, end } = whole.range;
         let count = self.connections().min((end - start) / SHORTEST).max(1);

@@ -56,7 +56,7 @@ pub(crate) struct Pipeline<'a> {
     at: usize,
     /// The end of each command in them.
     ends: VecDeque<usize>,
-    /// The value that follows these bytes. The end of its command is not encoded yet.
+    /// The value after these bytes, in a command whose end is not encoded yet.
     value: Option<Range<usize>>,
     /// How many complete commands the stream has taken.
     whole: usize,
@@ -68,8 +68,7 @@ impl<'a> Pipeline<'a> {
         Self { verb, parts: parts.iter(), bytes, at: 0, ends, value: None, whole: 0 }
     }
 
-    /// Continues writing after `replies` were read, as far as possible without waiting for the next
-    /// one.
+    /// Continues writing after `replies` were read, without waiting for the next one.
     pub(crate) fn go_on<T: Transport>(
         &mut self,
         stream: &mut T,

@@ -95,7 +95,6 @@ mod tests {
         assert!(registrations.remove(two.address()) == Some(2) && registrations.is_empty());
     }
 
-    /// Neighbours are two arenas; an overlapping one is refused.
     #[test]
     #[expect(unsafe_code, reason = "parts of one allocation are memory of their own")]
     fn what_overlaps_is_refused() {

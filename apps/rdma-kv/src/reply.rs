@@ -8,14 +8,12 @@ use rdma_conn::Received;
 use crate::error::Error;
 use crate::transport::{Deadline, Transport, Until};
 
-/// Bytes that are read at once where a line is expected. What follows it is copied, so this is
-/// short.
+/// Bytes read at once where a line is expected. What follows the line is copied, so this is short.
 const CHUNK: usize = 64;
 
 /// The longest line that a server may send: an error's text, or a number.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// The meaning of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// `+OK`
@@ -41,7 +39,6 @@ impl Replies {
         self.ahead.get(self.used..).unwrap_or_default()
     }
 
-    /// Reads the next line.
     pub(crate) fn line(&mut self, stream: &mut impl Read) -> Result<Line, Error> {
         let mut looked = 0;
         loop {
@@ -110,7 +107,6 @@ impl Replies {
         self.end_of_value(stream)
     }
 
-    /// Reads a value of `len` bytes.
     pub(crate) fn bytes(&mut self, stream: &mut impl Read, len: usize) -> Result<Vec<u8>, Error> {
         let mut bytes = self.take(len).to_vec();
         let ahead = bytes.len();
@@ -162,20 +158,18 @@ mod tests {
             let (first, second) = text.split_at(cut);
             let mut stream = first.chain(second);
             let mut replies = Replies::default();
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Status("OK".into()));
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Number(-7));
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(Some(5)));
+            for expected in [Line::Status("OK".into()), Line::Number(-7), Line::Value(Some(5))] {
+                assert_eq!(replies.line(&mut stream).expect("a line"), expected);
+            }
             replies.drop_value(&mut stream, 5).expect("a value");
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(None));
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Many(Some(0)));
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Many(None));
-            assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(None));
+            for expected in [Line::Value(None), Line::Many(Some(0)), Line::Many(None), Line::Value(None)] {
+                assert_eq!(replies.line(&mut stream).expect("a line"), expected);
+            }
             assert!(matches!(replies.line(&mut stream), Err(Error::Refused(text)) if text == "ERR no"));
             assert!(matches!(replies.line(&mut stream), Err(Error::Io(_))), "the end");
         }
     }
 
-    /// The longest line that a server may send leaves no memory behind.
     #[test]
     fn a_long_line_keeps_no_memory() {
         let mut replies = Replies::default();
@@ -192,9 +186,18 @@ mod tests {
 
     #[test]
     fn what_is_no_reply_is_refused() {
-        for bytes in
-            [&b"\r\n"[..], b"hello\r\n", b"$x\r\n", b"$-2\r\n", b"*-2\r\n", b"+OK\n", b"+\xff\r\n", b":\r\n"]
-        {
+        for bytes in [
+            &b"\r\n"[..],
+            b"hello\r\n",
+            b"$x\r\n",
+            b"$\r\n",
+            b"$-2\r\n",
+            b"$99999999999999999999\r\n",
+            b"*-2\r\n",
+            b"+OK\n",
+            b"+\xff\r\n",
+            b":\r\n",
+        ] {
             let refused = Replies::default().line(&mut &*bytes).expect_err("no reply");
             assert!(matches!(refused, Error::Unexpected(_)), "{refused}");
         }

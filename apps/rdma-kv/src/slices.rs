@@ -27,7 +27,6 @@ impl<B: Descriptors> Clone for Slices<B> {
 }
 
 impl<B: Descriptors> Slices<B> {
-    /// Returns memory that was registered in one piece.
     pub(crate) fn one(buffer: RegisteredBuffer<B>) -> Self {
         let len = buffer.len();
         Self { slices: Arc::new([Arc::new(buffer)]), each: len, len }
@@ -45,7 +44,6 @@ impl<B: Descriptors> Slices<B> {
         Ok(Self { slices, each: memory.slice_len(), len: memory.len() })
     }
 
-    /// Returns the first slice.
     pub(crate) fn first(&self) -> Option<&Arc<RegisteredBuffer<B>>> {
         self.slices.first()
     }
@@ -76,8 +74,7 @@ impl<B: Descriptors> Slices<B> {
         Some(offset..end)
     }
 
-    /// Copies `from` to `offset` on, whether the memory is in use or not. False, and nothing
-    /// copied, if it does not all fit.
+    /// Copies `from` to `offset` on, even if the memory is in use. False if it does not all fit.
     #[must_use]
     pub(crate) fn put(&self, offset: usize, mut from: &[u8]) -> bool {
         let Some(range) = self.inside(offset, from.len()) else { return false };

@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Slots of a cluster.
 pub(crate) const SLOTS: u16 = 16384;
 
 /// The most nodes in a map of slots: as many as Valkey's documentation allows.
@@ -43,8 +42,8 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Parses the reply to `CLUSTER NODES` of the node at `from`, whose own address it may leave
-    /// out. `None` if it is invalid, names no slot, or has too many.
+    /// Parses the `CLUSTER NODES` of the node at `from`, which may leave out its own address.
+    /// `None` if it is invalid, names no slot, or has too many.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut slots = Self { nodes: Vec::new(), places: vec![None; usize::from(SLOTS)] };
         for line in text.lines() {
@@ -73,13 +72,11 @@ impl Slots {
         (!slots.nodes.is_empty()).then_some(slots)
     }
 
-    /// Returns the primary of a slot.
     pub(crate) fn node(&self, slot: u16) -> Option<&str> {
         let place = (*self.places.get(usize::from(slot))?)?;
         self.nodes.get(usize::from(place)).map(String::as_str)
     }
 
-    /// Returns the primaries.
     pub(crate) fn nodes(&self) -> &[String] {
         &self.nodes
     }
@@ -129,7 +126,7 @@ pub(crate) enum Elsewhere {
 }
 
 impl Elsewhere {
-    /// Parses the error of a node at `from`. `None` if it is another error, or names no slot or no
+    /// Parses the error of a node at `from`. `None` if it redirects nowhere, or to no valid
     /// address.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut words = text.split(' ');
@@ -194,7 +191,6 @@ ee 192.0.2.5:6383@1 master,fail - 0 1 3 disconnected
         assert_eq!((slots.node(16384), Slots::default().node(0)), (None, None));
     }
 
-    /// An invalid map of slots is rejected as a whole.
     #[test]
     fn what_is_no_map_is_refused() {
         let line = |address: &str, range: &str| format!("aa {address} master - 0 0 1 connected {range}\n");

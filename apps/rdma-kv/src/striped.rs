@@ -210,7 +210,6 @@ impl<T: Transport + Send> Striped<T> {
     }
 }
 
-/// The parts for one connection.
 struct Share<'a, U> {
     parts: Vec<Part<'a>>,
     /// Their indices in the caller's list.

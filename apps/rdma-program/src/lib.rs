@@ -115,8 +115,6 @@ fn installed(mut command: Command, matches: &ArgMatches) -> Option<ExitCode> {
     }
 }
 
-/// Writes the manual pages of `command` and of every command below it. Creates the folder if
-/// needed.
 fn manual(command: Command, folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     clap_mangen::generate_to(command, folder)
@@ -135,8 +133,6 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     static UNHEARD: AtomicBool = AtomicBool::new(false);
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // The panic of the standard library's `print!`, in any thread. There is no other sign of
-        // it.
         let closed = is_unread(info.payload());
         if closed {
             UNHEARD.store(true, Ordering::Relaxed);

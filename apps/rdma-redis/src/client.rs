@@ -150,8 +150,7 @@ impl<B: Descriptors> Client<B> {
         Ok(connection)
     }
 
-    /// Makes a connection and the task that drives it, which ends when the connection is lost or
-    /// unused.
+    /// Makes a connection and its driver, a task that ends when it is lost or unused.
     pub(crate) async fn multiplexed(
         &self,
         config: AsyncConnectionConfig,

@@ -33,7 +33,6 @@ impl<B: Descriptors> From<B> for Endpoints<B> {
 }
 
 impl<B: Descriptors> Endpoints<B> {
-    /// Returns the endpoint of the current runtime.
     pub(crate) fn current(&self) -> io::Result<AsyncEndpoint<B>> {
         let runtime = Handle::try_current().map_err(io::Error::other)?.id();
         // The state is valid after each change.

@@ -57,7 +57,6 @@ impl Reconnect {
         self
     }
 
-    /// Returns the pauses between attempts.
     fn pauses(&self) -> impl Iterator<Item = Duration> + Send + use<> {
         ExponentialBuilder::new()
             .with_min_delay(self.first_pause)
@@ -105,11 +104,9 @@ struct Shared<B: Descriptors> {
 
 #[derive(Default)]
 struct Current {
-    /// The connection, or the attempts to make it. `None` if the last one was lost or could not be
-    /// made.
+    /// The connection, or the attempts to make it. `None` after a loss or a failure.
     newest: Option<Outcome>,
-    /// Counts the values of `newest`. Of many requests that lose the same connection, only the
-    /// first removes it.
+    /// Counts the values of `newest`: only the first request that loses a connection removes it.
     generation: u64,
     channels: BTreeSet<Vec<u8>>,
     patterns: BTreeSet<Vec<u8>>,
@@ -123,9 +120,7 @@ impl<B: Descriptors> Shared<B> {
         // The state is valid after each change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl<B: Descriptors> Shared<B> {
     /// Returns the current or pending connection, and begins to make one if there is none.
     fn newest(self: &Arc<Self>) -> (Outcome, u64) {
         let mut state = self.state();
@@ -214,8 +209,7 @@ impl<B: Descriptors> Shared<B> {
         Ok((connection, driver))
     }
 
-    /// Removes the connection of `generation`, unless there is a newer one. Returns true if there
-    /// are subscriptions on it.
+    /// Removes the connection of `generation`, if the newest. Returns whether it has subscriptions.
     fn lost(&self, generation: u64) -> bool {
         let mut state = self.state();
         if state.generation != generation {
@@ -227,7 +221,6 @@ impl<B: Descriptors> Shared<B> {
 }
 
 impl Current {
-    /// Returns the channels and patterns, as arguments of a command.
     fn subscriptions(&self) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         (self.channels.iter().cloned().collect(), self.patterns.iter().cloned().collect())
     }
@@ -255,7 +248,6 @@ impl<B: Descriptors> Reconnecting<B> {
         Ok(this)
     }
 
-    /// Returns the connection and its generation.
     async fn connection(&self) -> RedisResult<(MultiplexedConnection, u64)> {
         let (mut outcome, generation) = self.shared.newest();
         let made = outcome.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
@@ -264,8 +256,7 @@ impl<B: Descriptors> Reconnecting<B> {
         Ok((made?, generation))
     }
 
-    /// Checks the outcome of a request on the connection of `generation`, which is removed if it
-    /// was lost.
+    /// Checks the outcome of a request, and removes the connection of `generation` if it was lost.
     fn noted<T>(&self, generation: u64, outcome: RedisResult<T>) -> RedisResult<T> {
         if outcome.as_ref().is_err_and(is_loss) && self.shared.lost(generation) {
             let _made_by_a_task = self.shared.newest();

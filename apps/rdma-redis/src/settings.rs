@@ -7,12 +7,9 @@ use std::time::Duration;
 use rdma_conn::{Connect, Options};
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
 
-/// The scheme of URLs for Valkey over RDMA.
 const SCHEME: &str = "valkey+rdma://";
-/// The scheme of URLs for TLS over RDMA.
 const TLS_SCHEME: &str = "valkeys+rdma://";
 
-/// The options that a URL can have.
 const KNOWN: [&str; 8] = [
     "timeout",
     "response_timeout",
@@ -116,11 +113,9 @@ fn yes_or_no(text: &str) -> Option<bool> {
     }
 }
 
-/// A server, as named by a URL.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) info: ConnectionInfo,
-    /// Whether TLS is required.
     pub(crate) secure: bool,
 }
 
@@ -165,11 +160,18 @@ mod tests {
 
     #[test]
     fn a_url_has_what_networks_and_cards_want() {
-        let url = "valkey+rdma://host?traffic_class=104&ack_timeout=16&relaxed_ordering=yes&huge_pages=yes";
+        let url = "valkey+rdma://host?traffic_class=104&ack_timeout=16&relaxed_ordering=yes&huge_pages=yes\
+                   &timeout=0.5&response_timeout=none&fallback=tcp:6380";
         let mut settings = Settings::default();
         parse(url, &mut settings).expect("is well formed");
-        let expected = Options::default().traffic_class(Some(104)).ack_timeout(Some(16));
-        assert_eq!(settings.connect.options, expected.relaxed_ordering(true).huge_pages(true));
+        let options = Options::default().traffic_class(Some(104)).ack_timeout(Some(16));
+        let options = options.relaxed_ordering(true).huge_pages(true);
+        let expected = Settings {
+            connect: Connect::default().timeout(Duration::from_millis(500)).options(options),
+            response_timeout: None,
+            fallback: Some(Fallback::Tcp { port: Some(6380) }),
+        };
+        assert_eq!(settings, expected);
         for wrong in ["traffic_class=256", "ack_timeout=32", "relaxed_ordering=1", "huge_pages="] {
             let error = parse(&format!("valkey+rdma://host?{wrong}"), &mut settings).expect_err(wrong);
             assert!(error.to_string().contains("traffic_class=0..255"), "{error}");

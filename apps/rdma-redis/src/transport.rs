@@ -63,8 +63,7 @@ impl Tls {
     }
 }
 
-/// Connects to a host and port according to `settings`. Warns of a fallback unless it was taken
-/// `before`.
+/// Connects to a host and port. Warns of a fallback unless it was taken `before`.
 pub(crate) async fn connect<B: Descriptors>(
     endpoints: &Loaded<B>,
     (host, port): (&str, u16),
@@ -129,10 +128,8 @@ async fn over_rdma<B: Descriptors>(
     }
 }
 
-/// Connects to the first of these addresses that answers.
-///
-/// The remaining addresses share the remaining time evenly. A silent address, such as one whose
-/// card has failed, therefore leaves time for the others.
+/// Connects to the first of these addresses that answers. The remaining ones share the remaining
+/// time evenly, so a silent one, such as one whose card has failed, leaves time for the others.
 async fn in_turn<T, F: Future<Output = io::Result<T>>>(
     addresses: &[SocketAddr],
     within: Duration,

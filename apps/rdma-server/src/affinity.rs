@@ -150,7 +150,7 @@ impl Interrupts {
         Self::below(Path::new("/"), device)
     }
 
-    /// Like [`Interrupts::of`], with `/proc` and `/sys` below another root.
+    /// [`Interrupts::of`] with another root.
     fn below(root: &Path, device: &str) -> io::Result<Self> {
         let home = root.join("sys/class/infiniband").join(device);
         if !home.exists() {
@@ -209,7 +209,7 @@ impl Interrupts {
     }
 }
 
-/// Returns the counts by CPU and the name of an interrupt in `/proc/interrupts`.
+/// Returns counts by CPU, and the name, of an interrupt in `/proc/interrupts`.
 fn row(table: &str, number: u32) -> Option<(Vec<(usize, u64)>, String)> {
     let mut lines = table.lines();
     let cpus: Vec<usize> =
@@ -290,8 +290,7 @@ mod tests {
         pin_thread(&may).expect("as before");
     }
 
-    /// A machine with a NIC of four interrupts, three of them completion vectors, and a software
-    /// device.
+    /// A machine with a software device, and a NIC of four interrupts (three completion vectors).
     fn machine(name: &str) -> PathBuf {
         let root = std::env::temp_dir().join(format!("rdma-conn-affinity-{name}-{}", std::process::id()));
         let nic = root.join("sys/class/infiniband/mlx5_0/device/msi_irqs");

@@ -9,14 +9,13 @@ const SMALL: usize = 4 << 10;
 
 /// Bytes, and how much memory they take.
 ///
-/// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it
-/// while bytes must wait, and returns it when none do ([`Buffer::settle`]). A request therefore
-/// costs no allocation, and an idle client no memory.
+/// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it only
+/// while bytes must wait ([`Buffer::settle`]): a request costs no allocation, an idle client no
+/// memory.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. The capacity alone is not enough: `BytesMut` lowers it by
-    /// what was taken from the front.
+    /// The most memory seen: `BytesMut` lowers its capacity by what was taken from the front.
     memory: usize,
 }
 
@@ -33,11 +32,9 @@ impl Buffer {
         }
     }
 
-    /// Releases memory that the bytes do not need: all of it when there are none. `spare` may take
-    /// it.
+    /// Releases memory that the bytes do not need. `spare` may take it.
     ///
-    /// The memory is at most about four times the length of the bytes, whatever was there before,
-    /// and each byte is copied less than once.
+    /// At most about four times the length of the bytes stays, and each is copied less than once.
     pub(crate) fn settle(&mut self, spare: &mut Self) {
         self.memory = self.memory();
         if self.bytes.is_empty() || self.memory > SMALL && self.bytes.len() < self.memory / 4 {
@@ -91,7 +88,7 @@ mod tests {
         assert_eq!(&other.bytes[..], &[b'y'; 1000]);
     }
 
-    /// Bytes that a service has cut out keep their own memory. The rest does not keep it too.
+    /// Bytes that a service has cut out keep their own memory.
     #[test]
     fn a_rest_lets_go_of_what_was_cut_off() {
         let (mut buffer, mut spare) = (Buffer::default(), Buffer::default());

@@ -34,8 +34,7 @@ pub(crate) struct Poller<O> {
     owners: SlotMap<SourceId, O>,
     events: Events,
     waker: Waker,
-    /// Whether a waker was ever given out. A dropped one may have woken before, so it counts like
-    /// an existing one.
+    /// Whether a waker was ever given out: a dropped one may have woken before.
     waker_given: Cell<bool>,
 }
 
@@ -62,8 +61,7 @@ impl<O: Copy> Poller<O> {
         self.waker.clone()
     }
 
-    /// Returns whether it watches one descriptor and never gave out a waker. A wait for that
-    /// descriptor alone then misses nothing.
+    /// Returns whether it watches one descriptor, which alone can be waited for without a waker.
     pub(crate) fn has_one(&self) -> bool {
         self.owners.len() == 1 && !self.waker_given.get()
     }
@@ -79,7 +77,6 @@ impl<O: Copy> Poller<O> {
         })
     }
 
-    /// Stops watching a descriptor.
     pub(crate) fn remove(&mut self, id: SourceId, fd: BorrowedFd<'_>) {
         if self.owners.remove(id).is_some() {
             // It was added; an error could only mean that it is already gone.
@@ -87,8 +84,7 @@ impl<O: Copy> Poller<O> {
         }
     }
 
-    /// Waits for events, for at most `timeout`. Returns the owners of ready descriptors, with their
-    /// readiness.
+    /// Waits for at most `timeout`. Returns the owners of ready descriptors, with their readiness.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<(O, Interest)>> {
         self.events.clear();
         match self.poll.poll(&mut self.events, timeout) {

@@ -89,7 +89,6 @@ impl Replies {
         Ok(())
     }
 
-    /// Writes as many bytes as `to` takes, and removes them.
     pub(crate) fn write_to(&mut self, to: &mut impl Write) -> io::Result<()> {
         while !self.buffer.bytes.is_empty() {
             match to.write(&self.buffer.bytes) {

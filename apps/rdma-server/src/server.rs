@@ -29,8 +29,7 @@ use crate::transport::{ConnectionType, out_of_bounds};
 /// Bytes read from a client at once.
 const CHUNK: usize = 64 << 10;
 
-/// Clients that may be refused with a text at the same time. Beyond this they are refused without
-/// one.
+/// Clients that may be refused with a text at the same time. Further ones are refused without.
 const REFUSED_AT_ONCE: usize = 128;
 
 /// The behaviour of a server towards its clients.
@@ -428,8 +427,7 @@ fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId)
         tracing::info!(%error, kind = %connection.kind(), "a client did not make it in");
         leave(events, id);
     } else if clients.settings.protected && !connection.is_local() {
-        // It claimed to be local. Its path shows where it is (VR-SEC-008), so it is sent nothing
-        // more.
+        // It claimed to be local. Its path shows where it is (VR-SEC-008): it is sent nothing more.
         tracing::warn!(peer = ?connection.peer_addr(), "a client elsewhere gave an address of this machine as its own");
         clients.counters.refused_protected += 1;
         clients.all.remove(id);
@@ -465,8 +463,7 @@ fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     }
 }
 
-/// Writes a client's replies as far as there is room, serves it once if more of them may wait, and
-/// sets its handlers.
+/// Writes replies as far as there is room, serves a client if more may wait, and sets its handlers.
 fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
     // Messages to a client in the handshake wait for its end.
@@ -493,7 +490,6 @@ fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
 }
 
 impl<C: Default> Client<C> {
-    /// Lets the service answer what has arrived.
     fn serve<S: Service<Client = C>>(&mut self, id: SessionId, service: &mut S) {
         self.flow = service.serve(id, &mut self.own, &mut self.input.bytes, &mut self.replies);
         let limit = service.request_limit(&self.own);

@@ -1,5 +1,4 @@
-//! A transport with the features common to all: a state, handlers, a last error, and calls that
-//! wait.
+//! A transport with what is common to all: a state, handlers, a last error, and calls that wait.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::sync::Arc;
@@ -50,8 +49,7 @@ pub struct Session<S> {
 
 /// What the loop keeps about a connection.
 pub(crate) struct LoopState<S> {
-    /// Called once at the end of the handshake. `None` before a connection is accepted, and after
-    /// the call.
+    /// Called once at the end of the handshake. `None` before the accept and after the call.
     pub(crate) handshake: Option<Handler<S>>,
     /// Nesting depth of this connection's running handlers.
     pub(crate) entered: u32,
@@ -274,7 +272,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Records what a read or write did to the connection.
     fn book(&mut self, result: io::Result<usize>) -> io::Result<usize> {
         match result {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
@@ -378,8 +375,7 @@ impl<S> Write for Session<S> {
             SessionState::Connected if from.iter().all(|slice| slice.is_empty()) => Ok(0),
             SessionState::Connected => {
                 match self.transport.write(from) {
-                    // The peer has left. Bytes that it sent before, and then the end, can still be
-                    // read.
+                    // The peer has left. Bytes that it sent before can still be read.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(error),
                     result => self.book(result),
                 }

@@ -16,8 +16,7 @@ use crate::transport::{
     Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport, out_of_bounds,
 };
 
-/// Bytes that a closing socket reads and discards per turn, so that unread bytes do not turn the
-/// close into a reset.
+/// Bytes that a closing socket discards per turn: unread bytes would turn the close into a reset.
 const DISCARD: usize = 64 << 10;
 
 /// Settings of sockets. [`Unix`] uses only the backlog. Start from [`SocketSettings::default`],
@@ -179,10 +178,8 @@ fn unix_path(address: &Address) -> io::Result<PathBuf> {
     }
 }
 
-/// The file of a bound Unix socket. Dropping it removes the file, unless another has taken its
-/// place.
-///
-/// The bound socket keeps its inode alive, so no other file can have its number meanwhile.
+/// The file of a bound Unix socket, which its drop removes, unless another has taken its place. The
+/// socket keeps its inode alive, so no other file can have its number.
 struct SocketFile {
     path: PathBuf,
     device: u64,
@@ -263,8 +260,7 @@ impl Listening for Listener {
     }
 }
 
-/// Returns whether the next accept will fail as well. Every other error of `accept(2)` concerns one
-/// connection: Linux passes on network errors.
+/// Whether the next accept will fail, too: other errors of `accept(2)` concern one connection.
 fn is_out_of_resources(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::BADF, Errno::INVAL];
     lacking.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))

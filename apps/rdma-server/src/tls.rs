@@ -232,8 +232,7 @@ impl TlsTransport {
                     return Err(fault(error));
                 }
             }
-            // Decrypted and arriving bytes can be read even if nothing can be sent. The next write
-            // returns the error.
+            // Arrived bytes can be read even if nothing can be sent. The next write fails.
             let _ = self.flush();
         }
         Ok(())

@@ -15,7 +15,6 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
-/// A service that never replies.
 struct SilentService;
 
 impl Service for SilentService {
@@ -67,8 +66,7 @@ fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdm
     (descriptors() - before, fabric.resources(SERVER))
 }
 
-/// Through a server, a client costs what it costs on an endpoint: no descriptor of its own, and no
-/// additional memory.
+/// Through a server, a client costs no descriptor and no memory beyond those on an endpoint.
 #[test]
 fn idle_clients_cost_what_they_cost_on_an_endpoint() {
     let at = SocketAddr::from((SERVER, 6379));
@@ -104,7 +102,7 @@ fn idle_clients_cost_what_they_cost_on_an_endpoint() {
         "{CLIENTS} idle clients: {alone} descriptors on an endpoint, {through} through a server; {} bytes registered for each",
         held.registered_bytes / CLIENTS as u64
     );
-    // The loop's own: epoll, its waker, the listener's channel and the copy of the endpoint's
+    // The loop's own: epoll, its waker, the listener's channel, a copy of the endpoint's
     // descriptor.
     assert!(through <= alone + 8, "{through} descriptors through a server, {alone} on an endpoint");
     assert_eq!(held.registered_bytes, bare.registered_bytes);

@@ -9,8 +9,7 @@ const KEPT: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. The capacity alone does not show it: `BytesMut` lowers it by
-    /// what was taken from the front.
+    /// The most memory seen: `BytesMut` lowers its capacity by what was taken from the front.
     memory: usize,
 }
 
@@ -20,8 +19,7 @@ impl Buffer {
         self.memory = self.memory.max(self.bytes.capacity());
     }
 
-    /// Frees memory that its bytes do not need, beyond a little that it keeps. Call it after bytes
-    /// were taken from the front. It copies each byte less than once.
+    /// Frees memory that its bytes do not need. Call it after bytes were taken from the front.
     pub(crate) fn settle(&mut self) {
         self.grown();
         if self.memory > KEPT && self.bytes.len() < self.memory / 4 {

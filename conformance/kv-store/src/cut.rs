@@ -6,19 +6,17 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, parse_frame};
 
-/// The most bytes of a line, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, a number, a
+/// The most bytes of a line, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, number, or
 /// status.
 const LONGEST_LINE: usize = 64 << 10;
 
 /// The most frames in one frame, as in Valkey.
 const MOST: usize = 1 << 20;
 
-/// The most bytes of a frame: Valkey's `proto-max-bulk-len`, and the bytes around a string of that
-/// length.
+/// The most bytes of a frame: Valkey's `proto-max-bulk-len`, and the bytes around such a string.
 const LONGEST: usize = (512 << 20) + LONGEST_LINE;
 
-/// Cuts frames off received bytes, and remembers its position: each byte is examined once, in
-/// whatever pieces they come.
+/// Cuts frames off received bytes, in whatever pieces they come. Each byte is examined once.
 #[derive(Debug, Default)]
 pub struct Cut {
     /// Where the next part of the frame begins, possibly beyond the received bytes.
@@ -49,8 +47,7 @@ impl Cut {
         }
     }
 
-    /// Returns the least number of missing bytes, if the last call of [`Cut::take`] left `here`
-    /// bytes.
+    /// Returns the least number of missing bytes, if [`Cut::take`] left `here` bytes.
     pub(crate) const fn missing(&self, here: usize) -> usize {
         self.at.saturating_sub(here)
     }
@@ -100,8 +97,7 @@ impl Cut {
     }
 }
 
-/// Returns the number after the first byte of a line, if any. No length has more than twenty
-/// digits.
+/// Returns the number after the first byte of a line, if any. A length has at most twenty digits.
 fn number(line: &[u8]) -> Option<usize> {
     let digits = line.get(1..)?.strip_suffix(b"\r\n")?;
     let right = digits.len() <= 20 && digits.iter().all(u8::is_ascii_digit);
@@ -112,8 +108,7 @@ fn wrong(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
     io::Error::new(io::ErrorKind::InvalidData, format!("Protocol error: {}", why.into()))
 }
 
-/// Parses a RESP frame, or an inline command, which becomes an array as a client would have sent
-/// it. Returns also the bytes after it.
+/// Parses a RESP frame, or an inline command into an array. Returns also the bytes after it.
 ///
 /// # Errors
 /// The bytes are no frame, or an incomplete one.

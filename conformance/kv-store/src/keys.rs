@@ -102,14 +102,12 @@ impl Keys {
         simple("OK")
     }
 
-    /// Returns the number of the next change.
     const fn change(&mut self) -> u64 {
         self.changes += 1;
         self.changes
     }
 
-    /// Returns the number of a value's last change, which is another one after each change; `None`
-    /// if there is no such key.
+    /// Returns the number of a value's last change; `None` if there is no such key.
     pub(crate) fn version(&mut self, key: &Bytes) -> Option<u64> {
         self.get(key).map(|value| value.version)
     }
@@ -196,8 +194,7 @@ impl Keys {
     }
 }
 
-/// Returns when a lifetime of SET ends; never, if that is beyond the clock's range. `None` if it is
-/// invalid.
+/// Returns when a lifetime of SET ends, if ever. `None` if it is invalid.
 fn lifetime(unit: &[u8], time: &[u8]) -> Option<Option<Instant>> {
     let time = u64::try_from(number(time)?).ok().filter(|time| *time > 0)?;
     let time = match unit.to_ascii_uppercase().as_slice() {

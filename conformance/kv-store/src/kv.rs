@@ -12,8 +12,7 @@ use crate::keys::{self, Keys};
 use crate::resp::{FrameReader, append};
 use crate::session::{Channels, Session};
 
-/// Replies are sent once this many bytes are waiting, so that a long pipeline does not accumulate
-/// them.
+/// Replies are sent once this many bytes are waiting, also in a long pipeline.
 pub const REPLY_BATCH: usize = 256 << 10;
 
 /// All keys and their values, and the subscribers.
@@ -25,8 +24,8 @@ pub struct Store {
 
 impl Store {
     /// Serves one client on a blocking stream until it disconnects. Replies to commands that
-    /// arrived together are sent together. The client cannot subscribe, because the thread that
-    /// reads could not be woken.
+    /// arrived together are sent together. The client cannot subscribe: its reading thread cannot
+    /// be woken.
     ///
     /// # Errors
     /// Those of the stream, and invalid RESP.
@@ -73,8 +72,7 @@ impl Store {
 
     /// Locks the keys, for a command or for a whole transaction.
     pub(crate) fn keys(&self) -> MutexGuard<'_, Keys> {
-        // A poisoned lock only means that another client's thread died between two whole
-        // operations.
+        // A poisoned lock only means that a thread died between two whole operations.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,12 +89,10 @@ fn send(to: &mut impl Write, replies: &mut Buffer) -> io::Result<()> {
     Ok(())
 }
 
-/// Appends the reply to invalid commands.
 pub(crate) fn refuse(replies: &mut BytesMut, error: &io::Error) {
     append(replies, &keys::error(format!("ERR {error}")));
 }
 
-/// Returns the words of a command.
 pub(crate) fn words(command: Frame) -> Vec<Bytes> {
     let words = command.into_array().unwrap_or_default().into_iter();
     words.filter_map(|word| word.into_bulk_string().ok()).collect()

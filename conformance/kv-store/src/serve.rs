@@ -31,7 +31,6 @@ pub struct Server<'a, B: Descriptors> {
     waker: Option<Waker>,
 }
 
-/// A client's state between two commands.
 struct Client {
     session: Session,
     received: Frames,
@@ -45,8 +44,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
         Self { endpoint, store, sessions: HashMap::new(), woken: Arc::default(), waker: None }
     }
 
-    /// Sets the endpoint's waker, which ends a wait when another thread publishes something for a
-    /// client of this server.
+    /// Sets the endpoint's waker, for messages that another thread publishes.
     #[must_use]
     pub fn woken_by(self, waker: Waker) -> Self {
         Self { waker: Some(waker), ..self }
@@ -142,9 +140,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Client {
-    /// Answers received commands. Returns true if the session has ended. Replies to commands that
-    /// arrived together are sent together. A client that does not take its replies is not read
-    /// from.
+    /// Answers received commands. Returns true if the session has ended. Replies are sent together,
+    /// and a client that does not take them is not read from.
     fn serve<B: Descriptors>(
         &mut self,
         endpoint: &mut Endpoint<B>,
@@ -178,8 +175,7 @@ impl Client {
             } else if self.quits {
                 return Ok(true);
             } else {
-                // Reads directly to where commands are cut. Without unread bytes, a read shows
-                // whether the stream has ended.
+                // Without unread bytes, a read shows whether the stream has ended.
                 let unread = endpoint.connection(id).map_or(0, |connection| connection.unread());
                 let most = usize::try_from(unread).unwrap_or(usize::MAX).clamp(1, LONGEST_READ);
                 match self.received.read(most, |into| endpoint.read(id, into))? {

@@ -16,8 +16,7 @@ const MOST: usize = 10_000;
 const MOST_QUEUED: usize = 16 << 20;
 /// The most bytes of memory for a subscriber's messages. Further messages are lost to it.
 const MOST_PUBLISHED: usize = 1 << 20;
-/// Memory of a message or of a word of a command, beside its bytes: its place in a growing list,
-/// and the allocator's overhead.
+/// Memory of a message or a word, beside its bytes: its place in a list, and the allocator's.
 const BESIDE: usize = 192;
 
 /// The subscribers of each channel.
@@ -35,18 +34,15 @@ pub struct Session {
     subscriber: Option<Subscriber>,
 }
 
-/// The watched keys.
 #[derive(Default)]
 struct Watched {
-    /// The version that each key had. `None`: there was no such key. Such a key counts as unchanged
-    /// if it is deleted again.
+    /// The version that each key had; `None` if there was none, even if it came and went since.
     keys: HashMap<Bytes, Option<u64>>,
     /// What the names take.
     memory: usize,
 }
 
-/// The commands of a transaction, in memory of their own: slices of a receive buffer would keep all
-/// of that alive.
+/// The commands of a transaction. Slices of a receive buffer would keep all of that alive.
 #[derive(Default)]
 struct Queued {
     commands: Vec<Vec<Bytes>>,
@@ -102,8 +98,7 @@ impl Inbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a message, unless too many are waiting. Its bytes have memory of their own: slices of a
-    /// receive buffer would keep all of that alive.
+    /// Adds a message, unless too many are waiting, in memory of its own, like [`Queued`].
     fn take(&self, channel: &Bytes, payload: &Bytes) -> bool {
         let mut waiting = self.waiting();
         let memory = waiting.memory + channel.len() + payload.len() + BESIDE;
@@ -353,7 +348,6 @@ mod tests {
         assert!(one(&["EXEC"]).starts_with("-ERR"));
     }
 
-    /// The values of watched keys are those of the transaction, or it does not happen.
     #[test]
     fn a_transaction_on_changed_keys_does_not_happen() {
         let (store, mut session) = (Store::default(), Session::default());

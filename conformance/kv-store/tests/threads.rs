@@ -74,7 +74,6 @@ fn connections_are_spread_over_all_threads_and_each_serves_the_one_store() {
     }
 }
 
-/// A message published by a client of one thread wakes the others.
 #[test]
 fn messages_reach_subscribers_on_other_threads() {
     let serving = Serving::start(Limits::default());
@@ -150,7 +149,6 @@ fn a_lost_device_is_told_by_an_endpoint() {
     }
 }
 
-/// A client whose line has no end is told why it is disconnected.
 #[test]
 fn an_endless_line_is_refused() {
     let serving = Serving::start(Limits::default());

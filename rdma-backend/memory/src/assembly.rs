@@ -16,7 +16,6 @@ pub(crate) fn out(from: &[AtomicU8], into: &mut [u8]) {
     unsafe { copy(from.as_ptr().cast(), into.as_mut_ptr(), from.len().min(into.len())) };
 }
 
-/// Copies the bytes of `from` to `to`, up to the shorter length.
 #[inline]
 pub(crate) fn into(from: &[u8], to: &[AtomicU8]) {
     // SAFETY: the length is the shorter of both. The bytes of `to` may be written through a shared
@@ -24,7 +23,6 @@ pub(crate) fn into(from: &[u8], to: &[AtomicU8]) {
     unsafe { copy(from.as_ptr(), to.as_ptr().cast_mut().cast(), from.len().min(to.len())) };
 }
 
-/// Copies the bytes of `from` to `to`, up to the shorter length.
 #[inline]
 pub(crate) fn across(from: &[AtomicU8], to: &[AtomicU8]) {
     // SAFETY: the length is the shorter of both. The bytes of `to` may be written through a shared
@@ -71,7 +69,6 @@ mod processor {
     /// The CPU's answer; 0 before it was queried, which takes a trap in a virtual machine.
     static ABLE: AtomicU8 = AtomicU8::new(0);
 
-    /// Returns whether the CPU has the feature `what`.
     #[inline]
     pub(super) fn has(what: u8) -> bool {
         let known = match ABLE.load(Relaxed) {
@@ -107,19 +104,16 @@ mod processor {
     }
 }
 
-/// The string instruction of x86-64.
 #[cfg(target_arch = "x86_64")]
 mod string {
     use core::arch::asm;
 
-    /// From this length on, `rep movsb` is as fast as anything else on processors with ERMS
-    /// (Intel's optimization manual, 3.7.6), and glibc uses it. Other processors may copy a byte at
-    /// a time.
+    /// From here on, `rep movsb` is the fastest on processors with ERMS (Intel's optimization
+    /// manual, 3.7.6; glibc uses it). Others may copy a byte at a time.
     pub(super) const LONG: usize = 2048;
 
-    /// Returns whether the string instruction may be many times slower for these addresses. If the
-    /// target begins less than a line after the source, ignoring pages, a processor may copy a byte
-    /// at a time (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
+    /// Whether the string instruction may be many times slower here: a target less than a line
+    /// after the source, ignoring pages (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
     #[inline]
     pub(super) fn is_slow(from: *const u8, to: *mut u8) -> bool {
         const PAGE: usize = 4096;
@@ -143,7 +137,6 @@ mod string {
     }
 }
 
-/// Registers of 32 bytes.
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use core::arch::asm;
@@ -151,8 +144,7 @@ mod wide {
     /// From this length on, a query of the CPU pays off.
     pub(super) const LONG: usize = 256;
 
-    /// Performs [`copy`](super::copy) with loads and stores of 32 bytes, 128 at a time, and of up
-    /// to 16 for the rest.
+    /// Performs [`copy`](super::copy) by 32 bytes, 128 at a time, and by up to 16 for the rest.
     ///
     /// # Safety
     /// The requirements of [`copy`](super::copy) apply, and the processor must have AVX.
@@ -348,8 +340,7 @@ mod tests {
 
     use super::*;
 
-    /// Every length around each step of the copy, at every alignment of both sides. Surrounding
-    /// bytes stay unchanged.
+    /// Every length around each step, at every alignment of both sides; surrounding bytes stay.
     #[test]
     fn exactly_the_bytes_asked_for_are_copied() {
         let from: Vec<u8> = (0..4096_u32).map(|at| (at * 7 + at / 251) as u8).collect();

@@ -9,14 +9,12 @@ pub(crate) fn out(from: &[AtomicU8], into: &mut [u8]) {
     }
 }
 
-/// Copies the bytes of `from` to `to`, up to the shorter length.
 pub(crate) fn into(from: &[u8], to: &[AtomicU8]) {
     for (from, to) in from.iter().zip(to) {
         to.store(*from, Relaxed);
     }
 }
 
-/// Copies the bytes of `from` to `to`, up to the shorter length.
 pub(crate) fn across(from: &[AtomicU8], to: &[AtomicU8]) {
     for (from, to) in from.iter().zip(to) {
         to.store(from.load(Relaxed), Relaxed);

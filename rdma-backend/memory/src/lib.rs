@@ -34,21 +34,17 @@ use core::sync::atomic::AtomicU8;
 #[cfg(feature = "alloc")]
 pub use zeroed::Zeroed;
 
-/// Existing memory of a program, to be registered in place: a buffer, a mapping, or an object of
-/// another language's runtime.
+/// Existing memory of a program, to be registered in place: a buffer, a mapping, another runtime's.
 ///
-/// A region keeps the value until the memory is deregistered, and then drops it. If the memory
-/// cannot be deregistered, the value is never dropped. Until then the device may read the bytes,
-/// and write them if the region's rights allow it. So may the peer, with the key. Both may do so at
-/// any time, also after an error, until every connection in the region's protection domain has
-/// ended. An implementer therefore releases the memory when the value is dropped, not before.
+/// A region keeps the value until the memory is deregistered, or for ever if that fails. Until then
+/// the device may read the bytes, and if the region's rights allow it, write them. So may the peer,
+/// with the key. Both may do so at any time, also after an error, until every connection in the
+/// region's protection domain has ended. Release the memory when the value is dropped, not before.
 pub trait CallerMemory: Send + Sync + 'static {
-    /// Returns the bytes. Every call returns the same bytes, which do not move while the value
-    /// exists.
+    /// Returns the bytes: every call the same ones, which do not move while the value exists.
     fn shared(&self) -> SharedMemory<'_>;
 
-    /// Returns the dma-buf that the bytes are a mapping of, if the device is to access them through
-    /// it.
+    /// Returns the dma-buf that the bytes map, if the device is to access them through it.
     ///
     /// This is for memory of another device, such as a GPU, which has no pages to pin. The default
     /// `None` means pages of the program, `ibv_reg_mr(3)`.
@@ -57,8 +53,7 @@ pub trait CallerMemory: Send + Sync + 'static {
     }
 }
 
-/// A place in a dma-buf: memory that one device's driver exports to those of others,
-/// `ibv_reg_dmabuf_mr(3)`.
+/// A place in a dma-buf, memory that a device's driver exports, `ibv_reg_dmabuf_mr(3)`.
 ///
 /// Registering one was never tried on a device: soft-RoCE and softrdma do not support it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,7 @@ use crate::{CallerMemory, SharedMemory};
 /// The length of a cache line, to which the bytes are aligned.
 const LINE: usize = 64;
 
-/// Allocated bytes, initially zero. For large sizes the allocator uses pages that the kernel zeroes
-/// on first touch.
+/// Allocated bytes, initially zero. The kernel zeroes the pages of large ones on first touch.
 #[derive(Debug)]
 pub struct Zeroed {
     base: NonNull<u8>,

@@ -1,5 +1,4 @@
-//! Frames in a pcapng file (draft-ietf-opsawg-pcapng): a section with one interface, and a block
-//! for each frame.
+//! Frames in a pcapng file (draft-ietf-opsawg-pcapng): one section with one interface.
 
 use std::io::{self, Write};
 use std::time::Duration;

@@ -27,8 +27,8 @@ pub struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Returns the packets. `sequence` is the sequence number of the first. Their addresses are not
-    /// set: see [`Packet::between`].
+    /// Returns the packets, numbered from `sequence` on, without addresses: see
+    /// [`Packet::between`].
     pub fn packets(&self, sequence: u32) -> impl Iterator<Item = Packet<'_>> {
         let packets = count(self.len);
         (0..packets).map(move |number| {
@@ -57,8 +57,7 @@ impl Message<'_> {
 mod tests {
     use super::*;
 
-    /// Opcode, sequence number, headers, bytes and whether it asks for an acknowledgement, of each
-    /// packet.
+    /// Opcode, sequence number, headers, bytes, and whether to acknowledge it, of each packet.
     fn cut(message: &Message<'_>, sequence: u32) -> Vec<(u8, u32, usize, usize, bool)> {
         let seen = |packet: Packet<'_>| {
             (packet.opcode, packet.sequence, packet.headers.len(), packet.len, packet.acknowledge)

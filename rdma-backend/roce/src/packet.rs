@@ -1,5 +1,4 @@
-//! RoCE v2 packets, byte by byte: Ethernet, IP, UDP, the transport headers of InfiniBand, and the
-//! invariant CRC.
+//! RoCE v2 packets: Ethernet, IP, UDP, the transport headers of InfiniBand, and the invariant CRC.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,8 +13,7 @@ const CRC: usize = 4;
 /// The number of packet sequence numbers: 24 bits.
 pub const SEQUENCES: u32 = 1 << 24;
 
-/// Operations of reliable connections: the lowest opcode of each (InfiniBand, table of BTH
-/// opcodes).
+/// Operations of reliable connections, by their lowest opcode (InfiniBand, table of BTH opcodes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// SEND.
@@ -34,8 +32,7 @@ impl Kind {
     /// Returns the opcode of a packet, by its place in the message.
     #[must_use]
     pub const fn opcode(self, first: bool, last: bool, immediate: bool) -> u8 {
-        // First, middle, last, last with immediate, only, only with immediate. Responses have no
-        // immediate.
+        // First, middle, last, last with immediate, only, only with immediate (not for responses).
         let base = match self {
             Self::Send => 0,
             Self::Write => 6,
@@ -71,8 +68,7 @@ pub const ACKNOWLEDGED: u8 = 0x1f;
 /// Syndrome of a message that found no receive. The lowest five bits say when to retry.
 pub const NOT_READY: u8 = 0x20;
 
-/// Returns the syndrome of a refused message, by the requester's completion status. `None` if no
-/// response says so.
+/// Returns the syndrome of a message refused with this status; `None` if no response says so.
 #[must_use]
 pub const fn refused(status: CompletionStatus) -> Option<u8> {
     Some(match status {
@@ -201,8 +197,7 @@ const fn v6(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// Returns the invariant CRC of a frame that has room for it at its end, or `None` if it is not a
-/// RoCE frame.
+/// Returns the invariant CRC of a frame with room for it at its end; `None` if it is no RoCE frame.
 ///
 /// It covers everything from the IP header on. Fields that routers may change count as ones, and so
 /// does the header that InfiniBand has in place of Ethernet's (RoCE v2, annex A17).

@@ -177,8 +177,7 @@ fn foreign_address<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     equal("listen", channel.listen(foreign, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))
 }
 
-/// Tries an address without a route. If the kernel knows that there is none, the call itself fails.
-/// Otherwise the event comes at the time-out.
+/// Tries an address without a route: the kernel refuses the call, or the event is a time-out.
 fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let channel = setting.client.event_channel().called("event_channel")?;
     let id = channel.create_id().called("create_id")?;

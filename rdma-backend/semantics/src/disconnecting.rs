@@ -129,8 +129,7 @@ fn dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     expect::<B>(&clients, &client.id, "Disconnected")
 }
 
-/// The client is accepted and leaves without reading that. The server's event depends on the
-/// progress of its host.
+/// The client is accepted and leaves unread. The server's event depends on its host's progress.
 fn dropped_accepted<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let Pair { server, client, servers, clients, .. } = setting.requesting()?.accepted(Shape::USUAL)?;
     holds("the answer does not come", readable(clients.as_fd(), PATIENCE))?;

@@ -43,7 +43,6 @@ pub(super) const fn rnr_retries(rnr_retry_count: u8) -> ConnectParams {
     ConnectParams { rnr_retry_count, ..PARAMS }
 }
 
-/// The parameters of one end of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) limits: QueuePairLimits,
@@ -112,8 +111,7 @@ pub(super) fn in_time<T: Send + 'static>(
     receiver.recv_timeout(PATIENCE).map_err(|_| Failure::wrong(format!("{what} does not end")))
 }
 
-/// One end. Fields drop in this order, which is not the one that verbs requires: that is the
-/// backend's task.
+/// One end. Fields drop in this order, not that of verbs, which is the backend's task.
 pub(super) struct End<B: Descriptors> {
     pub(super) domain: Arc<B::Domain>,
     pub(super) cq: Arc<B::CompletionQueue>,
@@ -161,7 +159,6 @@ impl<B: Descriptors> End<B> {
         RecvRequest { id: number as u64, local }
     }
 
-    /// Makes a signalled request for `len` bytes at `offset` of the region.
     pub(super) fn request(
         &self,
         id: u64,
@@ -173,7 +170,6 @@ impl<B: Descriptors> End<B> {
         SendRequest { id, op, local, signaled: true, inline: false }
     }
 
-    /// Makes an unsignalled request for `len` bytes at `offset` of the region.
     pub(super) fn silent(
         &self,
         id: u64,
@@ -188,12 +184,10 @@ impl<B: Descriptors> End<B> {
         self.qp.post_send(requests).map_err(|error| error.error).called("post_send")
     }
 
-    /// Posts one signalled request with the id [`ONE`].
     pub(super) fn post_one(&self, op: SendOp, offset: usize, len: usize) -> Result<(), Failure> {
         self.post(&[self.request(ONE, op, offset, len)])
     }
 
-    /// Returns the address of byte `offset` of this end's region, for the peer.
     pub(super) fn remote(&self, offset: usize) -> RemoteAddress {
         remote::<B>(&self.region, offset)
     }
@@ -232,7 +226,6 @@ impl<B: Descriptors> End<B> {
         self.next(PATIENCE)?.ok_or_else(|| Failure::wrong(format!("{what}: no completion")))
     }
 
-    /// Checks that no completion comes.
     pub(super) fn quiet(&self, what: &str) -> Result<(), Failure> {
         equal(what, self.next(QUIET)?, None)
     }
@@ -278,7 +271,6 @@ pub(super) const fn took(len: u32) -> Completed {
     Completed::Recv { len, immediate: None }
 }
 
-/// Returns the next event, if one comes in time.
 pub(super) fn next_event<B: Descriptors>(
     channel: &B::EventChannel,
     patience: Duration,
@@ -362,7 +354,6 @@ impl<B: Descriptors> Requesting<B> {
         self.listener.local_addr().ok_or_else(|| Failure::wrong("the listener has no address"))
     }
 
-    /// Accepts the request. Neither side has read that.
     pub(super) fn accepted(self, shape: Shape) -> Result<Pair<B>, Failure> {
         let Self { client, listener, servers, clients } = self;
         let (id, _) = requested::<B>(&servers, &listener)?;
@@ -373,7 +364,6 @@ impl<B: Descriptors> Requesting<B> {
 }
 
 impl<B: Descriptors> Pair<B> {
-    /// Both ends read that they are connected.
     pub(super) fn established(self) -> Result<Self, Failure> {
         expect::<B>(&self.clients, &self.client.id, "Established")?;
         expect::<B>(&self.servers, &self.server.id, "Established")?;

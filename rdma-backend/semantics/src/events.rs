@@ -1,5 +1,4 @@
-//! One-shot notification: when a completion queue's descriptor becomes readable, and when it does
-//! not.
+//! One-shot notification: when a completion queue's descriptor becomes readable.
 
 use std::os::fd::AsFd;
 use std::time::Instant;
@@ -37,7 +36,6 @@ fn ping<B: Descriptors>(pair: &Pair<B>) -> Result<(), Failure> {
     pair.client.completes("the sender", ONE, Completed::Send)
 }
 
-/// Returns the next completion, without arming.
 fn polled<B: Descriptors>(end: &End<B>) -> Result<Completion, Failure> {
     let deadline = Instant::now() + PATIENCE;
     let mut one = [Completion::EMPTY];
@@ -100,8 +98,7 @@ fn one_shot<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn earlier<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let pair = &setting.pair()?;
     ping(pair)?;
-    // The sender's completion says that the receiver's device has the message, not that its queue
-    // shows it. Looking would take it out.
+    // The receiver's device has the message, but its queue may not show it; looking takes it out.
     std::thread::sleep(QUIET);
     arm(&pair.server)?;
     sleeps("it woke", &pair.server)

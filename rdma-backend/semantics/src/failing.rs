@@ -106,8 +106,7 @@ fn not_executed<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     equal("the bytes", server.bytes(0, 50)?, before)
 }
 
-/// A request that waits for a receive and loses its memory meanwhile. The other side then gets
-/// receives, whatever the result.
+/// A request loses its memory while it waits for a receive, which the other side then posts.
 fn robbed<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let Pair { server, client, .. } = &pair;

@@ -1,10 +1,9 @@
 //! The rules of verbs that the layers above rely on, as executable cases.
 //!
-//! [`rdma_backend`] states the seam in the words of the man pages. Here each rule that something
-//! above relies on is a small case with its source, and one body for all backends. On the embedded
-//! fabric it shows that the simulator's claims are true. On a device it shows that the device keeps
-//! the rules. A row of [`deviations`] says how and why a known provider differs. A difference
-//! without a row is a failure, and so is a row without its difference.
+//! Each rule that something above relies on is a small case with its man-page source, and one body
+//! for all backends. On the embedded fabric it shows that the simulator's claims are true, on a
+//! device that the device keeps the rules. A row of [`deviations`] says how and why a known
+//! provider differs. A difference without a row is a failure, and so is the reverse.
 //!
 //! One case is one claim, so that a deviation hides nothing else. Both ends are in this process.
 

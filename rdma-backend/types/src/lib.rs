@@ -7,8 +7,7 @@ pub mod time;
 
 pub use completion::{CompletionError, CompletionStatus};
 
-/// An address in the peer's memory, with its key. Any value is safe to use, because the peer's
-/// device checks it.
+/// An address in the peer's memory, with its key. Any value is safe: the peer's device checks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct RemoteAddress {
     /// The virtual address.
@@ -17,8 +16,7 @@ pub struct RemoteAddress {
     pub rkey: u32,
 }
 
-/// The immediate of a work request or completion, as a number. On the wire it is big-endian
-/// (VR-XFER-003). The backend converts it, once.
+/// The immediate as a number. The backend converts it, once, to big-endian (VR-XFER-003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Immediate(pub u32);
 

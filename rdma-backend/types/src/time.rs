@@ -20,8 +20,7 @@ impl Instant {
         Self { nanos: nanos(since_start) }
     }
 
-    /// Returns the instant this many seconds and nanoseconds after the clock's start, as
-    /// `clock_gettime(2)` reports it.
+    /// Returns the instant at these parts after the clock's start, as of `clock_gettime(2)`.
     #[inline]
     pub const fn from_parts(seconds: u64, nanos: u64) -> Self {
         Self { nanos: seconds.saturating_mul(1_000_000_000).saturating_add(nanos) }

@@ -10,7 +10,8 @@ use rdma_softsim::Fabric;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::{LONG, pair, pair_by, pair_with, pattern};
+use super::{LONG, pair, pair_by, pair_with};
+use crate::world::pattern;
 
 /// VR-CLOSE-001: dropping does not wait, but still delivers.
 #[tokio::test]
@@ -36,8 +37,7 @@ async fn dropped_streams_deliver_in_the_background() {
     }
 }
 
-/// VR-CLOSE-003: a task that waits for bytes to leave fails if the peer disconnects in order
-/// without taking them.
+/// VR-CLOSE-003: a task that waits for bytes to leave fails if the peer ends without taking them.
 #[tokio::test]
 async fn a_flush_ends_when_the_peer_does() {
     let (mut client, server) = pair().await;
@@ -68,8 +68,8 @@ async fn for_ever_is_a_duration() {
     assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("the end"), 0);
 }
 
-/// VR-CLOSE-001: bytes written to an accepted stream before it is established are delivered, even
-/// if the stream is shut down or dropped before, too.
+/// VR-CLOSE-001: bytes written to an accepted stream before it is established arrive, even if it is
+/// shut down or dropped before, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_is_ended_before_it_is_established_delivers() {
     for drops in [false, true] {
@@ -99,8 +99,7 @@ async fn a_stream_that_is_ended_before_it_is_established_delivers() {
     }
 }
 
-/// Without a runtime, converting a stream fails, and the stream's written bytes are delivered as if
-/// it were dropped.
+/// Without a runtime, conversion fails, and a stream's written bytes arrive as if it were dropped.
 #[test]
 fn a_stream_that_finds_no_runtime_delivers() {
     let fabric = Fabric::new();
@@ -126,8 +125,8 @@ fn a_stream_that_finds_no_runtime_delivers() {
     assert!(got == sent, "{} bytes", got.len());
 }
 
-/// A runtime that ends drops its tasks. A stream moved to another runtime continues there, and the
-/// bytes of dropped streams are delivered.
+/// A runtime that ends drops its tasks. A stream moved to another one continues, and the bytes of
+/// dropped streams arrive.
 #[test]
 fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

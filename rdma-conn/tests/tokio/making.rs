@@ -13,7 +13,8 @@ use rdma_softsim::Fabric;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::{LONG, pattern, polled};
+use super::{LONG, polled};
+use crate::world::pattern;
 
 /// Two tasks accept. Cancelling one does not affect the other.
 #[tokio::test]
@@ -119,7 +120,7 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     }
 }
 
-/// The first attempts of a user of `tokio::net`: a host and a port, defaults, a line of `Debug`, a
+/// The first attempts of a user of `tokio::net`: a host and a port, defaults, `Debug`, a
 /// descriptor.
 #[tokio::test]
 async fn a_listener_as_of_tokio() {
@@ -137,6 +138,8 @@ async fn a_listener_as_of_tokio() {
     let (client, accepted) =
         tokio::join!(AsyncStream::connect(&host, ("192.0.2.1", 6379)), listener.accept());
     let (mut client, (mut server, _)) = (client.expect("connects"), accepted.expect("accepts"));
+    let told = format!("{client:?}");
+    assert!(told.contains("192.0.2.1:6379") && told.contains("192.0.2.2:"), "{told}");
     for line in [
         format!("{listener:?}"),
         format!("{client:?}"),
@@ -190,13 +193,14 @@ async fn streams_become_asynchronous() {
         let host = host.clone();
         tokio::spawn(async move { AsyncStream::connect(&host, address).await })
     };
-    let dials = dial();
-    let (endpoint, id) = loop {
+    let accept = async || loop {
         if let Some(accepted) = listener.try_accept().expect("accepts") {
             break accepted;
         }
         tokio::task::yield_now().await;
     };
+    let dials = dial();
+    let (endpoint, id) = accept().await;
     let mut server = AsyncStream::from_endpoint(endpoint, id).expect("is watched");
     let mut client = timeout(LONG, dials).await.expect("in time").expect("no panic").expect("connects");
     client.write_u8(8).await.expect("written");
@@ -204,12 +208,7 @@ async fn streams_become_asynchronous() {
 
     // One whose endpoint has events that were never taken.
     let dials = dial();
-    let (mut endpoint, id) = loop {
-        if let Some(accepted) = listener.try_accept().expect("accepts") {
-            break accepted;
-        }
-        tokio::task::yield_now().await;
-    };
+    let (mut endpoint, id) = accept().await;
     while !endpoint.is_open(id) {
         endpoint.progress().expect("goes on");
         tokio::task::yield_now().await;

@@ -17,6 +17,8 @@ use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
+use crate::world::pattern;
+
 mod ending;
 mod making;
 
@@ -55,12 +57,7 @@ async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     .await
 }
 
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
-}
-
 /// One task reads while another writes, on both ends, through windows that are always too small.
-/// Each waits for what the other's call may notice first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_and_writers_do_not_forget_each_other() {
     let mut options = (Options::default(), Options::default());
@@ -89,14 +86,6 @@ async fn readers_and_writers_do_not_forget_each_other() {
     }
 }
 
-/// The log form.
-#[tokio::test]
-async fn a_stream_is_told_of_in_a_line() {
-    let (client, _server) = pair().await;
-    let told = format!("{client:?}");
-    assert!(told.contains("192.0.2.1:6379") && told.contains("192.0.2.2:") && told.len() < 100, "{told}");
-}
-
 /// A cancelled read or write has read or written nothing.
 #[tokio::test]
 async fn cancelled_futures_lose_nothing() {
@@ -119,8 +108,7 @@ async fn cancelled_futures_lose_nothing() {
     assert_eq!(&byte, b"y");
 }
 
-/// A future that waits to lend, or for its memory, can be dropped: nothing is lent twice, and
-/// nothing is lost.
+/// A future that waits to lend, or for its memory, can be dropped: nothing is lent twice, or lost.
 #[tokio::test]
 async fn cancelled_lending_loses_nothing() {
     let mut options = Options::default();
@@ -177,8 +165,8 @@ impl Drop for Panics {
     }
 }
 
-/// A panic in the code of application memory affects only that program's call. Other connections of
-/// the endpoint continue, whichever thread drives it.
+/// A panic in the code of application memory affects only that program's call, whichever thread
+/// drives the endpoint.
 #[test]
 fn memory_that_panics_concerns_no_other_connection() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

@@ -1,8 +1,5 @@
-//! The bodies of the fuzz targets in `fuzz/`, as plain functions of bytes, so that the same code
-//! runs in ordinary tests.
-//!
-//! Each reads its input as a [`Script`]: settings first, then steps to the end of the input. Any
-//! input is a valid script.
+//! The bodies of the fuzz targets in `fuzz/`, as functions of bytes, so that tests run them, too.
+//! Each reads its input, any, as a [`Script`]: settings, then steps to the end.
 
 // Each test binary and each target uses some of them.
 #![allow(dead_code)]

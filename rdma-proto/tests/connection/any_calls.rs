@@ -1,5 +1,4 @@
-//! No sequence of calls, with any values, panics or breaks an invariant: see
-//! [`bodies::connection`].
+//! No sequence of calls, with any values, breaks an invariant: see [`bodies::connection`].
 
 use proptest::prelude::*;
 

@@ -1,5 +1,4 @@
-//! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives. Without one the
-//! connection may die.
+//! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives, or may be fatal.
 
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{CompletionStatus, Immediate};
@@ -11,12 +10,7 @@ use crate::pair::{Client, Pair, Server, failure, handle_immediates, quiet};
 /// posted.
 fn valkey(receives: u16) -> Pair {
     let wide = |base| quiet(base).window(1 << 16).send_buffer(1 << 16).peer_receives(receives);
-    let mut pair = Pair::new(wide(Config::client()), wide(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Server);
-    pair.establish(Client);
-    pair.settle();
-    pair
+    Pair::with_retries(wide(Config::client()), wide(Config::server()), 0)
 }
 
 /// More receives than any peer here has.
@@ -75,39 +69,28 @@ fn the_answer_returns_the_credits() {
 #[test]
 fn full_windows_need_no_questions() {
     let narrow = |base| quiet(base).window(8).send_buffer(8).peer_receives(16);
-    let mut pair = Pair::new(narrow(Config::client()), narrow(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Server);
-    pair.establish(Client);
+    let mut pair = Pair::with_retries(narrow(Config::client()), narrow(Config::server()), 0);
     pair.finish([1000, 0]);
     assert_eq!(questions(&pair.client.messages()), 0);
 }
 
-/// VR-FLOW-008: so do bytes in a window that we announced, so a side that only reads never has to
-/// ask.
+/// VR-FLOW-008: so do bytes in a window that we announced: a side that only reads never has to ask.
 #[test]
 fn bytes_in_a_new_window_need_no_questions() {
     let narrow = |base| quiet(base).window(8).peer_receives(4).windows(1);
-    let mut pair = Pair::new(narrow(Config::client()), narrow(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Server);
-    pair.establish(Client);
+    let mut pair = Pair::with_retries(narrow(Config::client()), narrow(Config::server()), 0);
     pair.finish([0, 1000]);
     assert!(pair.client.registrations() > 100);
     assert_eq!(questions(&pair.client.messages()), 0);
     assert!(pair.client.machine.counters().most_in_flight <= 4);
 }
 
-/// VR-FLOW-008, VR-XFER-005: a notification of no bytes does not prove that the peer has handled
-/// the window. The first byte does.
+/// VR-FLOW-008, VR-XFER-005: only a first byte proves that the peer has handled the window.
 #[test]
 fn a_notification_of_no_bytes_returns_no_credits() {
     let mut pair = valkey(16);
     pair.server.handles = false;
-    for _ in 0..4 {
-        pair.client.write(1);
-        pair.settle();
-    }
+    pair.trickle(Client, 4);
     // A window behind these: a peer that writes to it has handled them.
     pair.server.write(1 << 16);
     pair.settle();
@@ -123,25 +106,19 @@ fn a_notification_of_no_bytes_returns_no_credits() {
     }
 }
 
-/// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer allows no retries. The
+/// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer allows no retries: the
 /// device had a receive, but its program may be asleep.
 #[test]
 fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
     let mut pair = valkey(16);
     pair.server.handles = false;
-    for _ in 0..100 {
-        pair.client.write(1);
-        pair.settle();
-    }
-    assert!(
-        pair.client.send_queue.unacknowledged_notifications() < 4,
-        "all acknowledged that were signalled"
-    );
+    pair.trickle(Client, 100);
+    let unacknowledged = pair.client.send_queue.unacknowledged_notifications();
+    assert!(unacknowledged < 4, "all acknowledged that were signalled");
     assert!(pair.client.machine.unposted() > 0, "and yet no credit is left");
 }
 
-/// VR-FLOW-015: a peer that gave us endless retries makes us wait instead. No question is asked,
-/// and nothing is lost.
+/// VR-FLOW-015: a peer with endless retries makes us wait. No question is asked, nothing is lost.
 #[test]
 fn a_patient_peer_is_never_asked() {
     for (who, receives) in
@@ -151,10 +128,7 @@ fn a_patient_peer_is_never_asked() {
         let mut pair = Pair::connected(wide(Config::client()), wide(Config::server()));
         let other = crate::pair::peer(who);
         pair.side(other).handles = false;
-        for _ in 0..WRITES {
-            pair.side(who).write(1);
-            pair.settle();
-        }
+        pair.trickle(who, WRITES);
         assert!(pair.side(who).send_queue.unacknowledged_notifications() <= usize::from(receives));
         assert_eq!(questions(&pair.side(who).messages()), 0);
         pair.side(other).handles = true;
@@ -162,8 +136,7 @@ fn a_patient_peer_is_never_asked() {
     }
 }
 
-/// VR-FLOW-015: a patient peer may keep fewer receives than is assumed. The device waits, and the
-/// machine is unaffected.
+/// VR-FLOW-015: a patient peer may keep fewer receives than is assumed: its device waits.
 #[test]
 fn fewer_receives_than_assumed_only_slow_a_patient_peer_down() {
     let mut pair = Pair::quiet();
@@ -177,30 +150,19 @@ fn fewer_receives_than_assumed_kill_an_impatient_connection() {
     let mut pair = valkey(16);
     pair.server.receives = 3;
     pair.server.handles = false;
-    for _ in 0..10 {
-        pair.client.write(1);
-        pair.settle();
-    }
+    pair.trickle(Client, 10);
     let culprit = PeerMisbehaved::TooFewReceives { limit: 16 };
     assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(culprit)));
 }
 
-/// VR-FLOW-009: data leaves credits to control messages. The reader's window is announced while the
-/// writer is out of credit.
+/// VR-FLOW-009: data leaves credits to control messages: a window needs no other credit.
 #[test]
 fn data_leaves_credits_to_registrations() {
     for receives in few([2, 4, 16, 1024]) {
         let base = |base| quiet(base).window(1 << 12).windows(1).send_buffer(1 << 13).peer_receives(receives);
-        let mut pair = Pair::new(base(Config::client()), base(Config::server()));
-        pair.client.rnr_retry = 0;
-        pair.establish(Server);
-        pair.establish(Client);
-        pair.settle();
+        let mut pair = Pair::with_retries(base(Config::client()), base(Config::server()), 0);
         pair.server.handles = false;
-        for _ in 0..WRITES {
-            pair.client.write(1);
-            pair.settle();
-        }
+        pair.trickle(Client, WRITES);
         pair.server.write(1 << 12);
         pair.settle();
         pair.client.read(1 << 12);
@@ -231,15 +193,10 @@ fn the_first_question_serves_both_ends() {
 #[test]
 fn data_leaves_requests_to_registrations() {
     for depth in [2, 3, 4, 16] {
-        let mut client = quiet(Config::client());
-        client.send_depth = depth;
-        client.windows = 1;
+        let client = quiet(Config::client()).send_depth(depth).windows(1);
         let mut pair = Pair::connected(client, quiet(Config::server()));
         pair.client.reports = false;
-        for _ in 0..64 {
-            pair.client.write(1);
-            pair.settle();
-        }
+        pair.trickle(Client, 64);
         assert!(pair.client.machine.unposted() > 0, "the queue is full");
         pair.server.write(64);
         pair.settle();

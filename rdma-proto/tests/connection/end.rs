@@ -35,8 +35,7 @@ fn close_delivers_everything_first() {
     }
 }
 
-/// VR-CLOSE-001: a request that will not be reported is followed by an empty one that is, so that
-/// the end is noticed.
+/// VR-CLOSE-001: a request that will not be reported is followed by an empty one that is.
 #[test]
 fn close_asks_for_a_completion_if_none_is_under_way() {
     let mut pair = Pair::quiet();
@@ -49,8 +48,7 @@ fn close_asks_for_a_completion_if_none_is_under_way() {
     assert_eq!(pair.client.state(), State::Closed);
 }
 
-/// VR-CLOSE-008: a flush before the connection is established is not the cause of its end. The
-/// event that follows is.
+/// VR-CLOSE-008: a flush before the connection is established is not the cause of its end.
 #[test]
 fn a_flush_before_the_connection_is_no_cause() {
     let mut machine =
@@ -64,17 +62,13 @@ fn a_flush_before_the_connection_is_no_cause() {
 /// Without a free send queue slot, the question has to wait for one.
 #[test]
 fn close_with_a_full_send_queue() {
-    // The depth is not a multiple of four, so that the last requests of a full queue may be
-    // unsignalled.
+    // No multiple of four, so that the last requests of a full queue may be unsignalled.
     let server = quiet(Config::server()).send_depth(70);
     let client = quiet(Config::client()).window(1 << 10);
     let mut pair = Pair::connected(client, server.send_buffer(1 << 10));
     pair.server.carries = false;
     let question = Message::GetServerFeature { select: 0, features: Default::default() }.encode();
-    for _ in 0..60 {
-        pair.server.write(1);
-        pair.settle();
-    }
+    pair.trickle(Server, 60);
     for _ in 0..20 {
         pair.server.machine.handle_message(pair.now, &question);
     }
@@ -89,8 +83,7 @@ fn close_with_a_full_send_queue() {
     assert_eq!(pair.server.state(), State::Closed);
 }
 
-/// VR-CLOSE-001: only bytes are waited for. A peer without receives cannot delay the end of a
-/// connection that wrote nothing.
+/// VR-CLOSE-001: only bytes are waited for, so a peer without receives delays no other end.
 #[test]
 fn close_does_not_wait_for_control_messages() {
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
@@ -153,8 +146,7 @@ fn close_is_idempotent() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// VR-CLOSE-001: bytes written before the connection is established are delivered, even if it is
-/// closed before, too.
+/// VR-CLOSE-001: bytes written before the connection is established arrive despite a close.
 #[test]
 fn close_before_the_connection_is_there_delivers() {
     for who in [Client, Server] {
@@ -178,8 +170,8 @@ fn close_before_the_connection_is_there_delivers() {
 /// VR-CLOSE-004: delivery takes no longer than `linger`, whatever the keepalive times are.
 #[test]
 fn close_before_the_connection_is_there_has_an_end() {
-    let mut client = quiet(Config::client());
-    client.keepalive = Some(Keepalive::NONE.every(Some(LINGER / 100)).limit(Some(LINGER / 100)));
+    let keepalive = Keepalive::NONE.every(Some(LINGER / 100)).limit(Some(LINGER / 100));
+    let client = quiet(Config::client()).keepalive(Some(keepalive));
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.write(10);
     pair.client.machine.close(pair.now, LINGER);
@@ -279,8 +271,7 @@ fn errors_are_sticky() {
     assert_eq!(pair.post(Client), 0, "nothing after the disconnect");
 }
 
-/// VR-CLOSE-008: requests flushed because of a failure do not hide it, in whichever order they are
-/// seen.
+/// VR-CLOSE-008: flushed requests do not hide the failure that they follow, in whichever order.
 #[test]
 fn the_first_failure_with_a_cause_wins_over_flushes() {
     let (flush, cause, later) =
@@ -370,8 +361,7 @@ fn settings_out_of_bounds_are_refused_and_bounds_are_not() {
     }
 }
 
-/// A backend that refuses a call, or reports a request that was never posted, ends the connection
-/// and is named.
+/// A backend that refuses a call, or reports an unknown request, ends the connection and is named.
 #[test]
 fn a_backend_that_fails_is_named() {
     let mut pair = Pair::quiet();
@@ -390,8 +380,7 @@ fn a_backend_that_fails_is_named() {
 /// A connection that ends in the middle of a flush posts no more of it.
 #[test]
 fn an_end_within_a_flush() {
-    let mut client = quiet(Config::client());
-    client.send_buffer = 40;
+    let client = quiet(Config::client()).send_buffer(40);
     let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
@@ -407,8 +396,7 @@ fn an_end_within_a_flush() {
 /// Closing in the middle of a flush finishes it first.
 #[test]
 fn closing_within_a_flush() {
-    let mut client = quiet(Config::client());
-    client.send_buffer = 40;
+    let client = quiet(Config::client()).send_buffer(40);
     let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
@@ -422,8 +410,7 @@ fn closing_within_a_flush() {
     assert_eq!(pair.side(Server).disconnects(), 1);
 }
 
-/// Soft-RoCE gives a receive the status of the peer's refused WRITE. The peer caused every failed
-/// receive.
+/// The peer caused every failed receive: soft-RoCE gives it the status of a refused WRITE.
 #[test]
 fn a_receive_fails_by_the_peer() {
     for (status, seen) in [

@@ -5,6 +5,10 @@ use rdma_proto::{Config, Error, PeerMisbehaved, State};
 
 use crate::pair::{Client, Pair, Server, quiet};
 
+fn question(select: u16) -> [u8; 32] {
+    Message::GetServerFeature { select, features: FeatureSet::NONE }.encode()
+}
+
 fn negotiating(client: u64, server: u64) -> Pair {
     let client = quiet(Config::client()).negotiate(true).features(FeatureSet(client));
     Pair::connected(client, quiet(Config::server()).features(FeatureSet(server)))
@@ -56,8 +60,7 @@ fn unknown_bits_enable_nothing() {
     pair.finish([10, 10]);
 }
 
-/// VM-001, VM-002: windows are registered ahead if both sides want it, and all bytes arrive.
-/// Otherwise each side registers its next window when the last is full.
+/// VM-001, VM-002: windows are registered ahead if both want it, otherwise when the last is full.
 #[test]
 fn windows_are_registered_ahead_where_both_want_it() {
     let (all, none) = (FeatureSet::MULTI_BUFFER.0, FeatureSet::NONE.0);
@@ -70,8 +73,7 @@ fn windows_are_registered_ahead_where_both_want_it() {
     }
 }
 
-/// VM-001: a client that only asks for a proof has requested no feature, and a server that was not
-/// asked says nothing.
+/// VM-001: a client that only asks for a proof has requested no feature; a server answers only.
 #[test]
 fn nobody_registers_ahead_unasked() {
     let all = FeatureSet::MULTI_BUFFER;
@@ -91,8 +93,7 @@ fn a_choice_that_was_not_offered_enables_nothing() {
     let mut pair = Pair::connected(quiet(Config::client()), quiet(Config::server()).features(all));
     pair.server.machine.handle_message(pair.now, &choice);
     assert_eq!(pair.server.machine.features(), FeatureSet::NONE, "nobody asked");
-    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
-    pair.server.machine.handle_message(pair.now, &question);
+    pair.server.machine.handle_message(pair.now, &question(0));
     pair.server.machine.handle_message(pair.now, &choice);
     assert_eq!(pair.server.machine.features(), FeatureSet::NONE, "the answer is not sent");
     pair.post(Server);
@@ -117,8 +118,7 @@ fn one_window_too_many_ends_the_connection() {
     }
 }
 
-/// VR-FEAT-002: the answer repeats `select`. Questions may come at any time and any number of
-/// times.
+/// VR-FEAT-002: the answer repeats `select`. Questions may come at any time, and often.
 #[test]
 fn every_question_is_answered_with_its_select() {
     let mut pair = Pair::quiet();
@@ -139,8 +139,7 @@ fn answers_keep_the_order_of_their_questions() {
     let mut pair = Pair::quiet();
     for _ in 0..3 {
         for select in [1, 2, 2, 3, 1] {
-            let question = Message::GetServerFeature { select, features: FeatureSet::NONE };
-            pair.server.machine.handle_message(pair.now, &question.encode());
+            pair.server.machine.handle_message(pair.now, &question(select));
         }
         pair.server.log.clear();
         assert_eq!(pair.post(Server), 5);
@@ -155,9 +154,8 @@ fn answers_keep_the_order_of_their_questions() {
 fn one_question_many_times_is_fine() {
     const TIMES: usize = if cfg!(miri) { 100 } else { 3000 };
     let mut pair = Pair::quiet();
-    let question = Message::GetServerFeature { select: 3, features: FeatureSet::NONE }.encode();
     for _ in 0..TIMES {
-        pair.server.machine.handle_message(pair.now, &question);
+        pair.server.machine.handle_message(pair.now, &question(3));
     }
     pair.client.machine.handle_disconnected(); // it would not understand the answers
     let mut answers = 0;
@@ -177,12 +175,10 @@ fn one_question_many_times_is_fine() {
 fn different_questions_without_end_are_a_flood() {
     let mut pair = Pair::quiet();
     for select in 0..4 {
-        let question = Message::GetServerFeature { select, features: FeatureSet::NONE };
-        pair.server.machine.handle_message(pair.now, &question.encode());
+        pair.server.machine.handle_message(pair.now, &question(select));
     }
     assert_eq!(pair.server.state(), State::Open, "four may wait");
-    let question = Message::GetServerFeature { select: 4, features: FeatureSet::NONE };
-    pair.server.machine.handle_message(pair.now, &question.encode());
+    pair.server.machine.handle_message(pair.now, &question(4));
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
@@ -191,22 +187,20 @@ fn different_questions_without_end_are_a_flood() {
 #[cfg_attr(miri, ignore = "nothing of it is seen in less than 65536 questions")]
 fn one_question_without_end_is_a_flood_too() {
     let mut pair = Pair::quiet();
-    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
     for _ in 0..u16::MAX {
-        pair.server.machine.handle_message(pair.now, &question);
+        pair.server.machine.handle_message(pair.now, &question(0));
     }
     assert_eq!(pair.server.state(), State::Open);
-    pair.server.machine.handle_message(pair.now, &question);
+    pair.server.machine.handle_message(pair.now, &question(0));
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
 /// VR-FEAT-014: an answer without a question is refused, and so is a second answer.
 #[test]
 fn an_answer_nobody_asked_for_ends_the_connection() {
-    let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
     for mut pair in [Pair::quiet(), negotiating(0, 0)] {
         assert_eq!(pair.client.state(), State::Open);
-        pair.client.machine.handle_message(pair.now, &answer);
+        pair.client.machine.handle_message(pair.now, &question(0));
         let unasked = Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures);
         assert_eq!(pair.client.state(), State::Failed(unasked));
     }

@@ -37,8 +37,7 @@ fn each_registers_when_established_and_waits_for_nothing() {
     }
 }
 
-/// VR-MEM-014, VR-CONN-007: neither the order of the two registrations nor that of the two events
-/// matters.
+/// VR-MEM-014, VR-CONN-007: the order of the registrations does not matter, nor that of the events.
 #[test]
 fn registrations_may_cross_in_any_order() {
     for first in [Client, Server] {

@@ -55,8 +55,7 @@ fn a_peer_that_never_drains() {
     assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverDrained { waited: LIMIT }));
 }
 
-/// VR-RES-005: a patient peer without receives. Its device does not acknowledge, so everything
-/// waits.
+/// VR-RES-005: the device of a patient peer without receives does not acknowledge.
 #[test]
 fn a_peer_that_never_receives() {
     for who in [Client, Server] {
@@ -64,37 +63,23 @@ fn a_peer_that_never_receives() {
         let mut pair = Pair::connected(base(Config::client()), base(Config::server()));
         let other = crate::pair::peer(who);
         pair.side(other).handles = false;
-        for _ in 0..50 {
-            pair.side(who).write(1);
-            pair.settle();
-        }
+        pair.trickle(who, 50);
         pair.advance(ALMOST);
         pair.settle();
         assert_eq!(pair.side(who).state(), State::Open);
         pair.advance(REST);
-        assert_eq!(
-            pair.side(who).state(),
-            failed(PeerMisbehaved::NeverReceives { waited: LIMIT }),
-            "{who:?}"
-        );
+        let never = failed(PeerMisbehaved::NeverReceives { waited: LIMIT });
+        assert_eq!(pair.side(who).state(), never, "{who:?}");
     }
 }
 
-/// VR-RES-005: a server that never polls, and a client that gets its credits back only by
-/// questions.
+/// VR-RES-005: a server that never polls, and a client that gets credits back only by questions.
 #[test]
 fn a_server_that_never_polls() {
     let client = limited(Config::client()).peer_receives(16);
-    let mut pair = Pair::new(client, quiet(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Server);
-    pair.establish(Client);
-    pair.settle();
+    let mut pair = Pair::with_retries(client, quiet(Config::server()), 0);
     pair.server.handles = false;
-    for _ in 0..50 {
-        pair.client.write(1);
-        pair.settle();
-    }
+    pair.trickle(Client, 50);
     pair.advance(LIMIT);
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
@@ -135,25 +120,17 @@ fn answers_that_are_taken_one_by_one() {
     }
 }
 
-/// Returned credits are progress, whatever proves them: here the peer's first bytes in a window we
-/// announced, just before the limit.
+/// Returned credits are progress, even if proved by the peer's first bytes in a new window.
 #[test]
 fn a_proof_by_bytes_begins_the_wait_anew() {
     let client = limited(Config::client()).peer_receives(6);
-    let mut pair = Pair::new(client, quiet(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Client);
-    pair.establish(Server);
-    pair.settle();
+    let mut pair = Pair::with_retries(client, quiet(Config::server()), 0);
     pair.server.handles = false;
     pair.client.write(1);
     pair.settle();
     // The server fills our window, and the next one is announced behind the byte just written.
     pair.client.machine.handle_immediate(pair.now, Immediate(64));
-    for _ in 0..20 {
-        pair.client.write(1);
-        pair.settle();
-    }
+    pair.trickle(Client, 20);
     assert_eq!(pair.client.registrations(), 2);
     assert!(pair.client.machine.unposted() > 0, "no credit is left");
     pair.advance(ALMOST);
@@ -165,22 +142,14 @@ fn a_proof_by_bytes_begins_the_wait_anew() {
     assert!(pair.post(Client) > 0);
 }
 
-/// Bytes that prove nothing are no progress for waiting data: a peer cannot evade the limit by
-/// sending them.
+/// Bytes that prove nothing are no progress for waiting data.
 #[test]
 fn bytes_that_prove_nothing_do_not_extend_the_limit() {
     let client = limited(Config::client()).peer_receives(6);
-    let mut pair = Pair::new(client, quiet(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Client);
-    pair.establish(Server);
-    pair.settle();
+    let mut pair = Pair::with_retries(client, quiet(Config::server()), 0);
     pair.server.handles = false;
     pair.client.machine.handle_immediate(pair.now, Immediate(1));
-    for _ in 0..20 {
-        pair.client.write(1);
-        pair.settle();
-    }
+    pair.trickle(Client, 20);
     for _ in 0..20 {
         pair.client.machine.handle_immediate(pair.now, Immediate(1));
         pair.settle();
@@ -189,40 +158,24 @@ fn bytes_that_prove_nothing_do_not_extend_the_limit() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// Nor are keepalives that the device of a sleeping server acknowledges: it had receives for them,
-/// and has none left.
+/// Nor are keepalives that the device of a sleeping server acknowledges, while it has receives.
 #[test]
 fn acknowledged_keepalives_do_not_extend_the_limit() {
-    let mut client = limited(Config::client()).peer_receives(16);
-    client.keepalive = Some(Keepalive::NONE.probe(Some(Duration::from_secs(1))));
-    let mut pair = Pair::new(client, quiet(Config::server()));
-    pair.client.rnr_retry = 0;
-    pair.establish(Server);
-    pair.establish(Client);
-    pair.settle();
+    let probe = Keepalive::NONE.probe(Some(Duration::from_secs(1)));
+    let client = limited(Config::client()).peer_receives(16).keepalive(Some(probe));
+    let mut pair = Pair::with_retries(client, quiet(Config::server()), 0);
     pair.server.handles = false;
-    for _ in 0..20 {
-        pair.client.write(1);
-        pair.settle();
-    }
-    for _ in 0..20 {
-        pair.advance(Duration::from_secs(1));
-        pair.settle();
-    }
+    pair.trickle(Client, 20);
+    pair.pass(Duration::from_secs(1), 20);
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// A connection that advances is not stalled, however slowly, and whether it waits for credit or
-/// for a send queue slot.
+/// A slow connection is not stalled, whether it waits for credit or a send queue slot.
 #[test]
 fn slow_progress_is_progress() {
     for (rnr_retry, send_depth) in [(0, 1), (0, 256), (7, 1), (7, 256)] {
         let client = limited(Config::client()).peer_receives(4).send_depth(send_depth);
-        let mut pair = Pair::new(client, quiet(Config::server()));
-        pair.client.rnr_retry = rnr_retry;
-        pair.establish(Server);
-        pair.establish(Client);
-        pair.settle();
+        let mut pair = Pair::with_retries(client, quiet(Config::server()), rnr_retry);
         (pair.client.reports, pair.client.carries) = (false, false);
         for _ in 0..100 {
             pair.client.write(1);

@@ -30,8 +30,8 @@ fn window(rkey: u32) -> Option<Window> {
     Some(Window { address, length: WINDOW, rkey })
 }
 
-/// VR-MEM-003, VR-MEM-010: a region added while the first is full of unread bytes is announced at
-/// once. Either may be dropped once it is read.
+/// VR-MEM-003, VR-MEM-010: a region added while the first is full and unread is announced at once.
+/// Either may be dropped once it is read.
 #[test]
 fn a_second_region_comes_when_it_is_needed_and_goes() {
     let config = quiet(Config::client()).window(WINDOW).windows(1);
@@ -63,8 +63,7 @@ fn a_second_region_comes_when_it_is_needed_and_goes() {
 }
 
 /// VR-MEM-003, VR-MEM-008: windows that lie wholly in the requested part of the stream are
-/// announced in the application's memory, one after another. Those before and after are the
-/// connection's own.
+/// announced in the application's memory, one after another; others are the connection's own.
 #[test]
 fn windows_lie_in_memory_of_the_application() {
     let config = quiet(Config::client()).window(WINDOW).windows(2);

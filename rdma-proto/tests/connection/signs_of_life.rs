@@ -20,13 +20,10 @@ fn keepalives(side: &Side) -> usize {
     side.messages().iter().filter(|message| matches!(message, Message::Keepalive)).count()
 }
 
-/// VR-KEEP-001: a server sends a keepalive every three seconds. A client that receives them does
-/// nothing.
+/// VR-KEEP-001: a server sends a keepalive every three seconds. A client does nothing.
 #[test]
 fn a_server_sends_keepalives_and_a_client_listens() {
-    let mut client = Config::client();
-    client.window = 64;
-    let mut pair = Pair::connected(client, Config::server().window(64));
+    let mut pair = Pair::connected(Config::client().window(64), Config::server().window(64));
     for second in 1..=60 {
         pair.advance(SECOND);
         pair.settle();
@@ -42,10 +39,7 @@ fn a_server_sends_keepalives_and_a_client_listens() {
 fn both_roles_can_send_them() {
     let every = SILENT.every(Some(SECOND));
     let mut pair = living(every, every);
-    for _ in 0..10 {
-        pair.advance(SECOND);
-        pair.settle();
-    }
+    pair.pass(SECOND, 10);
     assert_eq!((keepalives(&pair.client), keepalives(&pair.server)), (10, 10));
 }
 
@@ -63,10 +57,7 @@ fn missed_keepalives_are_not_made_up_for() {
 fn never_more_than_one_keepalive_is_under_way() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
     pair.server.carries = false;
-    for _ in 0..100 {
-        pair.advance(SECOND);
-        pair.settle();
-    }
+    pair.pass(SECOND, 100);
     assert_eq!(keepalives(&pair.server), 1);
     pair.server.carries = true;
     pair.settle();
@@ -96,8 +87,7 @@ fn a_probe_is_sent_into_silence_only() {
     }
 }
 
-/// The peer's device answers a probe even if its program does not. A busy peer is not disturbed,
-/// and a dead one shows in the device's own time-out.
+/// A device answers probes even if its program does not. The device's time-out finds a dead peer.
 #[test]
 fn a_busy_peer_satisfies_the_probe_through_its_device() {
     let mut pair = living(SILENT.probe(Some(SECOND * 10)), SILENT);
@@ -115,17 +105,11 @@ fn a_busy_peer_satisfies_the_probe_through_its_device() {
 fn silence_beyond_the_limit_ends_the_connection() {
     let limit = SECOND * 30;
     let mut pair = living(SILENT.probe(Some(SECOND)).limit(Some(limit)), SILENT);
-    for _ in 0..20 {
-        pair.advance(SECOND);
-        pair.settle();
-    }
+    pair.pass(SECOND, 20);
     // One byte restarts the time.
     pair.server.write(1);
     pair.settle();
-    for _ in 0..29 {
-        pair.advance(SECOND);
-        pair.settle();
-    }
+    pair.pass(SECOND, 29);
     assert!(keepalives(&pair.client) >= 40, "its device acknowledges every one");
     pair.advance(SECOND - Duration::from_nanos(1));
     assert_eq!(pair.client.state(), State::Open);
@@ -151,33 +135,27 @@ fn no_keepalive_after_the_end() {
 #[test]
 fn intervals_of_zero_are_refused() {
     let zero = Some(Duration::ZERO);
-    let mut refused = Vec::new();
-    for keepalive in [SILENT.every(zero), SILENT.probe(zero), SILENT.limit(zero)] {
-        refused.push(Config::client().keepalive(Some(keepalive)));
-    }
+    let mut refused = [SILENT.every(zero), SILENT.probe(zero), SILENT.limit(zero)]
+        .map(|keepalive| Config::client().keepalive(Some(keepalive)))
+        .to_vec();
     refused.push(Config::client().stall_limit(zero));
     for config in refused {
         assert!(config.check().is_err(), "{config:?}");
     }
 }
 
-/// VR-KEEP-006: the wait for a vanished peer is bounded even if its device never gives up. This
-/// holds for regular keepalives, for probes, and with a send queue full of unacknowledged requests.
+/// VR-KEEP-006: the wait for a vanished peer is bounded even if its device never gives up, for
+/// keepalives, for probes, and with a send queue full of unacknowledged requests.
 #[test]
 fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     let limited = rdma_proto::UNACKNOWLEDGED + SECOND * 10;
     for (probing, full) in [(false, false), (true, false), (false, true)] {
-        let shows = SILENT.every(Some(SECOND * 3));
-        let probes = SILENT.probe(Some(SECOND * 10));
-        let mut server = quiet(Config::server());
-        server.keepalive = Some(if probing { probes } else { shows });
-        server.send_depth = 16;
+        let keepalive =
+            if probing { SILENT.probe(Some(SECOND * 10)) } else { SILENT.every(Some(SECOND * 3)) };
+        let server = quiet(Config::server()).keepalive(Some(keepalive)).send_depth(16);
         let mut pair = Pair::connected(quiet(Config::client()), server);
         pair.server.carries = false;
-        for _ in 0..if full { 64 } else { 0 } {
-            pair.server.write(1);
-            pair.settle();
-        }
+        pair.trickle(Server, if full { 64 } else { 0 });
         for _ in 0..limited.as_secs() {
             assert_eq!(pair.server.state(), State::Open);
             pair.advance(SECOND);
@@ -192,9 +170,8 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     }
 }
 
-/// VR-KEEP-004, VR-KEEP-006: a peer whose program is idle reposts no receives, but is still alive.
-/// Its remaining receives are not used up, so nothing waits for it, and it can continue after any
-/// time.
+/// VR-KEEP-004, VR-KEEP-006: a peer whose program is idle reposts no receives, but is alive. Its
+/// remaining receives are not used up, and it can continue after any time.
 #[test]
 fn an_idle_peer_is_left_its_receives() {
     let server = SILENT.every(Some(SECOND));
@@ -203,10 +180,7 @@ fn an_idle_peer_is_left_its_receives() {
     for _ in 0..2 {
         let before = keepalives(&pair.server);
         pair.client.handles = false;
-        for _ in 0..2 * rdma_proto::UNACKNOWLEDGED.as_secs() {
-            pair.advance(SECOND);
-            pair.settle();
-        }
+        pair.pass(SECOND, 2 * rdma_proto::UNACKNOWLEDGED.as_secs());
         assert_eq!(pair.server.state(), State::Open);
         assert!((1..16).contains(&(keepalives(&pair.server) - before)));
         pair.client.handles = true;
@@ -226,10 +200,7 @@ fn late_acknowledgements_count() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND * 3)));
     for _ in 0..5 {
         pair.server.carries = false;
-        for _ in 0..100 {
-            pair.advance(SECOND);
-            pair.settle();
-        }
+        pair.pass(SECOND, 100);
         pair.server.carries = true;
         pair.settle();
         assert_eq!(pair.server.state(), State::Open);

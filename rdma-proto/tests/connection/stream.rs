@@ -1,5 +1,4 @@
-//! Bytes: windows filled to their last byte, one notification per flush, the same stream on both
-//! ends.
+//! Bytes: windows filled to the last, one notification per flush, the same stream on both ends.
 
 use rdma_proto::{Action, ApiMisuse, Config, Error};
 
@@ -21,12 +20,10 @@ fn one_notification_for_one_flush() {
     assert_eq!(pair.client.writes(), [(6, Some(6))]);
 }
 
-/// VR-XFER-004: bytes around the end of the send buffer are two requests and one immediate, the sum
-/// of both.
+/// VR-XFER-004: bytes around the send buffer's end are two requests, with the sum as immediate.
 #[test]
 fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_sum() {
-    let mut client = quiet(Config::client());
-    client.send_buffer = 40;
+    let client = quiet(Config::client()).send_buffer(40);
     let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
@@ -72,8 +69,8 @@ fn one_byte_less_the_same_and_one_more_than_the_window() {
     }
 }
 
-/// VR-MEM-003: the second region is announced when the first is full, before anything is read. A
-/// third is announced only when the first is free again. Both are read in order.
+/// VR-MEM-003: the second region is announced when the first is full, before anything is read, and
+/// the first again only when it is free.
 #[test]
 fn the_second_region_is_filled_while_the_first_is_unread() {
     for who in [Client, Server] {
@@ -110,8 +107,7 @@ fn a_single_region_is_announced_again_when_full_and_read() {
     pair.finish([0, 0]);
 }
 
-/// VR-FLOW-010, VR-FLOW-016: a full peer stops its writer, not its reader. Bytes still flow the
-/// other way.
+/// VR-FLOW-010, VR-FLOW-016: a full peer stops its writer, not its reader.
 #[test]
 fn input_goes_on_while_output_waits() {
     let mut pair = windows_of(16, 2);
@@ -125,8 +121,7 @@ fn input_goes_on_while_output_waits() {
     pair.finish([0, 0]);
 }
 
-/// VR-XFER-005, VR-XFER-006: a foreign sender may use plain writes with one immediate for all, or
-/// an immediate each.
+/// VR-XFER-005, VR-XFER-006: a foreign sender may use one immediate for several plain writes.
 #[test]
 fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
     let mut pair = Pair::quiet();
@@ -143,10 +138,7 @@ fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
 fn windows_buffers_and_queues_of_one_still_carry_a_stream() {
     let tiny = |base| quiet(base).window(1).windows(1).send_buffer(1).send_depth(1).peer_receives(2);
     for rnr_retry in [0, 7] {
-        let mut pair = Pair::new(tiny(Config::client()), tiny(Config::server()));
-        pair.client.rnr_retry = rnr_retry;
-        pair.establish(Server);
-        pair.establish(Client);
+        let mut pair = Pair::with_retries(tiny(Config::client()), tiny(Config::server()), rnr_retry);
         pair.finish([50, 50]);
     }
 }
@@ -192,8 +184,7 @@ impl Pair {
     }
 }
 
-/// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and lent bytes leave in order, as parts of
-/// one flush.
+/// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and lent bytes leave in order, in one flush.
 #[test]
 fn lent_bytes_keep_their_place_in_the_stream() {
     let client = quiet(Config::client()).send_buffer(40);
@@ -218,8 +209,8 @@ fn lent_bytes_are_split_at_the_ends_of_windows() {
     assert_eq!(pair.client.writes(), [(16, Some(16)), (16, Some(16)), (8, None), (3, Some(11))]);
 }
 
-/// Memory can be lent again as soon as everything lent before is posted, but not before. The last
-/// lent request is signalled, so that the owner learns when the memory is free.
+/// Memory can be lent again as soon as everything lent before is posted. The last request is
+/// signalled, so that the owner learns when the memory is free.
 #[test]
 fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
     let mut pair = windows_of(64, 1);

@@ -4,8 +4,7 @@ use rdma_proto::Immediate;
 use rdma_proto::time::Instant;
 use rdma_proto::{Machine, Readable, Span};
 
-/// Takes bytes, as many as fit, and returns where they belong. Place and due work are the same as
-/// in two steps.
+/// Takes bytes, as many as fit. Place and due work are the same as in two steps.
 pub(crate) fn put(machine: &mut Machine, now: Instant, most: usize) -> Option<Span> {
     let mut in_steps = *machine;
     let space = in_steps.space();

@@ -1,10 +1,9 @@
-//! Two connections in plain memory, and between them a fabric that keeps the order of reliable
-//! connections.
+//! Two connections in plain memory, and a fabric that keeps the order of reliable connections.
 //!
 //! Nothing happens by itself. A test says what is posted, carried, handled and reported, or calls
 //! [`Pair::settle`] for all of it. Every posted request is checked by a [`SendQueue`]. Send buffers
-//! are checked when bytes are carried and again when they are known to have arrived, because a
-//! device may send them twice. Every byte read is compared with the one written.
+//! are checked when bytes are carried and again when they have arrived: a device may send them
+//! twice. Every byte read is compared with the one written.
 
 // Each test binary uses a part of it.
 #![allow(dead_code)]
@@ -35,8 +34,7 @@ pub(crate) fn peer(who: Role) -> Role {
     }
 }
 
-/// The stream that `who` writes, at `position`. Its period is long, so that no two windows look
-/// alike.
+/// The stream that `who` writes, at `position`. Its period is long: no two windows look alike.
 fn stream_byte(who: Role, position: usize) -> u8 {
     let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (who as u64);
     (mixed >> 32) as u8
@@ -62,8 +60,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Two machines that do not know yet that they are connected. Each keeps the receives posted
-    /// that the other expects.
+    /// Two unconnected machines. Each keeps the receives posted that the other expects.
     pub(crate) fn new(client: Config, server: Config) -> Self {
         assert_eq!((client.role, server.role), (Client, Server));
         Self {
@@ -75,7 +72,13 @@ impl Pair {
 
     /// Two connected machines, with windows exchanged and all completions reported.
     pub(crate) fn connected(client: Config, server: Config) -> Self {
+        Self::with_retries(client, server, RNR_RETRY_INFINITE)
+    }
+
+    /// The same, if the server lets the client's device retry so often without a receive.
+    pub(crate) fn with_retries(client: Config, server: Config, rnr_retry: u8) -> Self {
         let mut pair = Self::new(client, server);
+        pair.client.rnr_retry = rnr_retry;
         pair.establish(Server);
         pair.establish(Client);
         pair.settle();
@@ -121,8 +124,7 @@ impl Pair {
         }
         side.post(action);
         if action == Action::Disconnect {
-            // The queue pair goes to the error state. Requests that were not carried are flushed,
-            // unobserved.
+            // The queue pair goes to the error state. Requests that were not carried are flushed.
             side.queue.clear();
             side.broken = true;
             other.left = true;
@@ -134,8 +136,7 @@ impl Pair {
         std::iter::from_fn(|| self.post_one(who).then_some(())).count()
     }
 
-    /// Carries the oldest request of `who` to its peer. Returns false if there is none, or it waits
-    /// for a receive.
+    /// Carries the oldest request of `who`. Returns false if there is none, or it needs a receive.
     pub(crate) fn carry(&mut self, who: Role) -> bool {
         let (side, other) = self.both(who);
         if other.broken {
@@ -175,8 +176,7 @@ impl Pair {
         true
     }
 
-    /// The device of another peer takes the oldest request of `who`. Returns false if there is
-    /// none.
+    /// The device of another peer takes the oldest request of `who`.
     pub(crate) fn carry_away(&mut self, who: Role) -> bool {
         let side = self.side(who);
         let Some(request) = side.queue.pop_front() else { return false };
@@ -245,8 +245,8 @@ impl Pair {
         true
     }
 
-    /// Does everything possible without the application and without time, within the limits of
-    /// [`Side::handles`] and its neighbours. Returns false if nothing was.
+    /// Does everything possible without the application and time, as [`Side::handles`] and its
+    /// neighbours allow. Returns false if nothing was.
     pub(crate) fn settle(&mut self) -> bool {
         let mut ever = false;
         loop {
@@ -289,8 +289,23 @@ impl Pair {
         }
     }
 
-    /// Writes `bytes` more from each side in turns with everything else, until both have read all.
-    /// Time stands still, so only events advance anything.
+    /// Writes a byte at a time.
+    pub(crate) fn trickle(&mut self, who: Role, bytes: usize) {
+        for _ in 0..bytes {
+            self.side(who).write(1);
+            self.settle();
+        }
+    }
+
+    /// Lets `step` pass several times.
+    pub(crate) fn pass(&mut self, step: Duration, times: u64) {
+        for _ in 0..times {
+            self.advance(step);
+            self.settle();
+        }
+    }
+
+    /// Writes `bytes` more from each side until both have read all. Time stands still.
     pub(crate) fn finish(&mut self, bytes: [usize; 2]) {
         let mut left = bytes;
         loop {

@@ -1,5 +1,4 @@
-//! The posted work requests of one machine, recorded independently and checked against the rules as
-//! they are posted.
+//! The posted work requests of one machine, recorded independently and checked against the rules.
 
 use std::collections::VecDeque;
 
@@ -14,16 +13,14 @@ pub(crate) struct SendQueue {
     window: Option<(Window, u32)>,
     /// The windows after it (VM-002).
     queued: VecDeque<Window>,
-    /// Whether windows are registered ahead, so that neither they nor the first bytes in them prove
-    /// anything (VM-006). A server needs no proof.
+    /// Whether windows are registered ahead, and prove nothing (VM-006). A server needs no proof.
     ahead: bool,
     /// Bytes written since the last immediate.
     plain: u32,
     outstanding: VecDeque<Outstanding>,
     /// Notifications posted.
     notified: u64,
-    /// Notifications that the peer must have handled, or that its device acknowledged if that is
-    /// enough.
+    /// Notifications that the peer must have handled, or acknowledged if that is enough.
     proven: u64,
     /// What each possible proof would cover: a new window, bytes in ours, an answer.
     at_full: Option<u64>,
@@ -84,17 +81,14 @@ impl SendQueue {
         }
     }
 
-    /// It received bytes.
     pub(crate) fn bytes_came(&mut self) {
         self.proven = self.proven.max(self.at_registration.take().unwrap_or(0));
     }
 
-    /// It received an answer.
     pub(crate) fn answer_came(&mut self) {
         self.proven = self.proven.max(self.at_question.take().unwrap_or(0));
     }
 
-    /// Returns whether an answer is expected.
     pub(crate) fn awaits_answer(&self) -> bool {
         self.at_question.is_some()
     }
@@ -147,10 +141,7 @@ impl SendQueue {
                     *used += from.len();
                     self.plain += from.len();
                     if let Some(immediate) = immediate {
-                        assert_eq!(
-                            immediate.0, self.plain,
-                            "the immediate is not what was written since the last"
-                        );
+                        assert_eq!(immediate.0, self.plain, "not what was written since the last one");
                         self.plain = 0;
                     }
                 }

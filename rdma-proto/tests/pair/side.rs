@@ -21,8 +21,7 @@ pub(super) struct Request {
     pub(super) action: Action,
     /// How often its side had lent when it was posted.
     pub(super) lent: usize,
-    /// The bytes that the send buffer, the lent memory or the slot must hold until this is known to
-    /// have arrived.
+    /// The bytes that its memory must hold until this is known to have arrived.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -166,12 +165,8 @@ impl Side {
         while let Some(readable) = take(&mut self.machine, left) {
             let count = readable.len as usize;
             for byte in &self.regions[usize::from(readable.region)][readable.offset as usize..][..count] {
-                assert_eq!(
-                    *byte,
-                    stream_byte(peer(self.role), self.read),
-                    "byte {} of the stream",
-                    self.read
-                );
+                let expected = stream_byte(peer(self.role), self.read);
+                assert_eq!(*byte, expected, "byte {} of the stream", self.read);
                 self.read += 1;
             }
             left -= count;
@@ -194,11 +189,8 @@ impl Side {
     }
 
     pub(super) fn check_owned(&self, request: &Request) {
-        assert_eq!(
-            self.bytes_of(&request.action, request.lent),
-            request.bytes,
-            "changed while it was owned by the device"
-        );
+        let now = self.bytes_of(&request.action, request.lent);
+        assert_eq!(now, request.bytes, "changed while it was owned by the device");
     }
 
     /// Stores bytes that the peer wrote, for any purpose.

@@ -31,15 +31,13 @@ macro_rules! api {
         /// prototype.
         pub(crate) struct Api {
             $($(#[$attribute])* pub(crate) $name: unsafe extern "C" fn($($argument: $type),*) $(-> $result)?,)*
-            /// `ibv_reg_mr_iova2`, which the `ibv_reg_mr` of the headers calls for optional rights:
-            /// it leaves out those that the kernel does not know. Libraries have it since rdma-core
-            /// 28.
+            /// `ibv_reg_mr_iova2`, which the headers' `ibv_reg_mr` calls for optional rights: it
+            /// leaves out those that the kernel does not know. In libraries since rdma-core 28.
             pub(crate) ibv_reg_mr_iova2: Option<RegisterOptionally>,
         }
 
-        // The prototypes above are those of the headers: each must have the type of the generated
-        // declaration (or, under the feature, of rdma-sys's). Nothing is emitted for these
-        // constants, so nothing needs to be linked for them.
+        // The prototypes above must have the types of the generated declarations (or rdma-sys's).
+        // These constants emit nothing, so nothing needs to be linked.
         #[cfg(not(feature = "rdma-sys"))]
         const _: () = {
             $(let _: unsafe extern "C" fn($($type),*) $(-> $result)? = super::generated::$name;)*
@@ -188,7 +186,6 @@ impl core::fmt::Debug for Api {
     }
 }
 
-/// The opened libraries.
 #[cfg(any(not(feature = "rdma-sys"), test))]
 struct Libraries {
     rdmacm: (&'static str, libloading::Library),
@@ -226,8 +223,8 @@ impl Libraries {
         }
     }
 
-    /// Leaves the libraries loaded for the rest of the process: the table points into them, and
-    /// providers start threads and register exit handlers of their own.
+    /// Leaves the libraries loaded for ever: the table points into them, and providers start
+    /// threads and register exit handlers.
     fn keep(self) {
         std::mem::forget(self.rdmacm.1);
         std::mem::forget(self.ibverbs.1);

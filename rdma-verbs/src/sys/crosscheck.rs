@@ -1,6 +1,5 @@
-//! Our declarations against those of rdma-sys, which its build script makes from the headers that
-//! are installed: every structure that the crate passes to C or reads, by size, alignment and the
-//! offset of every field that is used.
+//! Our declarations against those of rdma-sys, made from the installed headers: size, alignment and
+//! the offset of every used field, of every structure that is passed to C or read.
 
 use core::mem::{align_of, offset_of, size_of};
 

@@ -13,8 +13,7 @@ pub(crate) use rdma_sys::{
     rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
-/// The functions of that crate, but for those that take or give the kind of an event, and two that
-/// it has not.
+/// The functions of that crate, but for two that it lacks and those with the kind of an event.
 pub(crate) mod functions {
     pub(crate) use rdma_sys::*;
 

@@ -1,12 +1,9 @@
-//! The C side: declarations, and the table of functions through which everything else in this crate
-//! calls them.
+//! The C side: declarations, and the table of functions by which this crate calls C.
 //!
 //! * [`generated`]: what bindgen made of the headers, checked in, with its layout assertions.
-//! * [`bindings`]: the names the rest of the crate uses for types, and the few places where a C
-//!   union is entered. By default these are the generated types; under the feature `rdma-sys` they
-//!   are that crate's.
-//! * [`Api`]: the functions, found at run time with `dlopen` (by default) or at link time (feature
-//!   `rdma-sys`).
+//! * [`bindings`]: names of types, and the few places where a C union is entered: the generated
+//!   types, or under the feature `rdma-sys` that crate's.
+//! * [`Api`]: the functions, found by `dlopen`, or under `rdma-sys` at link time.
 //!
 //! Constants always come from [`generated`]: enum constants are plain integers on both sides.
 
@@ -65,8 +62,8 @@ pub(crate) struct Work {
 }
 
 /// Writes a work request with `num_sge` elements at `sg_list` and no successor: all that
-/// `ibv_post_send(3)` defines for any operation of a reliable connection, whichever this is. The
-/// rest, half of the structure, is for other operations and stays as it is.
+/// `ibv_post_send(3)` defines for operations of a reliable connection. The rest, half of the
+/// structure, stays as it is.
 ///
 /// # Safety
 /// `to` points to a live structure, which need not be initialised.
@@ -82,9 +79,9 @@ pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *
         (&raw mut (*to).send_flags).write(work.flags);
         send_wr_immediate(to).write(work.immediate);
         // Providers also read what an operation does not have. Of any request, rxe, erdma and
-        // ibv_cmd_post_send (hfi1, ipath) read the immediate, and siw reads the address and the
-        // key; of a SEND, rxe reads the address, and before pull request 1033 of rdma-core it read
-        // this field too, which is padding in the arm below.
+        // ibv_cmd_post_send (hfi1, ipath) read the immediate, and siw the address and the key. Of a
+        // SEND, rxe reads the address, and before pull request 1033 of rdma-core it read this
+        // field, too, which is padding in the arm below.
         (&raw mut (*to).wr.ud.remote_qkey).write(0);
         (&raw mut (*to).wr.rdma.remote_addr).write(work.remote.0);
         (&raw mut (*to).wr.rdma.rkey).write(work.remote.1);
@@ -114,11 +111,8 @@ macro_rules! plain {
     };
 }
 
-/// The attributes that `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the headers
-/// only name), as far as they are used.
-///
-/// The function is the one of IBVERBS_1.1, which writes the 48 bytes of that structure: later
-/// fields have another way in.
+/// The used attributes that `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the
+/// headers only name). IBVERBS_1.1 writes that structure's 48 bytes; later fields come otherwise.
 #[repr(C)]
 pub(crate) struct PortAttributes {
     /// `state` to `qkey_viol_cntr`.

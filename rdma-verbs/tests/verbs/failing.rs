@@ -48,8 +48,7 @@ fn with_retries_for_ever_a_send_waits_for_its_receive() {
     assert_eq!(pair.client.completed().1, Completed::Send);
 }
 
-/// Memory whose dma-buf is none: a device that can register dma-bufs looks at the descriptor,
-/// others say that they cannot.
+/// Memory whose dma-buf is none: a device with dma-bufs looks at it, others say they cannot.
 #[test]
 fn what_is_no_dma_buf_is_refused() {
     let Some(lab) = lab() else { return };
@@ -118,8 +117,7 @@ fn a_message_longer_than_its_receive_is_an_error_on_both_sides() {
     let Some(lab) = lab() else { return };
     let pair = lab.pair();
     pair.client.post(SendOp::Send, 0, 65);
-    // The specification says LOC_LEN_ERR and REM_INV_REQ_ERR; soft-RoCE says LOC_QP_OP_ERR to the
-    // receiver.
+    // Specified are LOC_LEN_ERR and REM_INV_REQ_ERR; soft-RoCE tells the receiver LOC_QP_OP_ERR.
     for (who, end) in [("receiver", &pair.server), ("sender", &pair.client)] {
         let error = end.completion().result.unwrap_err();
         println!("the {who} sees {:?}", error.status);
@@ -244,8 +242,7 @@ fn the_limit_on_locked_memory_is_named() {
     });
 }
 
-/// Runs `f` with this limit on locked memory, in a thread that lacks CAP_IPC_LOCK, which overrides
-/// it.
+/// Runs `f` with this limit on locked memory, on a thread without CAP_IPC_LOCK to override it.
 fn without_the_right_to_lock(limit: u64, f: impl FnOnce() + Send) {
     #[repr(C)]
     struct Header {

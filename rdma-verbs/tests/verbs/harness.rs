@@ -23,7 +23,6 @@ pub(crate) const PARAMS: ConnectParams =
 /// Bytes in each region.
 pub(crate) const LEN: usize = 64 * 1024;
 
-/// The device to test on.
 pub(crate) struct Lab {
     pub(crate) verbs: Verbs,
     pub(crate) ip: IpAddr,

@@ -29,7 +29,6 @@ impl Point {
     }
 }
 
-/// A PING of `size` bytes.
 const fn ping(size: f64) -> Request {
     Request { name: "PING", there: size, back: size, extra: 0.0 }
 }

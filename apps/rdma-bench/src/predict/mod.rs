@@ -19,7 +19,6 @@ use serde::Serialize;
 
 pub use calibration::{Point, calibration, points};
 
-/// Microseconds.
 type Micros = f64;
 
 /// The machines, the card and the network between them.
@@ -101,59 +100,31 @@ pub enum Side {
     Tcp,
 }
 
-/// Costs of a layer for a small request and its reply, on one side.
+/// One side's costs of a layer for a small request and its reply, each byte copied once.
 struct Layer {
     /// User instructions: `benches/counts` and `benches/peer/counts`.
     instructions: f64,
-    /// Kernel entries and interrupts of one request among many. If `shared`, the requests that wait
-    /// when the thread wakes share both.
+    /// Kernel entries of one request among many, beside one interrupt. If `shared`, the requests
+    /// that wait when the thread wakes share both.
     entries: f64,
     /// Kernel entries of a single request (`benches/peer/counts`).
     entries_alone: f64,
-    interrupts: f64,
     shared: bool,
     /// Writes to the device: a request, reposted receives, arming.
     doorbells: f64,
-    /// Copies of a sent byte, and of a received byte.
-    sends: f64,
-    receives: f64,
 }
 
 impl Side {
-    const fn layer(self) -> Layer {
-        match self {
-            Self::Ours => Layer {
-                instructions: 1088.0,
-                entries: 2.0,
-                entries_alone: 2.0,
-                interrupts: 1.0,
-                shared: true,
-                doorbells: 2.0,
-                sends: 1.0,
-                receives: 1.0,
-            },
-            // Each connection has a completion channel of its own.
-            Self::Valkey => Layer {
-                instructions: 407.0,
-                entries: 1.0,
-                entries_alone: 4.0,
-                interrupts: 1.0,
-                shared: false,
-                doorbells: 3.0,
-                sends: 1.0,
-                receives: 1.0,
-            },
-            Self::Tcp => Layer {
-                instructions: 0.0,
-                entries: 0.0,
-                entries_alone: 0.0,
-                interrupts: 0.0,
-                shared: false,
-                doorbells: 0.0,
-                sends: 0.0,
-                receives: 0.0,
-            },
-        }
+    /// Returns the costs of RDMA.
+    fn layer(self) -> Option<Layer> {
+        let [instructions, entries, entries_alone, doorbells] = match self {
+            Self::Ours => [1088.0, 2.0, 2.0, 2.0],
+            Self::Valkey => [407.0, 1.0, 4.0, 3.0],
+            Self::Tcp => return None,
+        };
+        // In Valkey each connection has a completion channel of its own.
+        let shared = self == Self::Ours;
+        Some(Layer { instructions, entries, entries_alone, shared, doorbells })
     }
 }
 
@@ -211,8 +182,7 @@ impl Machine {
     #[must_use]
     pub fn one_way(&self, bytes: f64) -> Micros {
         let fetched = if bytes > INLINE { FETCH } else { 0.0 };
-        // The published 0.83 µs include a switch and a cable, about half a microsecond there and
-        // back.
+        // The published 0.83 µs include a switch and a cable, about 0.5 µs there and back.
         let far = (self.rtt - 0.5).max(0.0) / 2.0;
         ONE_WAY + far + fetched + Self::at(bytes, self.wire()) + Self::at(2.0 * bytes.min(PACKET), SLOT)
     }
@@ -221,19 +191,17 @@ impl Machine {
     #[must_use]
     pub fn processor(&self, side: Side, request: &Request) -> Micros {
         let execution = (EXECUTION + request.extra) * self.slowness;
-        if side == Side::Tcp {
+        let Some(layer) = side.layer() else {
             let kernel = KERNEL_TCP * self.slowness / f64::from(self.pipeline.min(16));
             return execution + kernel + Self::at(request.bytes(), TCP_STREAM);
-        }
-        let layer = side.layer();
+        };
         // At the limit each client has a request pending whenever the thread polls. It takes
         // sixteen at a time.
         let together =
             f64::from(self.pipeline) * if layer.shared { f64::from(self.clients.min(16)) } else { 1.0 };
-        let (entries, interrupts) = if self.polls { (0.0, 0.0) } else { (layer.entries, layer.interrupts) };
-        let asleep = (entries * ENTRY + interrupts * INTERRUPT) / together.max(1.0);
-        let copies = Self::at(request.there * layer.receives + request.back * layer.sends, self.copy);
-        let work = layer.instructions * INSTRUCTION + asleep;
+        let asleep = (layer.entries * ENTRY + INTERRUPT) / together.max(1.0);
+        let copies = Self::at(request.bytes(), self.copy);
+        let work = layer.instructions * INSTRUCTION + if self.polls { 0.0 } else { asleep };
         execution + work * self.slowness + layer.doorbells * DOORBELL + copies
     }
 
@@ -242,14 +210,11 @@ impl Machine {
     pub fn latency(&self, side: Side, request: &Request) -> Micros {
         let woken = if self.polls { 0.0 } else { 2.0 * WAKE };
         let alone = Self { clients: 1, pipeline: 1, ..*self };
-        if side == Side::Tcp {
+        let Some(layer) = side.layer() else {
             let kernel = (EXECUTION + request.extra + 2.0 * KERNEL_TCP) * self.slowness;
-            return kernel
-                + 2.0 * WAKE
-                + 2.0 * ONE_WAY
-                + Self::at(request.bytes(), TCP_STREAM.min(self.wire()));
-        }
-        let layer = side.layer();
+            let copied = Self::at(request.bytes(), TCP_STREAM.min(self.wire()));
+            return kernel + 2.0 * WAKE + 2.0 * ONE_WAY + copied;
+        };
         // The client's, and the extra entries of the server's thread for a single request.
         let entries = if self.polls { 0.0 } else { 2.0 * layer.entries_alone - layer.entries };
         let client =
@@ -266,13 +231,11 @@ impl Machine {
     pub fn stream(&self, side: Side) -> f64 {
         match side {
             Side::Tcp => TCP_STREAM.min(self.wire()),
-            // Two windows: one drains while the other fills. A copy on either side overlaps with
-            // the link.
+            // Two windows: one drains while the other fills. Copies overlap with the link.
             Side::Ours => {
                 let stall = 2.0 * self.one_way(INLINE);
                 let filled = Self::at(WINDOW, self.wire());
-                // A stall shows only if the other window is full before this one is drained and
-                // announced.
+                // A stall shows only if the other window fills before this one is announced.
                 let drained = Self::at(WINDOW, self.copy) + stall;
                 WINDOW / 1000.0 / filled.max(drained).max(Self::at(WINDOW, self.copy))
             }
@@ -439,7 +402,6 @@ mod tests {
         assert!((1.0 / machine.processor(Side::Tcp, &ping) - 0.4).abs() < 1e-9);
     }
 
-    /// The formula's counts are those that CI keeps.
     #[test]
     fn instructions_are_those_that_were_counted() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/counts");
@@ -451,7 +413,7 @@ mod tests {
             line.strip_prefix("instructions: request of 64 B served by an Endpoint, 1 connection: ")
         });
         let served: f64 = served.expect("is counted").parse().expect("a number");
-        let assumed = Side::Ours.layer().instructions;
+        let assumed = Side::Ours.layer().expect("RDMA").instructions;
         assert!((assumed / served - 1.0).abs() < 0.1, "{assumed} instructions are assumed, {served} counted");
     }
 

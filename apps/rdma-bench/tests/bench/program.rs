@@ -71,8 +71,7 @@ fn a_password_is_not_printed() {
     }
 }
 
-/// Each connection of each thread begins with AUTH and SELECT. A refusal is reported without the
-/// password.
+/// Each connection of each thread begins with AUTH and SELECT. A refusal repeats no password.
 #[test]
 fn it_logs_in() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

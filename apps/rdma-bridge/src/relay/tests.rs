@@ -79,7 +79,6 @@ impl Script {
     }
 }
 
-/// A side's observations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     /// Bytes that its connection took.
@@ -92,7 +91,6 @@ struct Seen {
     end: Option<bool>,
 }
 
-/// Runs a side to its end.
 async fn act(outer: Outer, script: &Script, mut random: fastrand::Rng) -> Seen {
     let whole = outer.is_whole();
     let (from, to) = tokio::io::split(outer);
@@ -226,8 +224,8 @@ async fn run(seed: u64) -> [usize; 2] {
 const USUAL: Patience = Patience { stall: Duration::from_secs(60), quiet: Duration::from_millis(200) };
 
 /// Runs a relay between a client of TCP and a server, which is `whole` or not. The client writes
-/// `requests`, ends its direction, pauses for much longer than `quiet`, and reads to the end. The
-/// server writes `replies` at once and then reads to the end.
+/// `requests`, ends its direction, and reads after a pause much longer than `quiet`. The server
+/// writes `replies` at once and then reads.
 async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
     let mut random = fastrand::Rng::with_seed(1);
     let [(mut client, near), (server, far)] =

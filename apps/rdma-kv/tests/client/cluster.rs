@@ -44,8 +44,8 @@ fn speak<S: Read + Write>(stream: S, answer: impl Fn(&Words) -> Option<Vec<u8>>)
     }
 }
 
-/// Starts nodes on the loopback. `answer` gets a node's number, all addresses, the words of a
-/// command, and how often this node got this command before.
+/// Starts nodes on the loopback. `answer` gets a node's number, all addresses, a command, and how
+/// often this node got it before.
 fn nodes(
     count: usize,
     answer: impl Fn(usize, &[String], &Words, usize) -> Option<Vec<u8>> + Send + Sync + 'static,
@@ -251,7 +251,6 @@ fn what_passes_is_waited_for() {
     assert!(count(&asked, b"GET") <= 2 * 6);
 }
 
-/// An invalid map of slots allocates nothing and blocks nothing.
 #[test]
 fn a_map_is_not_believed() {
     for reply in [

@@ -1,16 +1,10 @@
 //! Memory that is registered in slices.
 
-use std::sync::Arc;
+use rdma_kv::{Buffer, Error, Memory, Registrations};
 
-use kv_store::Store;
-use rdma_conn::{Connect, Stream};
-use rdma_kv::{Buffer, Error, Memory, Part, Registrations, Striped};
-use rdma_softsim::SoftSim;
+use crate::world::{WINDOW, bytes_of, over_rdma, over_tcp, pattern, store, there_and_back};
 
-use crate::world::{WINDOW, bytes_of, client, fabric, how, over_rdma, over_tcp, pattern, store};
-
-/// A value goes there and back across every kind of cut, and lands but for two windows of each
-/// slice.
+/// A value crosses every kind of cut, and lands but for two windows of each slice.
 #[test]
 fn values_lie_across_cuts() {
     let most = 40 * WINDOW;
@@ -21,15 +15,7 @@ fn values_lie_across_cuts() {
         let mut buffer = client.register(memory.clone()).expect("registered");
         assert_eq!(client.stream().registered_bytes() - before, most + 100, "every byte once");
         for (seed, len) in [0, 1, WINDOW, slice.min(most), 8 * WINDOW + 1, most].into_iter().enumerate() {
-            let (value, before) = (pattern(len, seed), client.counts());
-            assert!(buffer.write(50, &value), "nothing uses the buffer");
-            client.set_from(b"key", &buffer, 50..50 + len).expect("set");
-            assert!(buffer.write(0, &vec![0xee; most + 100]), "nothing uses the buffer");
-            assert_eq!(client.get_into(b"key", &mut buffer, 50..50 + most).expect("got"), Some(len));
-            assert!(bytes_of(&buffer, 50..50 + len) == value, "{len} bytes in slices of {slice}");
-            let around = [0..50, 50 + len..most + 100].map(|range| bytes_of(&buffer, range)).concat();
-            assert!(around.iter().all(|byte| *byte == 0xee), "{len}: bytes beside the value changed");
-            let counts = client.counts() - before;
+            let counts = there_and_back(&mut client, &mut buffer, len, seed);
             assert_eq!(counts.bytes_lent, len as u64, "a SET is lent, slice by slice");
             assert_eq!(counts.bytes_landed + counts.bytes_copied, len as u64);
             let touched = (50 + len).div_ceil(slice);
@@ -68,34 +54,6 @@ fn slices_are_in_use_together() {
     assert!(!buffer.write(0, b"a"), "there is another handle");
     assert_eq!(bytes_of(&other, 2..8), *b"\0four\0");
     assert!(!other.read(usize::MAX, &mut [0; 2]) && !other.read(9, &mut [0; 2]), "outside");
-}
-
-/// Several connections of one domain, and of several.
-#[test]
-fn slices_serve_several_connections() {
-    let shared = Arc::new(Store::default());
-    let (host, address) = fabric(3, move |stream| _ = shared.serve(stream));
-    let how: Connect = how();
-    let stream = |first: Option<&Stream<SoftSim>>| match first {
-        Some(first) => Stream::connect_in(&host, &first.domain(), address, &how).expect("connects"),
-        None => Stream::connect_with(&host, address, &how).expect("connects"),
-    };
-    let one = stream(None);
-    let (two, three) = (stream(Some(&one)), stream(None));
-    let mut striped = Striped::new(vec![client(one), client(two), client(three)]);
-    let value = pattern(30 * WINDOW, 3);
-    let mut buffer = striped.register(Memory::from(value.clone()).in_slices(7 * WINDOW)).expect("registered");
-    let keys = ["one", "two", "three", "four", "five"];
-    let parts: Vec<_> = (0..)
-        .zip(&keys)
-        .map(|(index, key)| Part { key: key.as_bytes(), range: index * 6 * WINDOW..(index + 1) * 6 * WINDOW })
-        .collect();
-    let set = striped.mset_from(&parts, &buffer).expect("its own buffer");
-    assert!(set.iter().all(Result::is_ok), "{set:?}");
-    assert!(buffer.write(0, &vec![0; value.len()]), "nothing uses the buffer");
-    let got = striped.mget_into(&parts, &mut buffer).expect("its own buffer");
-    assert!(got.iter().all(Result::is_ok), "{got:?}");
-    assert!(bytes_of(&buffer, 0..value.len()) == value);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kv_store::{FrameReader, Store};
 use rdma_conn::{Connect, Listener, Stream};
-use rdma_kv::{Buffer, Client, Transport};
+use rdma_kv::{Buffer, Client, Counts, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 
 pub(crate) const WINDOW: usize = 64 << 10;
@@ -47,13 +47,11 @@ pub(crate) fn client<T: Transport>(stream: T) -> Client<T> {
     client
 }
 
-/// A client of a server on the embedded fabric.
 pub(crate) fn over_rdma(serve: impl Fn(Stream<SoftSim>) + Send + Sync + 'static) -> Client<Stream<SoftSim>> {
     let (host, address) = fabric(1, serve);
     client(Stream::connect_with(&host, address, &how()).expect("connects"))
 }
 
-/// A client of a server on the loopback.
 pub(crate) fn over_tcp(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Client<TcpStream> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("is free");
     let address = listener.local_addr().expect("it listens");
@@ -78,6 +76,24 @@ pub(crate) fn answers<S: Read + Write>(replies: &'static [&'static [u8]]) -> imp
         }
         let _sent = commands.stream().flush();
     }
+}
+
+/// Sets a value from the middle of `buffer` and gets it back, while no byte beside it changes.
+pub(crate) fn there_and_back<T: Transport>(
+    client: &mut Client<T>,
+    buffer: &mut T::Buffer,
+    len: usize,
+    seed: usize,
+) -> Counts {
+    let (all, value, before) = (buffer.len(), pattern(len, seed), client.counts());
+    assert!(buffer.write(50, &value), "nothing uses the buffer");
+    client.set_from(b"key", buffer, 50..50 + len).expect("set");
+    assert!(buffer.write(0, &vec![0xee; all]), "nothing uses the buffer");
+    assert_eq!(client.get_into(b"key", buffer, 50..all - 50).expect("got"), Some(len));
+    assert!(bytes_of(buffer, 50..50 + len) == value, "{len} bytes");
+    let around = [0..50, 50 + len..all].map(|range| bytes_of(buffer, range)).concat();
+    assert!(around.iter().all(|byte| *byte == 0xee), "{len}: bytes beside the value changed");
+    client.counts() - before
 }
 
 /// Returns bytes in which no two neighbouring kilobytes are equal.

@@ -1,5 +1,4 @@
-//! A cluster over the embedded fabric: two nodes of the example's store, each with half of the
-//! slots.
+//! A cluster over the embedded fabric: two nodes, each with half of the slots.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -33,7 +32,6 @@ impl Nodes for OverSoftSim {
     }
 }
 
-/// A node: its store, and the keys that it was asked for.
 #[derive(Default)]
 struct Node {
     store: Store,
@@ -83,7 +81,6 @@ fn slot(key: &[u8]) -> u16 {
     key.iter().fold(0, |crc, byte| (0..8).fold(crc ^ u16::from(*byte) << 8, step)) % (2 * HALF)
 }
 
-/// Returns the reply to CLUSTER SLOTS.
 fn slots() -> Frame {
     let range = |from: u16, to: u16, [a, b, c, d]: [u8; 4]| {
         let host = Frame::BulkString(Some(format!("{a}.{b}.{c}.{d}").into()));

@@ -36,7 +36,6 @@ async fn tcp_is_used_where_nothing_listens_for_rdma() {
     drop(subscriber.on_message());
 }
 
-/// The log output.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -56,8 +55,7 @@ async fn a_fallback_is_warned_of_once() {
     let lines = Lines::default();
     let (log, to) = (tracing_subscriber::fmt(), lines.clone());
     let log = log.with_ansi(false).with_max_level(Level::DEBUG).with_writer(move || to.clone()).finish();
-    // For all threads: a thread without a subscriber may switch off an event for the others if it
-    // meets it first.
+    // For all threads: one without a subscriber may switch off an event for the others.
     tracing::subscriber::set_global_default(log).expect("the only one");
     let (port, _seen) = serve_tcp(|_, command| polite(command));
     let url = format!("valkey+rdma://127.0.0.1:{port}?timeout=2&fallback=tcp");

@@ -11,7 +11,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::support::{Answer, Seen, URL, fabric, polite};
 
-/// A server that asks for a password and accepts none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wrong_password_is_tried_once() {
     let (_fabric, host, mut seen) = fabric(|_, command| match command {
@@ -29,8 +28,7 @@ async fn a_wrong_password_is_tried_once() {
     assert_eq!(tries, 1);
 }
 
-/// Twenty requests queue behind one attempt to connect, which fails for good. The others make no
-/// attempt.
+/// Twenty requests queue behind one attempt to connect, which fails for good. They make no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_queued_behind_an_attempt_shares_its_failure() {
     let (refuse, refused) = mpsc::channel::<()>();

@@ -10,10 +10,8 @@ use rdma_conn::Listener;
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::sync::mpsc;
 
-/// Where the server listens.
 pub(crate) const URL: &str = "valkey+rdma://192.0.2.1:6379";
 
-/// The server's reaction to a command.
 pub(crate) enum Answer {
     Say(&'static str),
     Nothing,

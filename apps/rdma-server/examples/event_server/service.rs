@@ -15,13 +15,11 @@ pub struct StoreService {
     pub requests: Vec<ChangeRequest>,
 }
 
-/// A change that a client requested.
 pub struct ChangeRequest {
     pub from: SessionId,
     pub change: Change,
 }
 
-/// A setting that can be changed at run time.
 pub enum Change {
     Tcp(Vec<Address>),
     Rdma(Vec<Address>),

@@ -1,5 +1,4 @@
-//! The event loop, which owns connections and listeners, waits for all of them, and calls their
-//! handlers.
+//! The event loop: owns connections and listeners, waits for all of them, and calls their handlers.
 
 mod turn;
 

@@ -54,10 +54,8 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Returns the driver of all connections, if there is nothing else to wait for.
-    ///
-    /// Its own wait takes one system call instead of two: one for the loop's descriptors, and one
-    /// for the driver's.
+    /// Returns the driver of all connections, if there is nothing else to wait for. Its own wait
+    /// takes one system call instead of two.
     fn only_driver(&self) -> Option<Arc<dyn Driver>> {
         let mut drivers = self.drivers.values();
         let only = drivers.next().filter(|_| self.poller.has_one())?;
@@ -93,7 +91,6 @@ impl<S> EventLoop<S> {
         self.timers.nearest().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Records that peers may wait at a listener.
     fn ask(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(id)
             && listener.rests_until.is_none()
@@ -256,7 +253,6 @@ impl<S> EventLoop<S> {
         self.retire_drivers();
     }
 
-    /// Drops drivers without connections.
     pub(super) fn retire_drivers(&mut self) {
         let poller = &mut self.poller;
         self.drivers.retain(|_, Driven { driver, source }| {
@@ -327,7 +323,6 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Adds a driver, if it is new.
     fn enlist(&mut self, driver: Arc<dyn Driver>) -> io::Result<()> {
         if self.drivers.values().any(|driven| Arc::ptr_eq(&driven.driver, &driver)) {
             return Ok(());

@@ -15,8 +15,7 @@ use rdma_proto::State;
 use crate::poller::wait_one;
 use crate::transport::{Driver, Interest};
 
-/// A type's endpoint on one loop, and the tasks it wakes. All calls are on the loop's thread, so
-/// its lock is free.
+/// A type's endpoint on one loop, and the tasks it wakes. The lock is free: one thread calls.
 pub(super) struct SharedEndpoint<B: Descriptors> {
     inner: Mutex<Inner<B>>,
     /// The endpoint's descriptor, to be watched without the lock.
@@ -112,8 +111,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
         inner.endpoint.abort(id);
     }
 
-    /// Returns the calls that a connection can answer without waiting. A failed one can report its
-    /// error.
+    /// Returns the calls that need not wait. A failed connection can report its error.
     pub(super) fn ready(&self, id: ConnectionId) -> Interest {
         let inner = self.lock();
         match inner.endpoint.connection(id) {

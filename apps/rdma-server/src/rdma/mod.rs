@@ -1,8 +1,8 @@
 //! RDMA as a connection type, on any backend.
 //!
-//! All connections of a type on one loop are on one [`Endpoint`](rdma_conn::Endpoint). They share
-//! its completion queues, its descriptor and its budget. A [`Listener`] hands out bare requests, so
-//! a request and its peer's address are examined before anything is allocated for it.
+//! All connections of a type on one loop share an [`Endpoint`](rdma_conn::Endpoint), with its
+//! completion queues, descriptor and budget. A [`Listener`] hands out bare requests, which are
+//! examined before anything is allocated.
 
 mod endpoint;
 
@@ -228,8 +228,8 @@ enum Step<B: Descriptors> {
     Over,
 }
 
-/// Returns options for a connection whose peer is only told why it is refused: a page each for the
-/// window, the text and the messages.
+/// Returns options for a peer that is only told why it is refused: a page each for the window, the
+/// text and the messages.
 fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;
@@ -325,20 +325,17 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
                 let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
                 request.peer_addr().is_some() && ip(request.local_addr()) == ip(request.peer_addr())
             }
-            // VR-SEC-008: a device has no loopback interface, so "local" means a path that leads
-            // back.
+            // VR-SEC-008: a device has no loopback interface: "local" is a path that leads back.
             Step::Member(id) => self.shared.with(*id, |connection| connection.is_local()).unwrap_or(false),
             Step::Over => false,
         }
     }
 
     fn source(&self, _want: Interest) -> Source<'_> {
-        // Regardless of the owner's interest: keepalives, receives to repost, and windows to
-        // announce need driving.
+        // Whatever the owner wants: keepalives, receives and windows need driving.
         Source::Shared(Arc::clone(&self.shared) as _)
     }
 
-    /// The shared driver does all the work.
     fn drive(&mut self, _fired: Interest) {}
 
     fn ready(&mut self) -> Interest {

@@ -41,10 +41,7 @@ fn bind_and_port_move_under_load() {
             for (index, echoed) in echoed.iter().enumerate() {
                 let (address, remote, stop) = (address.clone(), &remote, &stop);
                 scope.spawn(move || {
-                    let mut client = match index % 2 {
-                        0 => Client::new(&Tcp::new(), &address),
-                        _ => Client::new(remote, &address),
-                    };
+                    let mut client = Client::over(index % 2 == 1, remote, &address);
                     for round in 0.. {
                         let len = 1 + (round * 7919 + index * 104_729) % 200_000;
                         let bytes: Vec<u8> =
@@ -60,8 +57,7 @@ fn bind_and_port_move_under_load() {
             wait_for_rounds(&echoed, [0; 4], "at the beginning");
             let mut old = address;
             for number in 0..MOVES {
-                // TCP takes a free port, and RDMA the same. Every third time both use all addresses
-                // of the host.
+                // TCP takes a free port, RDMA the same. Every third time both use all addresses.
                 let ip = if number % 3 == 2 { IpAddr::from([0, 0, 0, 0]) } else { HOST };
                 let new = ask.server(move |server| {
                     server.rebind(tcp, &[SocketAddr::from((ip, 0)).into()]).expect("a free port");
@@ -145,8 +141,7 @@ fn one_address_can_become_all_addresses() {
     while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
 }
 
-/// An RDMA listener whose device was removed reports it and ends. The others continue, and it can
-/// be bound again.
+/// An RDMA listener whose device was removed is reported and ends. It can be bound again.
 #[test]
 fn a_listener_that_lost_its_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {

@@ -33,8 +33,7 @@ fn protected_mode_lets_in_this_machine_only() {
 fn protected_mode_goes_by_the_path_and_not_by_what_a_request_says() {
     let fabric = Fabric::new();
     let at = SocketAddr::from((HOST, 6379));
-    // The address is an impostor's when it prepares its request, and the server's when that
-    // arrives.
+    // The address is an impostor's when it prepares its request, the server's when that arrives.
     let mut impostor = Endpoint::new(&fabric.host(&[HOST]), Limits::default()).expect("an endpoint");
     let id = impostor.connect(at, Some((HOST, 0).into()), PATIENCE, Options::default()).expect("begins");
     let local = Rdma::new(fabric.host(&[HOST]));
@@ -78,13 +77,10 @@ fn one_client_too_many_is_told_so() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open().max_clients(2));
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
-        let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
-        for client in &mut clients {
-            client.echo(b"in");
-        }
+        let mut clients = Client::both(&remote, &address);
+        clients.iter_mut().for_each(|client| client.echo(b"in"));
         for _ in 0..3 {
-            let mut excess = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
-            for client in &mut excess {
+            for client in &mut Client::both(&remote, &address) {
                 assert_eq!(client.last_words(), "-ERR max number of clients reached");
             }
         }
@@ -96,9 +92,7 @@ fn one_client_too_many_is_told_so() {
         drop(released);
         assert_eq!(hasty.last_words(), "-ERR max number of clients reached");
         // Admitted clients are not disturbed, and one that leaves makes room.
-        for client in &mut clients {
-            client.echo(b"still in");
-        }
+        clients.iter_mut().for_each(|client| client.echo(b"still in"));
         let [first, _second] = clients;
         drop(first);
         ask.until(|server| server.client_count() == 1);
@@ -107,8 +101,7 @@ fn one_client_too_many_is_told_so() {
     });
 }
 
-/// VR-SEC-007: the memory of all clients together is bounded. A client that does not fit is
-/// rejected, and the others continue.
+/// VR-SEC-007: the memory of all clients together is bounded. One that does not fit is rejected.
 #[test]
 fn the_memory_that_clients_register_is_bounded() {
     let defaults = RdmaSettings::default();

@@ -17,8 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 pub(crate) const REMOTE: [u8; 4] = [192, 0, 2, 2];
 
-/// Echoes. A client that sends `Q` leaves. One that sends `M` gets a mebibyte for each. One that
-/// sends `W` waits for its reply. A request that begins with `L` has no end.
+/// Echoes. After `Q` a client leaves. Each `M` is answered by a mebibyte. After `W` the client
+/// waits for its reply. A request that begins with `L` has no end.
 pub(crate) struct Echo;
 
 impl Service for Echo {
@@ -92,6 +92,16 @@ impl Client {
         Self { events, id }
     }
 
+    /// Connects over RDMA by `remote`, or over TCP.
+    pub(crate) fn over(rdma: bool, remote: &Rdma<SoftSim>, to: &Address) -> Self {
+        if rdma { Self::new(remote, to) } else { Self::new(&Tcp::new(), to) }
+    }
+
+    /// Returns a client of each transport.
+    pub(crate) fn both(remote: &Rdma<SoftSim>, to: &Address) -> [Self; 2] {
+        [false, true].map(|rdma| Self::over(rdma, remote, to))
+    }
+
     pub(crate) fn connection(&mut self) -> &mut Session<()> {
         self.events.get_mut(self.id).expect("is there")
     }
@@ -114,8 +124,7 @@ impl Client {
     }
 }
 
-/// Runs the server on this thread until `clients`, on another one, is done. `clients` may give the
-/// server commands.
+/// Runs the server on this thread until `clients`, on another one, is done.
 pub(crate) fn while_serving<T: Send>(server: &mut Server<Echo>, clients: impl FnOnce(&Ask) -> T + Send) -> T {
     thread::scope(|scope| {
         let (ask, asked) = mpsc::channel::<Request>();

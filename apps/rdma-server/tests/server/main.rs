@@ -1,5 +1,4 @@
-//! The server: one port for TCP and RDMA, addresses that change under load, admission, delivery of
-//! replies, and the cost of clients.
+//! The server: addresses, admission, delivery of replies, and the cost of clients.
 
 mod addresses;
 mod admission;

@@ -5,7 +5,6 @@ use std::thread;
 use std::time::Duration;
 
 use allocation_counter::measure;
-use rdma_server::Tcp;
 
 use crate::harness::{Client, HOST, MEBIBYTE, PATIENCE, TestBed, open, test_bed, while_serving};
 
@@ -14,8 +13,7 @@ const BESIDE: i64 = 64 << 10;
 /// The default limit of a request.
 const LIMIT: usize = 1 << 20;
 
-/// VR-RES-008: idle clients that exchanged much have no buffers. Counts what the server allocates
-/// and does not free.
+/// VR-RES-008: idle clients that exchanged much have no buffers. Counts bytes that are not freed.
 #[test]
 fn idle_clients_keep_nothing_of_what_they_exchanged() {
     const CLIENTS: usize = 4;
@@ -27,15 +25,11 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
         let mut kept = 0;
         thread::scope(|scope| {
             scope.spawn(move || {
-                let connect = || match over_rdma {
-                    false => Client::new(&Tcp::new(), &address),
-                    true => Client::new(&remote, &address),
-                };
-                let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
+                let connect = |_| Client::over(over_rdma, &remote, &address);
+                let mut clients: Vec<_> = (0..CLIENTS).map(connect).collect();
                 let bytes: Vec<u8> = (0..MUCH).map(|index| (index % 61) as u8).collect();
                 for client in &mut clients {
-                    // The server receives much while the client reads, and has much to send while
-                    // it does not.
+                    // The server receives much while the client reads, and sends much when not.
                     for piece in bytes.chunks(LIMIT) {
                         client.echo(piece);
                     }
@@ -66,14 +60,13 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
     }
 }
 
-/// VR-RES-008: a client with an endless request gets an error and is closed. Until then it costs at
-/// most twice the limit.
+/// VR-RES-008: an endless request costs at most twice the limit, and then an error and the end.
 #[test]
 fn a_request_that_is_too_long_is_refused() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
-        for mut client in [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)] {
+        for mut client in Client::both(&remote, &address) {
             client.connection().sync_write(&vec![b'L'; LIMIT - 1], PATIENCE).expect("written");
             ask.until(|server| server.waiting_bytes() >= LIMIT - 1);
             assert!(ask.server(|server| server.waiting_bytes()) <= 2 * LIMIT + (128 << 10));

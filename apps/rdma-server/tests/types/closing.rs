@@ -26,7 +26,7 @@ pub(crate) fn the_end_is_read_and_then_writes_fail(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.events.close(pair.client);
     assert_eq!(pair.read_to_end(pair.server), b"");
-    let server = pair.events.get_mut(pair.server).expect("is there until it is closed");
+    let server = pair.at(pair.server);
     assert_eq!(server.state(), SessionState::Closed);
     assert_eq!(server.read(&mut [0; 1]).expect("still the end"), 0);
     assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
@@ -36,13 +36,12 @@ pub(crate) fn the_end_is_read_and_then_writes_fail(test_bed: &impl TestBed) {
 pub(crate) fn a_shutdown_ends_both_directions(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.write(pair.client, b"last words");
-    pair.events.get_mut(pair.client).expect("is there").shutdown(PATIENCE);
+    pair.at(pair.client).shutdown(PATIENCE);
     assert_eq!(pair.read_to_end(pair.server), b"last words");
     pair.events.state.ended = false;
-    let client = pair.events.get_mut(pair.client).expect("is there until it is closed");
-    client.set_read_handler(Some(on_readable));
+    pair.at(pair.client).set_read_handler(Some(on_readable));
     run(&mut pair.events, |events| events.state.ended);
-    assert_eq!(pair.events.get(pair.client).expect("is there").state(), SessionState::Closed);
+    assert_eq!(pair.at(pair.client).state(), SessionState::Closed);
 }
 
 pub(crate) fn an_aborted_connection_ends_for_its_peer(test_bed: &impl TestBed) {
@@ -54,7 +53,7 @@ pub(crate) fn an_aborted_connection_ends_for_its_peer(test_bed: &impl TestBed) {
     while !ended {
         assert!(begun.elapsed() < PATIENCE);
         pair.events.turn(Some(std::time::Duration::from_millis(100))).expect("a turn");
-        let server = pair.events.get_mut(pair.server).expect("is there");
+        let server = pair.at(pair.server);
         match server.read(&mut [0; 1]) {
             Ok(read) => ended = read == 0,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}

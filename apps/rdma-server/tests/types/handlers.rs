@@ -26,15 +26,14 @@ fn count_write(events: &mut Loop, id: SessionId) {
 pub(crate) fn a_read_handler_is_called_as_long_as_there_is_something(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.write(pair.client, b"letters");
-    let server = pair.events.get_mut(pair.server).expect("is there");
-    server.set_read_handler(Some(read_one));
+    pair.at(pair.server).set_read_handler(Some(read_one));
     run(&mut pair.events, |events| events.state.read.len() == 7);
     assert_eq!(pair.events.state.read, b"letters");
 }
 
 pub(crate) fn a_removed_handler_is_not_called(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
-    let server = pair.events.get_mut(pair.server).expect("is there");
+    let server = pair.at(pair.server);
     server.set_read_handler(Some(read_one));
     server.set_read_handler(None);
     server.set_write_handler(Some(count_write), Barrier::ReadFirst);
@@ -84,12 +83,11 @@ pub(crate) fn a_handler_may_close_its_own_connection(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
     settle(&mut pair.events);
-    let server = pair.events.get_mut(pair.server).expect("is there");
+    let server = pair.at(pair.server);
     server.set_read_handler(Some(answer_and_close));
     server.set_write_handler(Some(count_write), Barrier::ReadFirst);
     let client = pair.client;
-    // A socket reports room and bytes in one event. Either way the order makes the close come
-    // first.
+    // A socket reports room and bytes in one event. Either way the close comes first.
     assert_eq!(pair.read_to_end(client), b"goodbye");
     assert_eq!(pair.events.state.calls.iter().filter(|call| **call == "close").count(), 1);
 }
@@ -111,8 +109,7 @@ pub(crate) fn a_handler_may_close_the_other_end(test_bed: &impl TestBed) {
     }
     settle(&mut pair.events);
     for id in [pair.client, pair.server] {
-        let connection = pair.events.get_mut(id).expect("is there");
-        connection.set_read_handler(Some(close_everybody_else));
+        pair.at(id).set_read_handler(Some(close_everybody_else));
     }
     run(&mut pair.events, |events| !events.state.calls.is_empty());
     settle(&mut pair.events);
@@ -125,7 +122,7 @@ pub(crate) fn an_idle_loop_has_nothing_pending(test_bed: &impl TestBed) {
     pair.write(pair.client, b"x");
     pair.read(pair.server, 1);
     for id in [pair.client, pair.server] {
-        pair.events.get_mut(id).expect("is there").set_read_handler(Some(read_one));
+        pair.at(id).set_read_handler(Some(read_one));
     }
     settle(&mut pair.events);
     assert!(!pair.events.has_pending());

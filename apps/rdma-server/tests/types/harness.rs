@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
-use rdma_server::{Address, EventLoop, ListenerId, SessionId, SessionState};
+use rdma_server::{Address, EventLoop, ListenerId, Session, SessionId, SessionState};
 
 use crate::test_beds::TestBed;
 
@@ -124,18 +124,22 @@ pub(crate) fn on_writable(events: &mut Loop, id: SessionId) {
 }
 
 impl Pair {
+    /// Returns one end.
+    pub(crate) fn at(&mut self, id: SessionId) -> &mut Session<Log> {
+        self.events.get_mut(id).expect("is there")
+    }
+
     /// Writes all of it from one end, which must have room for it.
     pub(crate) fn write(&mut self, from: SessionId, bytes: &[u8]) {
-        let connection = self.events.get_mut(from).expect("is there");
-        connection.write_all(bytes).expect("room");
+        self.at(from).write_all(bytes).expect("room");
     }
 
     /// Reads this much at one end.
     pub(crate) fn read(&mut self, at: SessionId, len: usize) -> Vec<u8> {
         self.events.state.read.clear();
-        self.events.get_mut(at).expect("is there").set_read_handler(Some(on_readable));
+        self.at(at).set_read_handler(Some(on_readable));
         run(&mut self.events, |events| events.state.read.len() >= len || events.state.ended);
-        self.events.get_mut(at).expect("is there").set_read_handler(None);
+        self.at(at).set_read_handler(None);
         std::mem::take(&mut self.events.state.read)
     }
 
@@ -146,15 +150,14 @@ impl Pair {
         read
     }
 
-    /// Writes a pattern at one end until only the peer's application can make room. Returns how
-    /// much.
+    /// Writes a pattern until only the peer's application can make room. Returns how much.
     pub(crate) fn fill(&mut self, from: SessionId) -> usize {
         let mut written = 0;
         loop {
             let before = written;
             loop {
                 let chunk = pattern(written, 64 << 10);
-                match self.events.get_mut(from).expect("is there").write(&chunk) {
+                match self.at(from).write(&chunk) {
                     Ok(len) => written += len,
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");

@@ -16,8 +16,8 @@ use crate::harness::{
 };
 use crate::test_beds::{TestBed, connects_by_itself};
 
-/// An address without a listener.
-fn nobody(test_bed: &impl TestBed) -> rdma_server::Address {
+/// Returns an address without a listener.
+pub(crate) fn nobody(test_bed: &impl TestBed) -> Address {
     let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
     address
@@ -167,8 +167,7 @@ impl Listening for Exhausted {
     }
 }
 
-/// After an error that the next request would meet as well, a listener rests. After an error of one
-/// request it does not.
+/// After an error that the next request would meet as well, a listener rests.
 #[test]
 fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
@@ -186,7 +185,7 @@ fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     assert_eq!(asked.load(Ordering::Relaxed), 3, "one that came to nothing, and at once the next");
 }
 
-fn leave_waiting(events: &mut Loop, id: SessionId) {
+pub(crate) fn leave_waiting(events: &mut Loop, id: SessionId) {
     events.state.arrived.push(id);
 }
 

@@ -1,6 +1,5 @@
 //! The contract of [`rdma_server`], tested on every connection type. Types on a real device need
-//! one (see `lab/run test`). Without it each test reports a skip, and with `REQUIRE_RDMA=1` it
-//! fails.
+//! one (`lab/run test`), and are skipped without it, or fail if `REQUIRE_RDMA=1`.
 
 mod closing;
 mod handlers;

@@ -1,5 +1,4 @@
-//! Properties of RDMA alone: requests that cost nothing until they are accepted, and room that
-//! returns without `POLLOUT`.
+//! Properties of RDMA alone: requests that cost nothing, and room that returns without `POLLOUT`.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -8,17 +7,18 @@ use std::time::Duration;
 use rdma_server::{Address, Barrier, Rdma, SessionId, SessionState};
 use rdma_softsim::{Fabric, SoftSim};
 
-use crate::harness::{Loop, accept, new_loop, on_connected, on_readable, on_writable, pair, settle};
+use crate::harness::{Loop, accept, new_loop, on_connected, on_readable, on_writable, pair, run, settle};
+use crate::listening::leave_waiting;
 use crate::test_beds::{RdmaBed, TestBed};
 
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
 /// A loop that listens on a host of `fabric`.
-fn listening(fabric: &Fabric) -> (Loop, Address) {
+fn listening(fabric: &Fabric, arrives: fn(&mut Loop, SessionId)) -> (Loop, Address) {
     let mut events = new_loop();
     let at: Address = SocketAddr::from((SERVER, 6379)).into();
-    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, accept).expect("a free address");
+    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, arrives).expect("a free address");
     (events, at)
 }
 
@@ -34,15 +34,14 @@ fn connected(events: &Loop) -> usize {
     events.connections().filter(|(_, connection)| connection.state() == SessionState::Connected).count()
 }
 
-/// VR-SEC-004, VR-RES-006: withdrawn requests concern only their senders, and do not delay the next
-/// client.
+/// VR-SEC-004, VR-RES-006: withdrawn requests do not delay the next client.
 #[test]
 fn a_withdrawn_request_does_not_close_the_door() {
     const WITHDRAWN: usize = 30;
     /// The withdrawn requests take two, and the honest client's work a few.
     const TURNS: usize = 20;
     let fabric = Fabric::new();
-    let (mut events, at) = listening(&fabric);
+    let (mut events, at) = listening(&fabric, accept);
     let client: Rdma<SoftSim> = Rdma::new(fabric.host(&[CLIENT]));
     let mut rude = new_loop();
     for _ in 0..WITHDRAWN {
@@ -52,8 +51,7 @@ fn a_withdrawn_request_does_not_close_the_door() {
     drop(rude);
     let mut honest = new_loop();
     honest.connect(&client, &at, None, on_connected).expect("begins to connect");
-    // Messages arrive in the order in which they were sent, so the withdrawals have arrived by
-    // then.
+    // Messages arrive in the order in which they were sent, so the withdrawals are there by then.
     until_asked(&fabric, &mut honest, WITHDRAWN + 1);
     let mut turns = 0;
     while connected(&events) == 0 {
@@ -65,19 +63,12 @@ fn a_withdrawn_request_does_not_close_the_door() {
     println!("the honest client was in after {turns} turns");
 }
 
-fn leave_waiting(events: &mut Loop, id: SessionId) {
-    events.state.arrived.push(id);
-}
-
-/// VR-SEC-007: everything needed to refuse or admit a peer is known before anything is allocated
-/// for it.
+/// VR-SEC-007: nothing is allocated for a peer before it is admitted or refused.
 #[test]
 fn a_request_that_nobody_has_accepted_costs_nothing() {
     const REQUESTS: usize = 10;
     let fabric = Fabric::new();
-    let mut events = new_loop();
-    let at: Address = SocketAddr::from((SERVER, 6379)).into();
-    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, leave_waiting).expect("a free address");
+    let (mut events, at) = listening(&fabric, leave_waiting);
     let mut clients = new_loop();
     let client: Rdma<SoftSim> = Rdma::new(fabric.host(&[CLIENT]));
     for _ in 0..REQUESTS {
@@ -91,14 +82,13 @@ fn a_request_that_nobody_has_accepted_costs_nothing() {
     assert_eq!((held.queue_pairs, held.domains, held.regions, held.registered_bytes), (0, 0, 0, 0));
     // A closed one was rejected.
     for id in events.state.arrived.clone() {
-        assert!(!events.get(id).expect("is there").is_local());
-        assert_eq!(
-            events.get(id).expect("is there").peer_addr().and_then(|at| at.ip().ok()).map(|at| at.ip()),
-            Some(CLIENT)
-        );
+        let request = events.get(id).expect("is there");
+        assert!(!request.is_local());
+        let from = request.peer_addr().and_then(|at| at.ip().ok()).map(|at| at.ip());
+        assert_eq!(from, Some(CLIENT));
         events.close(id);
     }
-    crate::harness::run(&mut clients, |clients| clients.state.connected.len() == REQUESTS);
+    run(&mut clients, |clients| clients.state.connected.len() == REQUESTS);
     assert!(clients.state.connected.iter().all(|(_, state)| *state == SessionState::Error));
 }
 
@@ -110,9 +100,7 @@ fn a_refusal_costs_little() {
         events.refuse(id, b"-ERR not you\r\n").expect("waits to be accepted");
     }
     let fabric = Fabric::new();
-    let mut events = new_loop();
-    let at: Address = SocketAddr::from((SERVER, 6379)).into();
-    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, refuse).expect("a free address");
+    let (mut events, at) = listening(&fabric, refuse);
     let mut client = new_loop();
     let id = client.connect(&Rdma::new(fabric.host(&[CLIENT])), &at, None, on_connected).expect("begins");
     let mut most = 0;
@@ -126,18 +114,17 @@ fn a_refusal_costs_little() {
     }
     assert_eq!(client.state.read, b"-ERR not you\r\n");
     assert!((1..=4 * 4096).contains(&most), "{most} bytes registered for a refusal");
-    crate::harness::run(&mut events, |events| events.is_empty());
+    run(&mut events, |events| events.is_empty());
     assert_eq!(events.refusing(), 0);
 }
 
-/// A write that took all available room is followed by a call when there is room again, although no
-/// write has failed.
+/// After a write that took all available room its handler is called again when there is some.
 #[test]
 fn room_that_was_filled_to_the_last_byte_comes_back() {
     let test_bed = RdmaBed::new().expect("needs no device");
     let mut pair = pair(&test_bed);
     let mut written = 0;
-    let client = pair.events.get_mut(pair.client).expect("is there");
+    let client = pair.at(pair.client);
     // The send buffer is 1 MiB, and so is one window. Both are full then.
     for _ in 0..64 {
         match client.write(&vec![0; 1 << 20]) {
@@ -150,9 +137,6 @@ fn room_that_was_filled_to_the_last_byte_comes_back() {
     }
     assert_eq!(written, 1 << 20, "one write fills the buffer");
     pair.events.state.to_write = b"more".to_vec();
-    pair.events
-        .get_mut(pair.client)
-        .expect("is there")
-        .set_write_handler(Some(on_writable), Barrier::ReadFirst);
-    crate::harness::run(&mut pair.events, |events| events.state.to_write.is_empty());
+    pair.at(pair.client).set_write_handler(Some(on_writable), Barrier::ReadFirst);
+    run(&mut pair.events, |events| events.state.to_write.is_empty());
 }

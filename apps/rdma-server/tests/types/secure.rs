@@ -284,7 +284,7 @@ fn a_write_that_fails_hides_nothing_that_has_come() {
 fn an_end_without_goodbye_is_an_error() {
     let mut pair = pair(&test_bed::<RdmaBed>());
     pair.events.abort(pair.client);
-    let server = pair.events.get_mut(pair.server).expect("is there");
+    let server = pair.at(pair.server);
     let error = server.sync_read(&mut [0; 1], crate::harness::PATIENCE).expect_err("the end");
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     assert_eq!(server.state(), SessionState::Error);

@@ -18,7 +18,7 @@ pub(crate) fn bytes_arrive_in_both_directions(test_bed: &impl TestBed) {
 pub(crate) fn nothing_to_read_is_no_end(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     for id in [pair.client, pair.server] {
-        let connection = pair.events.get_mut(id).expect("is there");
+        let connection = pair.at(id);
         let error = connection.read(&mut [0; 8]).expect_err("there is nothing");
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         assert_eq!(connection.read(&mut []).expect("nothing was asked for"), 0);
@@ -26,10 +26,6 @@ pub(crate) fn nothing_to_read_is_no_end(test_bed: &impl TestBed) {
         assert_eq!(connection.state(), SessionState::Connected);
         assert!(connection.last_error().is_none());
     }
-    bytes_still_arrive(&mut pair);
-}
-
-fn bytes_still_arrive(pair: &mut crate::harness::Pair) {
     pair.write(pair.client, b"still here");
     assert_eq!(pair.read(pair.server, 10), b"still here");
 }
@@ -37,19 +33,16 @@ fn bytes_still_arrive(pair: &mut crate::harness::Pair) {
 pub(crate) fn a_vectored_write_arrives_in_order(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     let slices = [b"one ".as_slice(), b"", b"two ", b"three"].map(IoSlice::new);
-    let connection = pair.events.get_mut(pair.client).expect("is there");
-    assert_eq!(connection.write_vectored(&slices).expect("room"), 13);
+    assert_eq!(pair.at(pair.client).write_vectored(&slices).expect("room"), 13);
     assert_eq!(pair.read(pair.server, 13), b"one two three");
 }
 
-/// The loop sleeps while a writer waits. The writer is called when the peer has made room, not
-/// before.
+/// The loop sleeps while a writer waits, and calls it when the peer has made room.
 pub(crate) fn a_writer_without_room_sleeps_until_there_is_some(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     let written = pair.fill(pair.client);
     pair.events.state.to_write = pattern(written, 100);
-    let connection = pair.events.get_mut(pair.client).expect("is there");
-    connection.set_write_handler(Some(on_writable), Barrier::ReadFirst);
+    pair.at(pair.client).set_write_handler(Some(on_writable), Barrier::ReadFirst);
     settle(&mut pair.events);
     assert!(!pair.events.has_pending());
     let in_vain = pair.events.state.calls.len();
@@ -69,10 +62,8 @@ pub(crate) fn long_transfers_arrive_whole(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     let sent = pattern(0, 5 << 20);
     pair.events.state.to_write.clone_from(&sent);
-    let client = pair.events.get_mut(pair.client).expect("is there");
-    client.set_write_handler(Some(on_writable), Barrier::ReadFirst);
-    let server = pair.events.get_mut(pair.server).expect("is there");
-    server.set_read_handler(Some(on_readable));
+    pair.at(pair.client).set_write_handler(Some(on_writable), Barrier::ReadFirst);
+    pair.at(pair.server).set_read_handler(Some(on_readable));
     run(&mut pair.events, |events| events.state.read.len() >= 5 << 20);
     assert!(pair.events.state.read == sent, "the bytes differ");
 }

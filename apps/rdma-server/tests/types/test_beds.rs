@@ -20,16 +20,19 @@ pub(crate) trait TestBed: Sync {
 
     fn server(&self) -> &Self::Type;
 
-    fn client(&self) -> &Self::Type;
+    fn client(&self) -> &Self::Type {
+        self.server()
+    }
 
     /// Returns a free address to listen at.
     fn address(&self) -> Address;
 
     /// Returns whether the client is on the server's machine.
-    fn is_local(&self) -> bool;
+    fn is_local(&self) -> bool {
+        true
+    }
 
-    /// Returns the resources of this test bed's connections, in numbers that are zero or constant
-    /// without connections.
+    /// Returns resources of connections, in numbers that are constant without any.
     fn held(&self) -> String {
         String::new()
     }
@@ -49,16 +52,8 @@ impl TestBed for TcpBed {
         &self.0
     }
 
-    fn client(&self) -> &Tcp {
-        &self.0
-    }
-
     fn address(&self) -> Address {
         SocketAddr::from(([127, 0, 0, 1], 0)).into()
-    }
-
-    fn is_local(&self) -> bool {
-        true
     }
 }
 
@@ -83,16 +78,8 @@ impl TestBed for UnixBed {
         &self.unix
     }
 
-    fn client(&self) -> &Unix {
-        &self.unix
-    }
-
     fn address(&self) -> Address {
         self.directory.join(self.next.fetch_add(1, Ordering::Relaxed).to_string()).into()
-    }
-
-    fn is_local(&self) -> bool {
-        true
     }
 
     fn held(&self) -> String {
@@ -179,16 +166,8 @@ impl TestBed for VerbsBed {
         &self.verbs
     }
 
-    fn client(&self) -> &Rdma<Verbs> {
-        &self.verbs
-    }
-
     fn address(&self) -> Address {
         SocketAddr::from((self.ip, 0)).into()
-    }
-
-    fn is_local(&self) -> bool {
-        true
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_server::{SessionId, SessionState};
 
 use crate::harness::{Loop, PATIENCE, listening, new_loop, pair, pattern, run};
-use crate::listening::is_refusal;
+use crate::listening::{is_refusal, nobody};
 use crate::test_beds::TestBed;
 
 fn echo(events: &mut Loop, id: SessionId) {
@@ -56,8 +56,7 @@ pub(crate) fn a_blocking_connect_waits(test_bed: &impl TestBed) {
 }
 
 pub(crate) fn a_blocking_connect_to_nobody_fails(test_bed: &impl TestBed) {
-    let (mut events, listener, address) = listening(test_bed);
-    events.close_listener(listener);
+    let (mut events, address) = (new_loop(), nobody(test_bed));
     let error =
         events.blocking_connect(test_bed.client(), &address, None, PATIENCE).expect_err("nobody listens");
     assert!(is_refusal(error.kind()), "{error}");
@@ -95,7 +94,7 @@ pub(crate) fn sync_calls_move_whole_pieces(test_bed: &impl TestBed) {
 pub(crate) fn sync_calls_time_out(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     let soon = Duration::from_millis(20);
-    let client = pair.events.get_mut(pair.client).expect("is there");
+    let client = pair.at(pair.client);
     assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     assert_eq!(client.sync_read_line(10, soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     // The connection is unaffected.

@@ -1,0 +1,37 @@
+//! A server's and a client's host on a simulated fabric.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rdma_conn::{ConnectionId, Endpoint, Options};
+use rdma_softsim::{DeviceKind, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
+
+/// An endpoint and its one connection.
+pub(crate) type End = (Endpoint<SoftSim>, ConnectionId);
+
+pub(crate) fn simulation() -> Simulation {
+    Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new())
+}
+
+/// Returns the hosts of a server and a client, and where the server listens.
+pub(crate) fn hosts(sim: &Simulation) -> (SoftSim, SoftSim, SocketAddr) {
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    (server, client, SocketAddr::from(([192, 0, 2, 1], 6379)))
+}
+
+/// Lets the simulation run by itself for a while.
+pub(crate) fn pass(sim: &Simulation, time: Duration) {
+    sim.advance(sim.now().after(time));
+}
+
+/// A client that requests a connection.
+pub(crate) fn asking(client: &SoftSim, address: SocketAddr, options: Options) -> End {
+    let mut endpoint = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
+    let id = endpoint.connect(address, None, Duration::from_secs(10), options).expect("begins");
+    (endpoint, id)
+}
+
+/// Bytes in which neighbouring kilobytes differ.
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
+}
