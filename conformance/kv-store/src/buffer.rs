@@ -5,23 +5,21 @@ use bytes::BytesMut;
 /// The most memory that a client keeps without bytes.
 const KEPT: usize = 16 << 10;
 
-/// Bytes, and how much memory they take.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. The capacity alone does not show it: `BytesMut` lowers it by
-    /// what was taken from the front.
+    /// The most memory that was seen. `BytesMut` lowers its capacity by what was taken from the front.
     memory: usize,
 }
 
 impl Buffer {
-    /// Records how much memory the bytes use. Call it before anything is taken from the front.
+    /// Records how much memory is used. Call it before anything is taken from the front.
     pub(crate) fn grown(&mut self) {
         self.memory = self.memory.max(self.bytes.capacity());
     }
 
-    /// Frees memory that its bytes do not need, beyond a little that it keeps. Call it after bytes
-    /// were taken from the front. It copies each byte less than once.
+    /// Frees unneeded memory, beyond a little. Call it after bytes were taken from the front. It
+    /// copies each byte less than once.
     pub(crate) fn settle(&mut self) {
         self.grown();
         if self.memory > KEPT && self.bytes.len() < self.memory / 4 {
@@ -48,7 +46,6 @@ mod tests {
                 buffer.bytes.advance(left.div_ceil(2).max(take).min(left));
                 buffer.settle();
                 let most = KEPT.max(4 * buffer.bytes.len());
-                // No more than that is free behind it.
                 assert!(!buffer.bytes.try_reclaim(most + 1), "{buffer:?}");
             }
         }

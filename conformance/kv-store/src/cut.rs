@@ -6,19 +6,16 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, parse_frame};
 
-/// The most bytes of a line, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, a number, a
-/// status.
+/// The most bytes of an inline command, a number or a status: Valkey's `PROTO_INLINE_MAX_SIZE`.
 const LONGEST_LINE: usize = 64 << 10;
 
 /// The most frames in one frame, as in Valkey.
 const MOST: usize = 1 << 20;
 
-/// The most bytes of a frame: Valkey's `proto-max-bulk-len`, and the bytes around a string of that
-/// length.
+/// The most bytes of a frame: Valkey's `proto-max-bulk-len`, and the bytes around such a string.
 const LONGEST: usize = (512 << 20) + LONGEST_LINE;
 
-/// Cuts frames off received bytes, and remembers its position: each byte is examined once, in
-/// whatever pieces they come.
+/// Cuts frames off received bytes. Each byte is examined once, in whatever pieces they come.
 #[derive(Debug, Default)]
 pub struct Cut {
     /// Where the next part of the frame begins, possibly beyond the received bytes.
@@ -32,9 +29,8 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Takes the next frame off the bytes, if it is complete. An inline command, such as
-    /// `PING\r\n`, becomes an array as a client would have sent it. The frame shares the memory of
-    /// the bytes.
+    /// Takes the next frame off the bytes, if complete, and shares their memory. An inline command,
+    /// such as `PING\r\n`, becomes an array as a client would have sent it.
     ///
     /// # Errors
     /// The bytes are no frame; or a frame of more than 512 MiB, with more than 1,048,576 frames in
@@ -49,8 +45,7 @@ impl Cut {
         }
     }
 
-    /// Returns the least number of missing bytes, if the last call of [`Cut::take`] left `here`
-    /// bytes.
+    /// Returns the least number of missing bytes, if [`Cut::take`] left `here` bytes.
     pub(crate) const fn missing(&self, here: usize) -> usize {
         self.at.saturating_sub(here)
     }
@@ -100,8 +95,7 @@ impl Cut {
     }
 }
 
-/// Returns the number after the first byte of a line, if any. No length has more than twenty
-/// digits.
+/// Returns the number after the first byte of a line. No length has more than twenty digits.
 fn number(line: &[u8]) -> Option<usize> {
     let digits = line.get(1..)?.strip_suffix(b"\r\n")?;
     let right = digits.len() <= 20 && digits.iter().all(u8::is_ascii_digit);
@@ -138,7 +132,6 @@ mod tests {
         Frame::BulkString(Some(Bytes::from_static(text)))
     }
 
-    /// Returns the frames of bytes that come in pieces of this length.
     fn cut(all: &[u8], len: usize) -> io::Result<Vec<Frame>> {
         let (mut cut, mut bytes, mut frames) = (Cut::default(), BytesMut::new(), Vec::new());
         for part in all.chunks(len) {
@@ -206,7 +199,6 @@ mod tests {
             let error = cut(&line, 1000).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
-        // A line of the maximum length.
         let mut line = vec![b'P'; LONGEST_LINE - 2];
         line.extend_from_slice(b"\r\n");
         assert_eq!(cut(&line, 1000).unwrap().len(), 1);

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::Frame;
 
-/// All keys and their values.
 #[derive(Default)]
 pub(crate) struct Keys {
     values: HashMap<Bytes, Value>,
@@ -86,7 +85,6 @@ impl Keys {
         }
     }
 
-    /// Returns a value, if it still exists.
     fn get(&mut self, key: &Bytes) -> Option<&mut Value> {
         let expires = self.values.get(key)?.expires;
         if expires.is_some_and(|at| at <= Instant::now()) {
@@ -102,14 +100,12 @@ impl Keys {
         simple("OK")
     }
 
-    /// Returns the number of the next change.
     const fn change(&mut self) -> u64 {
         self.changes += 1;
         self.changes
     }
 
-    /// Returns the number of a value's last change, which is another one after each change; `None`
-    /// if there is no such key.
+    /// Returns the number of a value's last change; `None` if there is no such key.
     pub(crate) fn version(&mut self, key: &Bytes) -> Option<u64> {
         self.get(key).map(|value| value.version)
     }
@@ -132,9 +128,8 @@ impl Keys {
         if end > LONGEST {
             return error("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
         }
-        let (before, expires) = self
-            .get(key)
-            .map_or((Bytes::new(), None), |value| (std::mem::take(&mut value.bytes), value.expires));
+        let before = self.get(key).map(|value| (std::mem::take(&mut value.bytes), value.expires));
+        let (before, expires) = before.unwrap_or_default();
         if bytes.is_empty() && before.is_empty() {
             return count(0);
         }
@@ -156,7 +151,6 @@ impl Keys {
         len
     }
 
-    /// Counts the existing keys for which `test` holds.
     fn count(&mut self, keys: &[Bytes], test: fn(&mut Self, &Bytes) -> bool) -> Frame {
         count(keys.iter().filter(|key| self.get(key).is_some() && test(self, key)).count())
     }
@@ -196,8 +190,7 @@ impl Keys {
     }
 }
 
-/// Returns when a lifetime of SET ends; never, if that is beyond the clock's range. `None` if it is
-/// invalid.
+/// Returns when a lifetime of SET ends: `Some(None)` is never. `None` if it is invalid.
 fn lifetime(unit: &[u8], time: &[u8]) -> Option<Option<Instant>> {
     let time = u64::try_from(number(time)?).ok().filter(|time| *time > 0)?;
     let time = match unit.to_ascii_uppercase().as_slice() {

@@ -1,19 +1,18 @@
-//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client
-//! libraries.
+//! The store, and its answers to commands.
 
 use std::io::{self, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::Frame;
 
 use crate::buffer::Buffer;
 use crate::keys::{self, Keys};
+use crate::lock;
 use crate::resp::{FrameReader, append};
 use crate::session::{Channels, Session};
 
-/// Replies are sent once this many bytes are waiting, so that a long pipeline does not accumulate
-/// them.
+/// Replies are sent once this many bytes are waiting, so that a long pipeline's do not accumulate.
 pub const REPLY_BATCH: usize = 256 << 10;
 
 /// All keys and their values, and the subscribers.
@@ -73,9 +72,7 @@ impl Store {
 
     /// Locks the keys, for a command or for a whole transaction.
     pub(crate) fn keys(&self) -> MutexGuard<'_, Keys> {
-        // A poisoned lock only means that another client's thread died between two whole
-        // operations.
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.keys)
     }
 
     pub(crate) const fn channels(&self) -> &Arc<Mutex<Channels>> {
@@ -91,12 +88,10 @@ fn send(to: &mut impl Write, replies: &mut Buffer) -> io::Result<()> {
     Ok(())
 }
 
-/// Appends the reply to invalid commands.
 pub(crate) fn refuse(replies: &mut BytesMut, error: &io::Error) {
     append(replies, &keys::error(format!("ERR {error}")));
 }
 
-/// Returns the words of a command.
 pub(crate) fn words(command: Frame) -> Vec<Bytes> {
     let words = command.into_array().unwrap_or_default().into_iter();
     words.filter_map(|word| word.into_bulk_string().ok()).collect()

@@ -10,9 +10,16 @@ mod serve;
 mod session;
 mod threads;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use cut::{Cut, parse};
 pub use kv::{REPLY_BATCH, Store};
 pub use resp::{FrameReader, Frames, command};
 pub use serve::Server;
 pub use session::Session;
 pub use threads::Threads;
+
+/// A poisoned lock only means that another client's thread died between two whole operations.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

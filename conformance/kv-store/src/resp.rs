@@ -9,7 +9,7 @@ use crate::buffer::Buffer;
 use crate::cut::Cut;
 
 /// Received bytes, cut into frames, which share their memory. An incomplete frame uses memory in
-/// proportion to its length, whatever came before.
+/// proportion to its length.
 #[derive(Debug, Default)]
 pub struct Frames {
     buffer: Buffer,
@@ -23,8 +23,7 @@ impl Frames {
         self.buffer.grown();
     }
 
-    /// Appends what `read` puts into the `most` bytes that it gets. Returns `read`'s result: the
-    /// number of bytes.
+    /// Appends what `read` puts into the `most` bytes that it gets, and returns its result.
     pub fn read<E>(
         &mut self,
         most: usize,
@@ -61,10 +60,9 @@ impl Frames {
     }
 }
 
-/// Bytes to read from a stream, if nothing says that more will come. A waiting reader uses this
-/// much memory.
+/// Bytes to read at once if no more are expected; a waiting reader uses this much memory.
 const CHUNK: usize = 16 << 10;
-/// Bytes to read together, of a longer string.
+/// Bytes to read at once of a longer string.
 const AHEAD: usize = 1 << 20;
 
 const END: &[u8] = b"\r\n";
@@ -144,7 +142,6 @@ fn string(to: &mut impl BufMut, bytes: &[u8]) {
     to.put_slice(END);
 }
 
-/// Appends the line that begins an array or a string.
 fn head(to: &mut impl BufMut, kind: u8, len: usize) {
     to.put_u8(kind);
     to.put_slice(len.to_string().as_bytes());

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Buf;
@@ -10,6 +10,7 @@ use rdma_conn::{ConnectionId, Descriptors, Endpoint, Error, Event, Waker};
 
 use crate::buffer::Buffer;
 use crate::kv::{REPLY_BATCH, Store, refuse};
+use crate::lock;
 use crate::resp::Frames;
 use crate::session::Session;
 
@@ -31,7 +32,6 @@ pub struct Server<'a, B: Descriptors> {
     waker: Option<Waker>,
 }
 
-/// A client's state between two commands.
 struct Client {
     session: Session,
     received: Frames,
@@ -45,8 +45,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
         Self { endpoint, store, sessions: HashMap::new(), woken: Arc::default(), waker: None }
     }
 
-    /// Sets the endpoint's waker, which ends a wait when another thread publishes something for a
-    /// client of this server.
+    /// Sets the endpoint's waker, which ends a wait when another thread publishes for a client.
     #[must_use]
     pub fn woken_by(self, waker: Waker) -> Self {
         Self { waker: Some(waker), ..self }
@@ -55,8 +54,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
     /// Handles everything that has arrived, without waiting for more.
     ///
     /// # Errors
-    /// The endpoint has failed, or the device of a listener is gone. Connected clients may still be
-    /// served after that.
+    /// The endpoint or a listener's device has failed. Connected clients may still be served.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.endpoint.progress()?;
         self.handle()
@@ -137,14 +135,9 @@ impl<'a, B: Descriptors> Server<'a, B> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Client {
-    /// Answers received commands. Returns true if the session has ended. Replies to commands that
-    /// arrived together are sent together. A client that does not take its replies is not read
-    /// from.
+    /// Answers received commands, together those that arrived together. Returns true if the session
+    /// has ended. A client that does not take its replies is not read from.
     fn serve<B: Descriptors>(
         &mut self,
         endpoint: &mut Endpoint<B>,
@@ -178,8 +171,7 @@ impl Client {
             } else if self.quits {
                 return Ok(true);
             } else {
-                // Reads directly to where commands are cut. Without unread bytes, a read shows
-                // whether the stream has ended.
+                // Reads to where commands are cut; without unread bytes, only to see an end.
                 let unread = endpoint.connection(id).map_or(0, |connection| connection.unread());
                 let most = usize::try_from(unread).unwrap_or(usize::MAX).clamp(1, LONGEST_READ);
                 match self.received.read(most, |into| endpoint.read(id, into))? {

@@ -1,13 +1,14 @@
 //! A client's state between its commands: HELLO, MULTI, SUBSCRIBE.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::Frame;
 
 use crate::keys::{bulk, count, error, simple};
 use crate::kv::{Store, words};
+use crate::lock;
 use crate::resp::append;
 
 /// The most commands of a transaction, and the most channels of a session.
@@ -16,8 +17,7 @@ const MOST: usize = 10_000;
 const MOST_QUEUED: usize = 16 << 20;
 /// The most bytes of memory for a subscriber's messages. Further messages are lost to it.
 const MOST_PUBLISHED: usize = 1 << 20;
-/// Memory of a message or of a word of a command, beside its bytes: its place in a growing list,
-/// and the allocator's overhead.
+/// Memory of a message or of a command's word, beside its bytes: a place in a list, and overhead.
 const BESIDE: usize = 192;
 
 /// The subscribers of each channel.
@@ -35,18 +35,16 @@ pub struct Session {
     subscriber: Option<Subscriber>,
 }
 
-/// The watched keys.
 #[derive(Default)]
 struct Watched {
-    /// The version that each key had. `None`: there was no such key. Such a key counts as unchanged
-    /// if it is deleted again.
+    /// The version that each key had. `None`: there was no such key, which counts as unchanged if it
+    /// is deleted again.
     keys: HashMap<Bytes, Option<u64>>,
     /// What the names take.
     memory: usize,
 }
 
-/// The commands of a transaction, in memory of their own: slices of a receive buffer would keep all
-/// of that alive.
+/// The commands of a transaction, copied: slices of a receive buffer would keep all of that alive.
 #[derive(Default)]
 struct Queued {
     commands: Vec<Vec<Bytes>>,
@@ -98,14 +96,9 @@ struct Waiting {
 }
 
 impl Inbox {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a message, unless too many are waiting. Its bytes have memory of their own: slices of a
-    /// receive buffer would keep all of that alive.
+    /// Adds a message, unless too many are waiting.
     fn take(&self, channel: &Bytes, payload: &Bytes) -> bool {
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         let memory = waiting.memory + channel.len() + payload.len() + BESIDE;
         if memory > MOST_PUBLISHED {
             return false;
@@ -137,19 +130,19 @@ impl Session {
             (b"HELLO", _) => self.hello(arguments, replies),
             (b"MULTI", []) if self.queued.is_none() => {
                 self.queued = Some(Queued::default());
-                reply(replies, &simple("OK"));
+                append(replies, &simple("OK"));
             }
             (b"EXEC" | b"DISCARD", []) => match self.queued.take() {
-                None => reply(replies, &error("ERR there is no MULTI before it")),
+                None => append(replies, &error("ERR there is no MULTI before it")),
                 Some(_) if name == b"DISCARD" => {
                     self.watched = Watched::default();
-                    reply(replies, &simple("OK"));
+                    append(replies, &simple("OK"));
                 }
                 Some(Queued { commands, .. }) => {
                     let mut keys = store.keys();
                     let mut watched = std::mem::take(&mut self.watched).keys.into_iter();
                     if watched.any(|(key, version)| keys.version(&key) != version) {
-                        reply(replies, &Frame::Array(None));
+                        append(replies, &Frame::Array(None));
                         return false;
                     }
                     let all = commands.iter().filter_map(|words| words.split_first());
@@ -157,20 +150,20 @@ impl Session {
                         all.map(|(name, arguments)| keys.execute(&name.to_ascii_uppercase(), arguments));
                     let all = all.collect();
                     drop(keys);
-                    reply(replies, &Frame::Array(Some(all)));
+                    append(replies, &Frame::Array(Some(all)));
                 }
             },
             (b"MULTI" | b"WATCH" | b"SUBSCRIBE" | b"UNSUBSCRIBE" | b"PUBLISH" | b"QUIT", _)
                 if self.queued.is_some() =>
             {
                 let name = String::from_utf8_lossy(&name);
-                reply(replies, &error(format!("ERR {name} is not allowed in transactions")));
+                append(replies, &error(format!("ERR {name} is not allowed in transactions")));
             }
-            _ if self.queued.is_some() => reply(replies, &self.queue(&words)),
-            (b"WATCH", [_, ..]) => reply(replies, &self.watch(store, arguments)),
+            _ if self.queued.is_some() => append(replies, &self.queue(&words)),
+            (b"WATCH", [_, ..]) => append(replies, &self.watch(store, arguments)),
             (b"UNWATCH", []) => {
                 self.watched = Watched::default();
-                reply(replies, &simple("OK"));
+                append(replies, &simple("OK"));
             }
             (b"SUBSCRIBE", [_, ..]) => self.subscribe(store, arguments, replies),
             (b"UNSUBSCRIBE", _) => self.unsubscribe(arguments, replies),
@@ -182,10 +175,10 @@ impl Session {
                     subscribers.filter(|inbox| inbox.take(channel, &payload)).count()
                 });
                 drop(channels);
-                reply(replies, &count(heard));
+                append(replies, &count(heard));
             }
             _ => {
-                reply(replies, &store.keys().execute(&name, arguments));
+                append(replies, &store.keys().execute(&name, arguments));
                 return name == b"QUIT";
             }
         }
@@ -195,13 +188,12 @@ impl Session {
     /// Appends what was published since the last call.
     pub fn published(&self, replies: &mut BytesMut) {
         let Some(subscriber) = &self.subscriber else { return };
-        let waiting = std::mem::take(&mut *subscriber.inbox.waiting());
+        let waiting = std::mem::take(&mut *lock(&subscriber.inbox.waiting));
         for (channel, payload) in waiting.messages {
             self.push([bulk("message"), bulk(channel), bulk(payload)], replies);
         }
     }
 
-    /// Adds a command to the open transaction.
     fn queue(&mut self, command: &[Bytes]) -> Frame {
         let memory = command.iter().map(|word| word.len() + BESIDE).sum();
         match &mut self.queued {
@@ -235,7 +227,7 @@ impl Session {
             None => {}
             Some(b"2") => self.resp3 = false,
             Some(b"3") => self.resp3 = true,
-            Some(_) => return reply(replies, &error("NOPROTO unsupported protocol version")),
+            Some(_) => return append(replies, &error("NOPROTO unsupported protocol version")),
         }
         let version = if self.resp3 { 3 } else { 2 };
         let told = [
@@ -250,21 +242,21 @@ impl Session {
             if self.resp3 { format!("%{}\r\n", told.len()) } else { format!("*{}\r\n", 2 * told.len()) };
         replies.extend_from_slice(head.as_bytes());
         for (name, value) in &told {
-            reply(replies, name);
-            reply(replies, value);
+            append(replies, name);
+            append(replies, value);
         }
     }
 
     fn subscribe(&mut self, store: &Store, channels: &[Bytes], replies: &mut BytesMut) {
         let Some(subscriber) = &mut self.subscriber else {
-            return reply(replies, &error("ERR this kind of connection cannot subscribe here"));
+            return append(replies, &error("ERR this kind of connection cannot subscribe here"));
         };
         let of = Arc::clone(subscriber.of.get_or_insert_with(|| Arc::clone(store.channels())));
         let inbox = Arc::downgrade(&subscriber.inbox);
         for channel in channels {
             if !self.channels.contains(channel) {
                 if self.channels.len() >= MOST {
-                    return reply(replies, &error("ERR too many channels"));
+                    return append(replies, &error("ERR too many channels"));
                 }
                 // Copied, like keys.
                 let channel = Bytes::copy_from_slice(channel);
@@ -294,16 +286,8 @@ impl Session {
     /// In RESP3 a message that is no reply to a command has a type of its own.
     fn push(&self, frames: [Frame; 3], replies: &mut BytesMut) {
         replies.extend_from_slice(if self.resp3 { b">3\r\n" } else { b"*3\r\n" });
-        frames.iter().for_each(|frame| reply(replies, frame));
+        frames.iter().for_each(|frame| append(replies, frame));
     }
-}
-
-fn lock(channels: &Mutex<Channels>) -> MutexGuard<'_, Channels> {
-    channels.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn reply(replies: &mut BytesMut, frame: &Frame) {
-    append(replies, frame);
 }
 
 #[cfg(test)]
@@ -438,7 +422,7 @@ mod tests {
         assert!(ask(&mut other, &store, &["HELLO 4"]).starts_with("-NOPROTO"));
     }
 
-    /// Returns a command whose words are slices of a long buffer, and that buffer.
+    /// Returns a command of slices of a long buffer, and that buffer.
     fn cut(words: &[&str]) -> (Frame, Bytes) {
         let mut buffer = Bytes::from(format!("{}{}", words.concat(), "x".repeat(1 << 20)));
         let all = buffer.clone();

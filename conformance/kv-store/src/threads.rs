@@ -1,5 +1,4 @@
-//! Serves the store on several threads behind one port. Each has an endpoint of its own, and shares
-//! only the store.
+//! Serves the store on several threads behind one port. They share only the store.
 
 use std::convert::Infallible;
 use std::io;
@@ -15,8 +14,8 @@ use rdma_conn::{Descriptors, Endpoint, Limits, Listener, Options, Request, Waker
 use crate::kv::Store;
 use crate::serve::Server;
 
-/// The most requests that wait for a thread. If all threads have as many, the listener waits, and
-/// further requests wait in the kernel.
+/// The most requests that wait for a thread. If all threads have as many, further ones wait in the
+/// kernel.
 const BACKLOG: usize = 128;
 /// How long the listener pauses after a temporary error.
 const REST: Duration = Duration::from_millis(100);
@@ -26,9 +25,8 @@ const REQUESTS_PER_TURN: usize = 16;
 /// A listener and the threads that serve its clients.
 ///
 /// Each request for a connection goes to the next thread in turn (round robin), regardless of load.
-/// Nothing is created for it before. That thread moves the request to the event channel of its own
-/// [`Endpoint`] (`rdma_migrate_id(3)`), accepts it there, and serves it until its end. So threads
-/// share no queue and no lock except the store's.
+/// That thread moves it to the event channel of its own [`Endpoint`] (`rdma_migrate_id(3)`), accepts
+/// it there, and serves it until its end. Threads share no queue and no lock except the store's.
 pub struct Threads<B: Descriptors> {
     listener: Listener<B>,
     workers: Vec<Worker<B>>,
@@ -60,12 +58,10 @@ impl Drop for End {
 
 impl<B: Descriptors> Threads<B> {
     /// Listens on `address` (port 0 takes a free one), and starts `threads` threads, at least one.
-    /// All threads together have at most as many connections, and as much registered memory, as
-    /// `limits` says.
+    /// `limits` is for all of them together.
     ///
     /// # Errors
-    /// No RDMA device has that address, or it is in use; or the process has no descriptor or thread
-    /// left.
+    /// No RDMA device has that address, or it is in use; or no descriptor or thread is left.
     pub fn start(
         backend: &B,
         address: SocketAddr,
@@ -117,8 +113,7 @@ impl<B: Descriptors> Threads<B> {
         }
     }
 
-    /// Gives a request to the next thread with room, or waits until one has. A request that no
-    /// thread can take is rejected.
+    /// Gives a request to the next thread with room, or waits until one has; otherwise rejects it.
     fn hand_over(&mut self, mut request: Request<B>) {
         for turn in 0..2 * self.workers.len() {
             let place = (self.next + turn) % self.workers.len();
@@ -184,7 +179,6 @@ impl<B: Descriptors> Drop for Threads<B> {
     }
 }
 
-/// Runs one thread: accepts and serves requests.
 fn work<B: Descriptors>(
     mut server: Server<'_, B>,
     requests: &Receiver<Request<B>>,
@@ -218,8 +212,7 @@ mod tests {
     const ADDRESS: ([u8; 4], u16) = ([192, 0, 2, 1], 6379);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// However many requests come while the threads lag behind, none is rejected: the last ones
-    /// wait until there is room.
+    /// If threads lag behind, requests wait until there is room; none is rejected.
     #[test]
     fn requests_wait_for_threads_that_lag() {
         const THREADS: usize = 2;

@@ -46,7 +46,6 @@ impl Serving {
     }
 }
 
-/// Sends a command and returns the last word of the reply.
 fn ask(client: &mut FrameReader<Stream<SoftSim>>, command: &str) -> String {
     client.stream().write_all(format!("{command}\r\n").as_bytes()).expect("written");
     last_word(client)

@@ -7,9 +7,8 @@ pub use suite::{Role, Tag};
 /// A case: the reaction of the target of one role to one behaviour.
 pub type Case<'a, B> = suite::Case<Context<'a, B>>;
 
-/// A list of cases. Each line has the tested role (`server`, `client` or `both`), the id, the
-/// behaviour shown to the target, the required reaction, the requirements, tags, and the body, a
-/// `fn(&Context<B>) -> Judged`.
+/// A list of cases: of each, the tested role (`server`, `client` or `both`), the id, the behaviour
+/// shown, the required reaction, the requirements, tags, and a `fn(&Context<B>) -> Judged`.
 macro_rules! cases {
     ($($who:ident $id:expr, $intent:literal => $expectation:literal,
        [$($requirement:literal),+] $([$($tag:ident),+])?, $body:expr;)+) => {{

@@ -7,8 +7,8 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use crate::requirements::{Level, Profile, Requirements, Role};
 
-/// The selection of `--quick`: cases of each area that take a second or two and harm nothing,
-/// fifteen for either role.
+/// The selection of `--quick`: cases of each area that take seconds and harm nothing, fifteen a
+/// role.
 const QUICK: [&str; 18] = [
     "conn.plain",
     "ctrl.between-payload",

@@ -1,5 +1,4 @@
-//! Cases that only our own side can be shown: each needs its options, a held server, or knowledge
-//! of its client.
+//! Cases that only our own side can be shown: they need its options, a held server, or its client.
 
 use std::time::Duration;
 
@@ -14,8 +13,7 @@ use rdma_proto::wire::{FeatureSet, Message};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 
-/// Cases that the suite has for servers only, because a client need not open two connections; ours
-/// does.
+/// Cases that the suite has for servers only, because a client need not open two connections.
 const FOR_CLIENTS_TOO: [&str; 2] = ["sec.foreign-key", "sec.stale-key"];
 
 /// All of them.
@@ -83,16 +81,13 @@ pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         ),
     ];
     let of_suite = conformance::blackbox::cases().into_iter();
-    cases.extend(
-        of_suite
-            .filter(|case| FOR_CLIENTS_TOO.contains(&case.id))
-            .map(|case| Case { role: Some(Role::Client), ..case }),
-    );
+    let for_clients_too = of_suite.filter(|case| FOR_CLIENTS_TOO.contains(&case.id));
+    cases.extend(for_clients_too.map(|case| Case { role: Some(Role::Client), ..case }));
     cases
 }
 
 fn notified_before_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // While it is held, our server has not registered a window when the notification arrives.
+    // A held server has not registered a window when the notification arrives.
     let held = context.server()?.hold();
     let mut session = context.connect(Shape::default())?;
     session.peer.notify(5)?;
@@ -144,8 +139,7 @@ fn leaves_in_a_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     loop {
         let exchange = session.require_exchange(0)?;
         session.peer.send_bytes(&exchange.send)?;
-        // Our client's next data is longer than a window and its send buffer, so it is still
-        // writing.
+        // Our client's next data is longer than a window and its send buffer.
         if exchange.send.len() > WINDOW as usize {
             break;
         }

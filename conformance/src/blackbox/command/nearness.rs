@@ -11,13 +11,11 @@ pub(super) struct Near {
     device: String,
     /// The addresses of its first port, without link-local ones.
     addresses: Vec<IpAddr>,
-    /// The near NUMA node, and its processors; `None` for a software device, and if all memory is
-    /// equally near.
+    /// The near NUMA node and its processors; `None` if all memory is equally near.
     node: Option<(u32, String)>,
 }
 
 impl Near {
-    /// Returns whether it has this address.
     pub(super) fn has(&self, address: IpAddr) -> bool {
         self.addresses.contains(&address.to_canonical())
     }
@@ -52,8 +50,7 @@ fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Returns the addresses in the table of the first port, each once: a device has an entry for each
-/// version of RoCE.
+/// Returns the addresses of the first port, each once: each version of RoCE has an entry.
 fn addresses(device: &Path) -> Vec<IpAddr> {
     let entries = fs::read_dir(device.join("ports/1/gids")).into_iter().flatten().filter_map(Result::ok);
     let gids = entries.filter_map(|entry| read(&entry.path())?.parse::<Ipv6Addr>().ok());
