@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use glob::Pattern;
-use rdma_softsim::{DeviceKind, SoftSim};
-use suite::Tag;
+use rdma_softsim::DeviceKind;
 use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
 
 use super::{Right, WINDOWS, Who, example, is_right, is_tried, judge};
-use crate::wrong::command::all_cases;
-use conformance::blackbox::{self, results::CaseResult};
+use crate::wrong::command::{all_cases, each};
+use conformance::blackbox::results::CaseResult;
 use conformance::client::Failure;
 use conformance::requirements::Role;
 
@@ -84,35 +83,20 @@ fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Ve
     if examples.values().any(Option::is_none) {
         println!("skipped: there is no C compiler for the example client");
     }
-    let cases = blackbox::cases::<SoftSim>();
-    // It looks at the whole process, so no other case may run meanwhile.
-    let is_alone = |(_, role, id): &&Line| {
-        cases.iter().any(|case| case.role == Some(*role) && case.id == *id && case.is(Tag::Local))
-    };
-    let (alone, together): (Vec<&Line>, Vec<&Line>) = lines.iter().partition(is_alone);
     let surprises = Mutex::new(Vec::new());
-    for (lines, at_once) in [(together, at_once), (alone, 1)] {
-        let next = Mutex::new(lines.into_iter());
-        std::thread::scope(|scope| {
-            for _ in 0..at_once {
-                scope.spawn(|| {
-                    let take = || next.lock().ok().and_then(|mut next| next.next());
-                    while let Some(line) = take() {
-                        let (right, role, case) = line;
-                        let example = examples.get(&right.window).and_then(Option::as_ref);
-                        if right.who == Who::Example && example.is_none() {
-                            continue;
-                        }
-                        if let Some(told) = surprise(right, case, judge(right, *role, case, example))
-                            && let Ok(mut surprises) = surprises.lock()
-                        {
-                            surprises.push((*line, told));
-                        }
-                    }
-                });
-            }
-        });
-    }
+    let case = |(_, role, case): &&Line| (*role, *case);
+    each(lines.iter().collect(), case, at_once, |line| {
+        let (right, role, case) = line;
+        let example = examples.get(&right.window).and_then(Option::as_ref);
+        if right.who == Who::Example && example.is_none() {
+            return;
+        }
+        if let Some(told) = surprise(right, case, judge(right, *role, case, example))
+            && let Ok(mut surprises) = surprises.lock()
+        {
+            surprises.push((*line, told));
+        }
+    });
     surprises.into_inner().map_err(|error| error.to_string())
 }
 

@@ -91,8 +91,7 @@ fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> LoadClien
     LoadClient { name, face, work: Work::Keys, server, server_is_killed, idles: false, seed: 5 }
 }
 
-/// Lets a client run until it has completed some sessions or reported a failure, and returns the
-/// failure.
+/// Lets a client run until it has completed some sessions or failed, and returns its failures.
 fn complaints(client: LoadClient) -> Vec<String> {
     let (failures, conditional_failures) = all_failures(client);
     assert_eq!(conditional_failures, [""; 0]);
