@@ -37,8 +37,7 @@ impl Failure {
         Self::Wrong(what.into())
     }
 
-    /// Converts a failed attempt: the target took no connection, or this side could not request
-    /// one.
+    /// Converts a failed attempt: the target took no connection, or this side could not ask.
     pub fn connecting(error: rdma_conn::Error) -> Self {
         use rdma_conn::Error;
         match error {

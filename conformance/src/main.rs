@@ -139,8 +139,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     }
 }
 
-/// Runs the README's main example: the whole suite on the embedded fabric, and part of the smoke
-/// suite.
+/// Runs the README's main example: the whole suite on the embedded fabric, part of the smoke suite.
 fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
     let (smoke, whole) = (run_smoke(&smoke), command::whole(out));

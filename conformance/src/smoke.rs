@@ -139,8 +139,7 @@ fn store_and_check<'a, B: Descriptors>(
     Ok(())
 }
 
-/// Stores the same values from registered memory and by ordinary writes. The costs show from which
-/// length on lending pays.
+/// Stores values from registered memory, then by ordinary writes: from which length lending pays.
 fn lent<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
     const TIMES: u32 = 20;
     let lengths = [4 << 10, 64 << 10, 1 << 20, setting.scale.window * 5 / 2];

@@ -15,8 +15,7 @@ impl Entry {
         format!("conformance:{:06}", self.number)
     }
 
-    /// Returns the value: a pseudo-random stream, so that bytes of another key or offset are
-    /// noticed.
+    /// Returns the value: a pseudo-random stream, in which a wrong key or offset shows.
     pub fn value(&self) -> Vec<u8> {
         let mut state = self.number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut value = Vec::with_capacity(self.value_len + 8);
@@ -66,8 +65,7 @@ fn boundaries(window: usize) -> Vec<usize> {
     for windows in [1, 2, 3, 16] {
         let full = windows * window;
         lengths.extend(around(full));
-        // `$LEN\r\n` before a reply's value and `\r\n` after it; a request has the command and key,
-        // too.
+        // `$LEN\r\n` before a reply's value, `\r\n` after it; a request has command and key too.
         let reply = full - full.to_string().len() - 5;
         let request = reply - "*3\r\n$3\r\nSET\r\n$18\r\nconformance:000000\r\n".len();
         lengths.extend(around(reply));

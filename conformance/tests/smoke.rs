@@ -91,7 +91,6 @@ fn serve(listener: &Listener<SoftSim>) {
     }
 }
 
-/// The least of everything.
 fn least() -> Scale {
     let idle = Duration::from_secs(1);
     let window = Options::default().protocol.window as usize;

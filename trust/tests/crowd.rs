@@ -1,5 +1,4 @@
-//! The cost of connections on each interface, alone in this process, so that descriptors and memory
-//! can be counted.
+//! The cost of connections on each interface, alone in its process to count what that holds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -18,7 +18,6 @@ const LONGEST: usize = 512 << 20;
 
 struct Value {
     bytes: Bytes,
-    /// When it expires.
     expires: Option<Instant>,
     /// The number of its last change.
     version: u64,

@@ -58,8 +58,7 @@ impl Store {
         }
     }
 
-    /// Appends the reply to a command that needs no [`Session`]. Returns true if the connection
-    /// must be closed.
+    /// Appends the reply to a command that needs no [`Session`]. Returns whether to close.
     pub fn answer(&self, command: Frame, replies: &mut BytesMut) -> bool {
         let words = words(command);
         let Some((name, arguments)) = words.split_first() else {

@@ -37,8 +37,7 @@ pub struct Session {
 
 #[derive(Default)]
 struct Watched {
-    /// The version that each key had. `None`: there was no such key, which counts as unchanged if it
-    /// is deleted again.
+    /// The version of each key. `None`: there was no key; deleted again, it counts as unchanged.
     keys: HashMap<Bytes, Option<u64>>,
     /// What the names take.
     memory: usize,

@@ -14,8 +14,7 @@ use rdma_conn::{Descriptors, Endpoint, Limits, Listener, Options, Request, Waker
 use crate::kv::Store;
 use crate::serve::Server;
 
-/// The most requests that wait for a thread. If all threads have as many, further ones wait in the
-/// kernel.
+/// The most requests that wait for a thread. If all have as many, others wait in the kernel.
 const BACKLOG: usize = 128;
 /// How long the listener pauses after a temporary error.
 const REST: Duration = Duration::from_millis(100);

@@ -219,8 +219,7 @@ impl<B: Backend> Session<B> {
         self.outstanding
     }
 
-    /// Returns the number of requests that completed with an error, including those flushed from a
-    /// stopped queue pair.
+    /// Returns how many requests completed with an error, flushed ones included.
     pub const fn unsuccessful(&self) -> usize {
         self.unsuccessful
     }

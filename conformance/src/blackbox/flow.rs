@@ -104,8 +104,7 @@ fn wraps<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const WAIT: Duration = Duration::from_millis(1000);
-    // A server that busy-polls uses all processor time, little on a busy machine; a sleeping one
-    // none.
+    // A server that busy-polls uses all processor time, little on a busy machine; asleep, none.
     const QUIET: Duration = Duration::from_millis(125);
     let server = context.server()?;
     let Some(_) = server.processor_time() else {

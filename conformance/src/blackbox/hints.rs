@@ -243,8 +243,7 @@ impl Facts {
         Some(format!("an answer repeats the select of its question: {asked} was asked, {answered} answered"))
     }
 
-    /// Describes the last action before the target stopped, ended the connection or lacked a
-    /// receive.
+    /// Describes the last action before the target stopped, ended, or lacked a receive.
     fn wait(&self, reason: &str) -> Option<String> {
         let is_silent = reason.contains(SILENCE) || reason.contains(SILENT_CLIENT);
         if is_silent && self.windows.is_empty() {
@@ -309,8 +308,7 @@ pub fn is_about_the_place(hint: &str) -> bool {
     [ENDED_AFTER, NOTHING_AFTER].iter().any(|start| hint.starts_with(start))
 }
 
-/// Returns the common part of failures of one cause: no numbers, no words about the neighbour and
-/// new connections.
+/// Returns what failures of one cause share: no numbers, no neighbour, no new connections.
 #[must_use]
 pub fn cause(text: &str) -> String {
     let text = text.split_once(NEIGHBOUR).map_or(text, |(start, _)| start);

@@ -75,8 +75,7 @@ pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize
 }
 
 fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // A server may pause, and so may the machine. Time in which the suite stands still does not
-    // count.
+    // A server may pause, and so may the machine: time in which the suite stands still is left out.
     const SLICE: Duration = Duration::from_millis(100);
     let most = 2 * EVERY + context.patience;
     let mut session = context.open()?;

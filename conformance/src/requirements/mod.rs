@@ -218,8 +218,7 @@ impl Requirements {
         first.map_or(Level::May, |requirement| requirement.level)
     }
 
-    /// Returns the profile of a case with these requirements: that of the first, and
-    /// [`Profile::Wire`] without any.
+    /// Returns a case's profile: that of its first requirement; [`Profile::Wire`] without any.
     pub fn profile(&self, ids: &[&str]) -> Profile {
         let first = ids.first().and_then(|id| self.get(id));
         first.map_or(Profile::Wire, |requirement| requirement.profile)

@@ -348,8 +348,7 @@ impl<B: Descriptors> Peer<B> {
         self.mirror = Some(vec![PAINT; self.window().len()]);
     }
 
-    /// Returns the first byte of its memory that the notifications since [`Peer::mirror`] do not
-    /// explain.
+    /// Returns the first byte that the notifications since [`Peer::mirror`] do not explain.
     pub fn strayed(&self) -> Option<usize> {
         let mirror = self.mirror.as_ref()?;
         let mut bytes = vec![0; mirror.len()];
@@ -485,8 +484,7 @@ impl<B: Descriptors> Peer<B> {
                 Came::Failed(status) => Some(Incoming::Failed(status)),
                 Came::Gone(why) => {
                     if why == "disconnected" {
-                        // Every peer does this, to end pending requests. Refused if this side did
-                        // first.
+                        // As every peer does, to end pending requests. Refused if we did first.
                         let _ended = self.session.disconnect();
                     }
                     Some(Incoming::Gone(why))

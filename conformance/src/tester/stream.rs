@@ -115,8 +115,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(self.received.drain(..len).collect())
     }
 
-    /// Waits for the next message other than a keepalive and a registration, which may come any
-    /// time.
+    /// Waits for the next message but keepalives and registrations, which may come any time.
     pub fn receive_message(&mut self) -> Result<Message, Failure> {
         loop {
             match self.receive()? {

@@ -81,8 +81,7 @@ pub fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> Exit
     run_judged(title, cases, setting, select, |_| {})
 }
 
-/// Runs cases and reports. `judge` may change reports before that, if failures are expected.
-/// Returns the worst result.
+/// Runs cases, lets `judge` change the reports, prints them, and returns the worst result.
 pub fn run_judged<S>(
     title: &str,
     cases: &[Case<S>],

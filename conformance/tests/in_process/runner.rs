@@ -85,8 +85,7 @@ impl Running for Process {
     }
 }
 
-/// The report on a client that hangs has the last lines it printed, and the last events on the
-/// wire.
+/// The report on a client that hangs has its last lines, and the last events on the wire.
 #[test]
 fn a_hang_is_told_with_what_came_before_it() {
     let fabric = Fabric::new();

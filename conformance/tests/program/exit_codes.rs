@@ -249,8 +249,7 @@ fn what_is_withheld() {
     }
 }
 
-/// Nothing reveals the case after which the target was gone: neither those not run because of it,
-/// nor a command line.
+/// Nothing reveals the case after which the target was gone: no case not run, no command line.
 #[test]
 fn what_took_the_target_away_is_not_told() {
     let mut run = came_to("fail", "died");

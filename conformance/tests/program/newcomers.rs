@@ -56,8 +56,7 @@ fn a_demo_without_a_device() {
     assert_eq!(said.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
 }
 
-/// Piped output fits 120 columns, except commands and long words: its reader has no terminal to
-/// ask.
+/// Piped output fits 120 columns, except commands and long words: its reader may have no terminal.
 #[test]
 fn what_is_piped_is_not_wide() {
     let recording = file("wide.jsonl");

@@ -36,8 +36,7 @@ impl Schema {
         self.judge(schema, value, "", None)
     }
 
-    /// Returns whether `value` matches `schema`. Stops at the first violation if no reasons are
-    /// asked.
+    /// Returns whether `value` matches `schema`. Stops at the first violation without `reasons`.
     fn judge(
         &self,
         schema: &Value,

@@ -285,8 +285,7 @@ fn the_drawn_traces_are_up_to_date() {
     assert!(drawn.stdout == there.as_bytes(), "run {command}");
 }
 
-/// Mistakes: the text to replace in the Python consumer, the replacement, and a vector that
-/// notices.
+/// Mistakes: text of the Python consumer, its replacement, and a vector that notices.
 const MISTAKES: [(&str, &str, &str); 23] = [
     (
         r#"struct.Struct(">H14xQII")"#,

@@ -265,8 +265,7 @@ fn capture() -> PathBuf {
     workspace().unwrap().join("spec/wireshark/valkey-9.1.2.pcap")
 }
 
-/// Returns tshark's description of a file, a line for each packet, with the dissector, if there is
-/// tshark.
+/// Returns tshark's lines about a file's packets, with the dissector, if there is tshark.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     let dissector = workspace().unwrap().join("spec/wireshark/valkey-rdma.lua");
     let script = format!("lua_script:{}", dissector.display());

@@ -23,8 +23,7 @@ pub enum Request {
         #[serde(flatten)]
         fields: Fields,
     },
-    /// Starts a new connection and drops the previous one, if any. Answer: [`Reply::Ok`] or
-    /// [`Reply::Skip`].
+    /// Starts a connection, and drops the last. Answer: [`Reply::Ok`] or [`Reply::Skip`].
     Start {
         trace: String,
         role: Role,

@@ -27,8 +27,7 @@ pub struct Scenario {
     pub server: Config,
     /// Bytes that the client and the server write, at most 255.
     pub bytes: [u8; 2],
-    /// Bytes of the memory in which the server's windows may lie (VR-MEM-018), handed over twice at
-    /// most.
+    /// Bytes of memory for the server's windows (VR-MEM-018), handed over twice at most.
     pub lands: u32,
     /// Whether the server allows no retries, as Valkey's does: each notification needs a receive.
     pub fatal: bool,
@@ -50,8 +49,7 @@ struct Side {
     established: bool,
     closed: bool,
     buffer: Vec<u8>,
-    /// The receive regions, and the application's memory. Zero: a byte that was read or not
-    /// written.
+    /// The receive regions and the application's memory. Zero: read, or not written.
     regions: [Vec<u8>; 3],
     /// How often that memory was handed over.
     landings: u8,

@@ -27,8 +27,7 @@ pub struct Exchange {
 pub struct Kept {
     /// Bytes of registered memory.
     pub registered: u64,
-    /// Bytes of memory by the caller's measure, on the embedded fabric with those of the device
-    /// model.
+    /// Bytes of memory by the caller's measure; on the embedded fabric, with its model's.
     pub memory: u64,
 }
 

@@ -60,8 +60,7 @@ impl Roles {
 /// The most bytes that our side may register in any case: enough for three dozen connections, and
 /// far less than a hostile peer requests. Enforced where the backend can.
 const CAP: u64 = 10 << 20;
-/// How long our side may take to notice a failure: a device repeats a request eight times, four
-/// seconds apart.
+/// Our time to notice a failure: a device repeats a request eight times, four seconds apart.
 const BOUND: Duration = Duration::from_secs(60);
 /// How long the suite, and clients beside the case, wait for anything.
 const PATIENCE: Duration = Duration::from_secs(10);

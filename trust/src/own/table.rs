@@ -85,8 +85,7 @@ impl Row {
         }
         let in_order = ended.iter().filter(|end| matches!(end, Ended::InOrder)).count();
         for (expected, times) in self.errors.iter().zip(times) {
-            // A provider may report a disconnect first: an orderly end, if nothing more is
-            // expected.
+            // A provider may report a disconnect first: an orderly end, if no more is expected.
             let hides = |deviation: &Deviation| deviation.explains(role, expected.text, DISCONNECTED);
             let hidden = if deviations.iter().any(hides) { in_order } else { 0 };
             let right = match expected.times {

@@ -164,7 +164,6 @@ impl Workload {
 /// A running program.
 pub struct App {
     workload: Workload,
-    /// The streams that it writes and expects.
     writes: Stream,
     reads: Stream,
     expected: u64,

@@ -42,14 +42,12 @@ struct WatchedQueuePair {
     receives: BTreeSet<u64>,
     /// The window that its owner may write to.
     target: Option<Target>,
-    /// The windows it announced.
     announced: Announced,
     /// The features in the last `GetServerFeature` that it sent.
     said: Option<FeatureSet>,
     /// The features in the last one that it received: those of its server, or a question.
     heard: Option<FeatureSet>,
-    /// Whether windows may be announced early: the client decides it by the server's answer
-    /// (VM-001).
+    /// Whether windows may be announced early: the server's answer decides (VM-001).
     queues: bool,
     /// Its identifier, and whether its owner has posted, failed or disconnected.
     identifier: u64,

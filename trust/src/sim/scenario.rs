@@ -303,8 +303,7 @@ impl ScenarioConnection {
         }
         let mut client = Workload::draw(random, &options.protocol, &server.protocol);
         let mut peer = Workload::draw(random, &server.protocol, &options.protocol);
-        // One side must end the connection. If it waits for everything, its peer must let it
-        // finish.
+        // One side must end the connection. If it waits for all, its peer must let it finish.
         let read = AppEnd::Close { reads_first: true };
         match random.below(8) {
             0 => (client.end, peer.end) = (AppEnd::Close { reads_first: false }, AppEnd::Wait),

@@ -198,8 +198,7 @@ impl<'a> World<'a> {
             return;
         }
         let usage = usage.unwrap_or_else(|| Usage::draw(&mut self.random));
-        // Without an endpoint, for instance after a fault, there is no connection and no side to
-        // blame.
+        // Without an endpoint, say after a fault, there is no connection to blame a side for.
         if let Ok(mut event_loop) = EventLoop::new(backend, host, usage) {
             event_loop.dial(peer, options, at, place, app);
             self.event_loops.push(event_loop);

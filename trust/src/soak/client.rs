@@ -12,8 +12,7 @@ use resp_rs::resp2::Frame;
 use super::face::{ExchangeError, Face, LIMIT, SessionEnd};
 use super::keys::{Exchange, Fault, Keys};
 
-/// The longest path through a client: a dial in vain, a second one, and a reply that does not
-/// arrive.
+/// The longest path through a client: a dial in vain, a second one, a reply that does not arrive.
 const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
 /// Within this time after the worst faults each client must have reached its server.
 const UNREACHED: Duration = Duration::from_secs(180);

@@ -40,7 +40,6 @@ pub(super) enum ExchangeError {
 pub(super) enum SessionEnd {
     /// All data is delivered first.
     Orderly,
-    /// The stream is dropped.
     Dropped,
     /// The stream is dropped after these commands, without a wait for their replies.
     MidReply(Vec<Command>),

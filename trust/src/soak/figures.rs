@@ -52,7 +52,6 @@ pub(super) struct Clients {
 pub(super) struct Process {
     pub descriptors: u64,
     pub resident_kib: u64,
-    /// Pinned for RDMA.
     pub pinned_kib: u64,
     pub threads: u64,
 }
@@ -73,8 +72,7 @@ impl Process {
         })
     }
 
-    /// Returns the resources held beyond `before`, without memory in use, which is judged by its
-    /// trend.
+    /// Returns what is held beyond `before`, except memory in use, which is judged by its trend.
     pub(super) fn beyond(self, before: Self) -> Option<String> {
         (self.descriptors > before.descriptors || self.pinned_kib > before.pinned_kib).then(|| {
             format!(

@@ -159,8 +159,7 @@ impl Keys {
     /// Begins a session. The exchange requests all keys of the last session that left any, its mark
     /// first: together, because a connection that reconnects may find another server each time.
     pub(super) fn begin(&mut self) -> Option<Exchange> {
-        // A session that never got its mark knows of no keys that must be there; those before it
-        // stay as they were.
+        // A session without its mark knows of no keys that must be there; those before it stay.
         let certain = std::mem::take(&mut self.certain);
         if self.marked {
             self.past = Some(EndedSession { session: self.session, certain });
@@ -270,8 +269,7 @@ impl Keys {
         exchange
     }
 
-    /// Returns commands that fit into one window together, for a client that writes everything
-    /// before it reads anything.
+    /// Appends commands that fit one window, for a client that writes all before it reads.
     fn say(&mut self, count: usize, exchange: &mut Exchange) {
         for _ in 0..count {
             let value = Value { seed: self.rng.u64(..), len: self.rng.usize(0..=16 << 10) };

@@ -31,8 +31,7 @@ pub use unresponsive::Unresponsive;
 /// How long a right implementation may take for anything, and any to be connected: more than a busy
 /// machine needs.
 const MUCH_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a wrong implementation may take for anything: less than our side takes to give up for
-/// another reason.
+/// How long a wrong implementation may take: less than our side takes to give up otherwise.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How long an unresponsive target may take. It does nothing, however long the suite waits.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);

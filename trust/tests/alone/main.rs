@@ -12,8 +12,7 @@ use conformance::blackbox;
 use rdma_softsim::SoftSim;
 use suite::Tag;
 
-/// Runs the program with each of these arguments, all at once. Each must succeed. Returns the
-/// output.
+/// Runs the program with each of these arguments at once. Each must succeed. Returns the outputs.
 fn programs(all: &[Vec<&str>]) -> Vec<String> {
     let started = all.iter().map(|arguments| {
         let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust"));

@@ -37,8 +37,7 @@ fn every_case_is_failed_by_a_mistake() {
     assert!(missing.is_empty(), "{} without a mistake: {missing:?}", missing.len());
 }
 
-/// Windows of three lengths for which the suite once failed a right side. `valkey-rdma-trust right
-/// --windows all` tries more.
+/// Lengths of windows for which the suite once failed a right side. `right --windows all` has more.
 #[test]
 fn windows_of_any_length_are_right() {
     let ours = ["right", "--who", "ours", "--windows", "17,1000,1000000", "--select"];
@@ -105,8 +104,7 @@ fn first_lines_name_the_mistake() {
     for mistake in Mistake::value_variants().iter().filter_map(Mistake::to_possible_value) {
         assert!(rows.iter().any(|row| row[0] == mistake.get_name()), "{} is not there", mistake.get_name());
     }
-    // On a machine that stands still, the suite may report something else. It does not stand still
-    // each time.
+    // On a machine that stands still, the suite may report something else, but not each time.
     let mut wrong = Vec::new();
     for _ in 0..3 {
         wrong = told_otherwise(&rows);

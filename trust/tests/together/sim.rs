@@ -1,5 +1,4 @@
-//! A share of the simulator that every test run can afford. `cargo run --release -p trust -- sim`
-//! runs the rest.
+//! A share of the simulator that every test run can afford. `valkey-rdma-trust sim` runs the rest.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,8 +93,7 @@ fn a_seed_is_one_run() {
     assert_ne!(hash(1), hash(2));
 }
 
-/// Starts programs while `body` runs: between fork and exec each holds all descriptors of this
-/// process.
+/// Starts programs while `body` runs: between fork and exec each holds this process's descriptors.
 fn beside_forks<T>(body: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -153,18 +151,15 @@ fn processes_of_every_kind_are_drawn() {
     assert!(count(|scenario| scenario.eager && scenario.endpoints.server.is_none()) > 80);
 }
 
-/// Seeds that once found a defect. When scenarios are drawn differently, they become seeds like any
-/// other.
+/// Seeds that once found a defect. When scenarios are drawn differently, they are as any other.
 #[test]
 fn seeds_that_found_something_find_nothing_any_more() {
     let found = [
-        // A dial armed its completion queue, took the event that this had raised, and slept
-        // forever.
+        // A dial armed its queue, took the event that this had raised, and slept forever.
         (836, DeviceKind::Ibta),
         // A reply and the end that followed at once: connecting failed and the reply was lost.
         (19, DeviceKind::Ibta),
-        // All credits were used on a peer whose queue pair had failed: no keepalive could leave to
-        // find out.
+        // All credits were used on a peer whose queue pair had failed: no keepalive could find out.
         (1851, DeviceKind::Rxe),
         // Data came while a program took what waited: softsim's descriptor stayed readable, and an
         // endpoint spun.

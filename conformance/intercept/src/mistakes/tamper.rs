@@ -39,7 +39,6 @@ pub(super) const fn zero(op: SendOp) -> SendOp {
     }
 }
 
-/// An incoming message.
 pub(super) struct IncomingMessage {
     pub(super) bytes: Bytes,
     pub(super) len: u32,

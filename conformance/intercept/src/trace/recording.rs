@@ -227,8 +227,7 @@ impl Outcome {
 /// The limits of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most entries: half of them from the start, the others from the end. With 0, nothing is
-    /// recorded.
+    /// The most entries: half from the start, the others from the end. With 0 it records nothing.
     pub entries: usize,
     /// The most bytes of each request.
     pub bytes: usize,

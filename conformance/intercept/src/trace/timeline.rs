@@ -217,7 +217,6 @@ struct Side {
     recorded: bool,
     /// The window that it writes into.
     direction: Direction,
-    /// Receives posted in all.
     receives: usize,
 }
 

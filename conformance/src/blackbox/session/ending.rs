@@ -247,8 +247,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.leaves().map(drop)
     }
 
-    /// Fails if a server answered something, other than by an error, before it ended the
-    /// connection.
+    /// Fails if a server answered, other than by an error, before it ended the connection.
     fn acted_on_nothing(&mut self) -> Result<(), Stop> {
         let heard = self.peer.take_received();
         if self.client.is_some() || heard.is_empty() || heard.starts_with(b"-") {
@@ -295,8 +294,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
-    /// Leaves the connection unchanged until the target ends it, for 2 s at most: it may wait
-    /// forever.
+    /// Waits until the target ends the connection, for 2 s at most: it may wait forever.
     pub(in crate::blackbox) fn lasts(&mut self) {
         self.peer.drains = false;
         let _either = self.awaits_end(self.context.patience.min(KEPT));

@@ -110,8 +110,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         }
     }
 
-    /// Sends replies. The first bytes in a window prove that all before its registration was
-    /// handled.
+    /// Sends replies. A window's first bytes prove that all before its registration was handled.
     fn reply(&mut self, mut replies: &[u8]) -> Result<(), Stop> {
         while !replies.is_empty() {
             let (_, room) = self.session.peer.room()?;

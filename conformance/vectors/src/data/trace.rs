@@ -120,8 +120,7 @@ pub struct Step {
     pub optional: Vec<Output>,
     #[serde(default)]
     pub forbid: Vec<OutputKind>,
-    /// False: the input is a breach by the peer. The implementation disconnects, does nothing else,
-    /// and has failed.
+    /// False: the peer is wrong. The implementation disconnects, does nothing else, and has failed.
     #[serde(default = "yes")]
     pub valid: bool,
     #[serde(default)]
