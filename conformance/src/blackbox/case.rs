@@ -9,6 +9,7 @@ pub type Case<'a, B> = suite::Case<Context<'a, B>>;
 
 /// A list of cases: of each, the tested role (`server`, `client` or `both`), the id, the behaviour
 /// shown, the required reaction, the requirements, tags, and a `fn(&Context<B>) -> Judged`.
+#[macro_export]
 macro_rules! cases {
     ($($who:ident $id:expr, $intent:literal => $expectation:literal,
        [$($requirement:literal),+] $([$($tag:ident),+])?, $body:expr;)+) => {{
@@ -31,7 +32,7 @@ macro_rules! cases {
 }
 
 /// Returns the roles of a line of `cases!`.
-pub(super) fn roles(who: &str) -> &'static [Role] {
+pub fn roles(who: &str) -> &'static [Role] {
     match who {
         "server" => &[Role::Server],
         "client" => &[Role::Client],
