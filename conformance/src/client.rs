@@ -37,8 +37,7 @@ impl Failure {
         Self::Wrong(what.into())
     }
 
-    /// Converts a failed connection attempt: the target took no connection, or this side could not
-    /// request one.
+    /// Converts a failed attempt: the target took no connection, or this side could not ask.
     pub fn connecting(error: rdma_conn::Error) -> Self {
         use rdma_conn::Error;
         match error {
@@ -51,7 +50,7 @@ impl Failure {
             | Error::TooManyConnections { .. }
             | Error::Wait(_)
             | Error::DeviceRemoved => Self::Environment(error.to_string()),
-            // It did connect. The rest happened between the two.
+            // It did connect.
             _ => Self::Connection(error),
         }
     }

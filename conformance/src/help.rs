@@ -2,7 +2,6 @@
 
 use clap::Command;
 
-/// Every command, in groups.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("See it", &["demo", "list", "explain"]),
     ("Test an implementation", &["run", "replay", "report", "doctor"]),
@@ -50,7 +49,6 @@ mod tests {
 
     use super::*;
 
-    /// Every command is in one group, and the help fits a terminal.
     #[test]
     fn every_command_is_in_a_group() {
         let command = suite::exit::with_common(crate::Cli::command());

@@ -1,8 +1,7 @@
 //! Tests implementations of Valkey over RDMA.
 //!
-//! Suites of cases, each a function generic over the RDMA backend, so that the same body runs on
-//! the embedded fabric and on a real device. The program `valkey-rdma-conformance` runs them; so
-//! does `cargo test`, on the embedded fabric.
+//! Suites of cases, generic over the RDMA backend: the same bodies run on the embedded fabric and
+//! on a real device. The program `valkey-rdma-conformance` and `cargo test` run them.
 
 pub mod blackbox;
 pub mod client;

@@ -139,8 +139,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     }
 }
 
-/// Runs the README's main example: the whole suite on the embedded fabric, and a part of the smoke
-/// suite.
+/// Runs the README's main example: the whole suite on the embedded fabric, part of the smoke suite.
 fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
     let (smoke, whole) = (run_smoke(&smoke), command::whole(out));
@@ -152,7 +151,7 @@ fn run_client(target: SocketAddr) -> ExitCode {
         Ok(verbs) => verbs,
         Err(reason) => return cannot_run(&reason),
     };
-    // Empty if no suite tests it. Then it does what every case needs.
+    // Empty if no suite tests it: then it does what every case needs.
     let case = std::env::var("CONFORMANCE_CASE").unwrap_or_default();
     let work = builtin::Work::of(&case, || {
         // However stdin ends, the client continues.

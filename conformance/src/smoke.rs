@@ -33,15 +33,12 @@ pub struct Scale {
     pub window: usize,
 }
 
-/// The backend that the cases run against.
+/// The place and the amount of the work.
+#[allow(missing_docs)] // plain fields
 pub struct Setting<B> {
-    /// The client's backend.
     pub backend: B,
-    /// HOST:PORT of the server.
     pub address: String,
-    /// How to connect.
     pub connect: Connect,
-    /// The amounts of everything.
     pub scale: Scale,
 }
 
@@ -142,8 +139,7 @@ fn store_and_check<'a, B: Descriptors>(
     Ok(())
 }
 
-/// Stores the same values from registered memory and by ordinary writes. The costs show from which
-/// length on lending pays. The server's part is the same both times.
+/// Stores values from registered memory, then by ordinary writes: from which length lending pays.
 fn lent<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
     const TIMES: u32 = 20;
     let lengths = [4 << 10, 64 << 10, 1 << 20, setting.scale.window * 5 / 2];
@@ -213,10 +209,8 @@ fn pipeline<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Out
     for number in 0..count {
         let echo = client.expect_bulk()?;
         if echo != format!("{number:08}") {
-            return Err(Failure::wrong(format!(
-                "reply {number} of {count} is {}",
-                String::from_utf8_lossy(&echo)
-            )));
+            let echo = String::from_utf8_lossy(&echo);
+            return Err(Failure::wrong(format!("reply {number} of {count} is {echo}")));
         }
         progress.inc(1);
     }
@@ -224,8 +218,7 @@ fn pipeline<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Out
     Ok(format!("{count} commands in {sent} notifications"))
 }
 
-/// Returns the reply, or skips the case: servers do not allow every command to every user, and a
-/// default one allows no `DEBUG`.
+/// Returns the reply, or skips the case: servers do not allow every command to every user.
 fn allowed(command: &str, reply: Frame) -> Result<Frame, Stop> {
     match &reply {
         Frame::Error(text)
@@ -244,13 +237,10 @@ fn busy<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Result<
     let (mut holder, mut client) = (setting.client()?, setting.client()?);
     match allowed("DEBUG", holder.call(&[b"DEBUG", b"SLEEP", b"0"])?)? {
         Frame::SimpleString(text) if text == "OK" => {}
-        other => {
-            return Err(Failure::wrong(format!("DEBUG SLEEP 0 answered {}", describe(&other))).into());
-        }
+        other => return Err(Failure::wrong(format!("DEBUG SLEEP 0 answered {}", describe(&other))).into()),
     }
     holder.send(&[b"DEBUG", b"SLEEP", b"2"])?;
-    // Time for the command to arrive and take effect. Commands that come before it only make the
-    // case easier.
+    // Time for the command to arrive. Earlier ones only make the case easier.
     std::thread::sleep(Duration::from_millis(100));
     for _ in 0..count {
         client.send(&[b"PING"])?;
@@ -332,7 +322,7 @@ fn connect_close<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -
         client.expect("PONG")?;
         Ok(client.stream().close(Duration::from_secs(5))?)
     };
-    // Once before counting, for resources that a process opens only once.
+    // Once before counting, for what a process opens only once.
     cycle()?;
     resources::settle();
     let before = ProcessResources::now();
@@ -347,10 +337,8 @@ fn connect_close<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -
     }
     let after = resources::await_no_more_than(before);
     if after.exceeds(before) {
-        return Err(Failure::wrong(format!(
-            "before: {before}; after {} cycles: {after}",
-            setting.scale.cycles
-        )));
+        let cycles = setting.scale.cycles;
+        return Err(Failure::wrong(format!("before: {before}; after {cycles} cycles: {after}")));
     }
     Ok(format!("{} cycles, then {after}, as before (one connection: {during})", setting.scale.cycles))
 }

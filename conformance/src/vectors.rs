@@ -95,8 +95,7 @@ fn run_check(
     for (id, reason) in &report.lenient {
         terminal::tell(&format!("should {id}: {reason}"), 4);
     }
-    // Failures of one cause are grouped: most implementations have one mistake, which a hundred
-    // vectors find.
+    // Failures of one cause are grouped: most implementations have one mistake.
     let mut causes: Vec<(String, Vec<&(String, String)>)> = Vec::new();
     for failed in &report.failed {
         let cause = hints::cause(without_step(&failed.1));
@@ -130,7 +129,6 @@ fn run_check(
 /// How many failures of one cause are named.
 const ALIKE: usize = 5;
 
-/// Returns a reason without its step.
 fn without_step(reason: &str) -> &str {
     reason.split_once("}: ").map_or(reason, |(_, what)| what)
 }

@@ -1,5 +1,4 @@
-//! The stored entries, generated from numbers, so that every byte can be checked without keeping
-//! it.
+//! The stored entries, generated from numbers: every byte can be checked without keeping it.
 
 /// A key and the length of its value.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +15,7 @@ impl Entry {
         format!("conformance:{:06}", self.number)
     }
 
-    /// Returns the value: a pseudo-random stream of the entry's own, so that bytes of another key,
-    /// or the same bytes at another offset, are noticed.
+    /// Returns the value: a pseudo-random stream, in which a wrong key or offset shows.
     pub fn value(&self) -> Vec<u8> {
         let mut state = self.number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut value = Vec::with_capacity(self.value_len + 8);
@@ -60,22 +58,20 @@ pub fn entries(keys: u64, window: usize) -> Vec<Entry> {
         .collect()
 }
 
-/// Returns lengths at which something could go wrong: of the value itself, and of the whole request
-/// and reply around it.
+/// Returns lengths at which something could go wrong: of the value, the request and the reply.
 fn boundaries(window: usize) -> Vec<usize> {
     let around = |length: usize| [length - 1, length, length + 1];
     let mut lengths = vec![0, 1, 2];
     for windows in [1, 2, 3, 16] {
         let full = windows * window;
         lengths.extend(around(full));
-        // `$LEN\r\n` before a reply's value and `\r\n` after it; a request has the command and its
-        // key as well.
+        // `$LEN\r\n` before a reply's value, `\r\n` after it; a request has command and key too.
         let reply = full - full.to_string().len() - 5;
         let request = reply - "*3\r\n$3\r\nSET\r\n$18\r\nconformance:000000\r\n".len();
         lengths.extend(around(reply));
         lengths.extend(around(request));
     }
-    // Nothing is longer than 16 MiB, or 16 windows.
+    // At most 16 windows: 16 MiB.
     lengths.retain(|length| *length <= 16 * window);
     lengths
 }

@@ -18,7 +18,6 @@ fn smoke() {
     let fabric = Fabric::new();
     let server = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut options = Options::default();
-    // So that few idle seconds suffice.
     options.protocol.keepalive = Some(Keepalive::NONE.every(Some(Duration::from_millis(250))));
     let listener =
         Listener::bind_with(&fabric.host(&[server.ip()]), server, options, rdma_conn::Limits::default())
@@ -45,8 +44,7 @@ fn smoke() {
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
 }
 
-/// A default server allows no `DEBUG`, and one with access rules possibly no `BGSAVE`. Cases that
-/// need these are skipped, with a message.
+/// Cases that need a command which a server does not allow are skipped, with a message.
 #[test]
 fn what_a_server_does_not_allow_is_not_tried() {
     let fabric = Fabric::new();
@@ -73,16 +71,7 @@ fn what_a_server_does_not_allow_is_not_tried() {
             });
         }
     });
-    let connect = Connect::default();
-    let scale = Scale {
-        keys: 1,
-        connections: 1,
-        pipeline: 1,
-        busy_commands: 1,
-        idle: Duration::ZERO,
-        cycles: 1,
-        window: connect.options.protocol.window as usize,
-    };
+    let (connect, scale) = (Connect::default(), least());
     let backend = fabric.host(&[[192, 0, 2, 2].into()]);
     let setting = Setting { backend, address: server.to_string(), connect, scale };
     for (case, command) in [("smoke.busy-server", "DEBUG"), ("smoke.bgsave", "BGSAVE")] {
@@ -93,7 +82,6 @@ fn what_a_server_does_not_allow_is_not_tried() {
     }
 }
 
-/// The example server, for as long as the test runs.
 fn serve(listener: &Listener<SoftSim>) {
     let store = Arc::new(Store::default());
     while let Ok((stream, _)) = listener.accept() {
@@ -103,18 +91,16 @@ fn serve(listener: &Listener<SoftSim>) {
     }
 }
 
+fn least() -> Scale {
+    let idle = Duration::from_secs(1);
+    let window = Options::default().protocol.window as usize;
+    Scale { keys: 1, connections: 1, pipeline: 1, busy_commands: 1, idle, cycles: 1, window }
+}
+
 /// Runs the smoke suite where it cannot begin. Returns the reason.
 fn stopped(backend: SoftSim, server: SocketAddr) -> Stop {
-    let scale = Scale {
-        keys: 1,
-        connections: 1,
-        pipeline: 1,
-        busy_commands: 1,
-        idle: Duration::from_secs(1),
-        cycles: 1,
-        window: 1 << 20,
-    };
-    let setting = Setting { backend, address: server.to_string(), connect: Connect::default(), scale };
+    let (address, connect) = (server.to_string(), Connect::default());
+    let setting = Setting { backend, address, connect, scale: least() };
     let mut reports = suite::run(&smoke::cases(), &setting, "", |_| ProgressBar::hidden());
     assert_eq!(reports.len(), 1);
     reports.remove(0).judged.expect_err("there is nothing to test")

@@ -1,5 +1,4 @@
-//! Programs that send arbitrary packets to the fabric of `softrdma`. The body is in
-//! `softrdma/tests/bodies/`.
+//! Programs that send arbitrary packets to softrdma. The body is in `softrdma/tests/bodies/`.
 
 #![no_main]
 
@@ -8,8 +7,7 @@ mod bodies;
 
 libfuzzer_sys::fuzz_target!(
     init: {
-        // Rust's runtime does this in programs with a Rust main function, which the fuzzer does not
-        // have. The fabric writes to pipes that programs close.
+        // Rust's main function does this. The fabric writes to pipes that programs close.
         // SAFETY: signal(2): the signal is ignored, before there are threads.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     },

@@ -1,5 +1,4 @@
-//! A snapshot publisher that sends arbitrary frames. The body is in
-//! `apps/rdma-snapshot/tests/snapshot/body.rs`.
+//! A snapshot publisher of any frames. The body is in `apps/rdma-snapshot/tests/snapshot/body.rs`.
 
 #![no_main]
 

@@ -1,5 +1,4 @@
-//! Errors that a client gets when its server, or the path to it, disappears in the middle of a
-//! reply.
+//! Errors that a client gets when its server, or the path to it, disappears in a reply's middle.
 
 use std::io::Read;
 use std::process::Command;
@@ -15,8 +14,8 @@ use suite::Case;
 use suite::resources::{self, ProcessResources};
 
 /// A server to lose.
+#[allow(missing_docs)] // the others are plain
 pub struct Setting<B> {
-    /// The client's backend.
     pub backend: B,
     /// HOST:PORT of the server.
     pub address: String,
@@ -55,8 +54,7 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
 
     let mut client = connect()?;
     client.send(&[b"GET", entry.key().as_bytes()])?;
-    // The reply is in flight. Most of it cannot have been sent: it is longer than all windows
-    // together.
+    // Most of the reply cannot have been sent: it is longer than all windows together.
     let mut received = client.stream().read(&mut [0; 1000])?;
     let done = Command::new("sh").args(["-c", &setting.command]).status()?;
     if !done.success() {

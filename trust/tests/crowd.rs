@@ -1,5 +1,4 @@
-//! The cost of connections on each interface, measured alone in this process so that its
-//! descriptors and its memory can be counted.
+//! The cost of connections on each interface, alone in its process to count what that holds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,8 +66,7 @@ fn every_face_has_its_connections_for_the_price_of_an_endpoint() {
     }
 }
 
-/// What a connection may hold beside its registered memory, on each side. The device model is
-/// included.
+/// What a connection may hold beside its registered memory, on each side, with the device model.
 const BESIDE: u64 = 64 << 10;
 
 fn idle_clients_keep_little(exchange: Exchange) {

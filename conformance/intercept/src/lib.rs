@@ -1,9 +1,5 @@
 //! A backend around a backend. Every call passes an [`Interceptor`], which can observe or change
-//! it.
-//!
-//! Each hook of an interceptor has a default that changes nothing, so that an interceptor
-//! implements only the hooks it needs. The result is a [`Backend`] itself: interceptors compose by
-//! wrapping.
+//! it. Each hook's default changes nothing. The result is a [`Backend`], so that interceptors nest.
 
 pub mod mistakes;
 mod queues;
@@ -23,8 +19,7 @@ use rdma_backend::{
 use queues::Kept;
 pub use queues::{CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
 
-/// Observes or changes the calls of a backend `B`. An interceptor that keeps a handle alive keeps a
-/// clone of its `Arc`.
+/// Observes or changes the calls of a backend `B`. To keep a handle alive, it keeps an `Arc`.
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// The interceptor's state for each identifier.
     type Identifier: Send + Sync;
@@ -54,8 +49,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// Called before the next event is requested.
     fn before_events(&self, _inner: &B::EventChannel) {}
 
-    /// Called for an event, which it may change. If false, the event is dropped, and a connect
-    /// request is refused.
+    /// Called for an event, which it may change. If false, the event is dropped or refused.
     fn event(&self, _id: IdentifierKey, _kind: &mut CmEventKind<B>) -> bool {
         true
     }
@@ -267,7 +261,6 @@ impl<B: Backend, I: Interceptor<B>> Identifier<B, I> {
         self.shared.by.call(&self.kept, &self.inner, call)
     }
 
-    /// Makes a call unless the interceptor skips it.
     fn make(
         &self,
         call: Call<'_>,

@@ -1,9 +1,8 @@
 //! A peer of raw verbs. It connects from either side, reports input, and follows a script.
 //!
-//! It uses the backend seam directly, because the libraries above it would not let it misbehave. It
-//! follows no rule of the protocol by itself. Nothing here blocks: the driver waits on
-//! [`Connecting::events`], [`Session::events`] and [`Session::completions`], in real or in virtual
-//! time. A deviation is a list of [`Step`]s; fuzzing draws them at random.
+//! It uses the backend seam directly and follows no rule of the protocol by itself, so that it can
+//! misbehave. Nothing here blocks: the driver waits on [`Connecting::events`], [`Session::events`]
+//! and [`Session::completions`], in real or in virtual time. A deviation is a list of [`Step`]s.
 
 mod connecting;
 
@@ -20,8 +19,7 @@ use rdma_proto::wire::Window;
 
 pub use connecting::{Candidate, Connecting, Progress, no_way};
 
-/// Bytes of each receive: more than any control message, so that a message that is too long is seen
-/// completely.
+/// Bytes of each receive: enough to see all of a message that is too long.
 pub const SLOT: usize = 64;
 
 /// Work request ids of receives have this bit; the rest is the slot.
@@ -142,7 +140,6 @@ pub struct Session<B: Backend> {
     /// Bytes of the outbox used since nothing was in flight, and requests in flight.
     stowed: usize,
     outstanding: usize,
-    /// Requests that completed with an error, including those flushed from a stopped queue pair.
     unsuccessful: usize,
     /// Places for receives that are not posted.
     free: Vec<u64>,
@@ -152,8 +149,7 @@ pub struct Session<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    /// Creates the domain, regions and completion queue for a queue pair of `id`, whose events come
-    /// in `events`.
+    /// Creates what a queue pair of `id` needs; its events come in `events`.
     ///
     /// # Errors
     /// The backend's.
@@ -223,8 +219,7 @@ impl<B: Backend> Session<B> {
         self.outstanding
     }
 
-    /// Returns the number of requests that completed with an error, including those flushed from a
-    /// stopped queue pair.
+    /// Returns how many requests completed with an error, flushed ones included.
     pub const fn unsuccessful(&self) -> usize {
         self.unsuccessful
     }
@@ -254,8 +249,7 @@ impl<B: Backend> Session<B> {
         Some(Window { address: region.address(), length, rkey: region.rkey() })
     }
 
-    /// Requests an event for the next completion. Poll once more afterwards: a completion may have
-    /// come before.
+    /// Requests an event for the next completion. Poll once more afterwards: one may have come before.
     ///
     /// # Errors
     /// The backend's.
@@ -275,8 +269,8 @@ impl<B: Backend> Session<B> {
         Ok(self.incoming.pop_front())
     }
 
-    /// Takes all input. Polls completions before events: messages that the peer sent before it
-    /// disconnected may have arrived since the queue was found empty (VR-CLOSE-002).
+    /// Takes all input, completions before events: messages that the peer sent before it disconnected
+    /// may have arrived since the queue was found empty (VR-CLOSE-002).
     fn collect(&mut self) -> Result<(), B::Error> {
         self.drain()?;
         while let Some(event) = self.events.next_event()? {
@@ -333,22 +327,14 @@ impl<B: Backend> Session<B> {
     /// The reason for which it failed.
     pub fn take(&mut self, step: Step) -> Result<(), Refused<B::Error>> {
         match step {
-            Step::Post(op, bytes) => self.post(&[(op, &bytes)]),
-            Step::Receive(count) => self.receive(count),
-            Step::Withdraw => {
-                self.window = None;
-                Ok(())
-            }
-            Step::Register(len) => {
-                self.window = Some(self.domain.register(len, self.shape.access)?);
-                Ok(())
-            }
-            Step::Disconnect => Ok(self.disconnect()?),
-            Step::LoseQueuePair => {
-                self.pair = None;
-                Ok(())
-            }
+            Step::Post(op, bytes) => self.post(&[(op, &bytes)])?,
+            Step::Receive(count) => self.receive(count)?,
+            Step::Withdraw => self.window = None,
+            Step::Register(len) => self.window = Some(self.domain.register(len, self.shape.access)?),
+            Step::Disconnect => self.disconnect()?,
+            Step::LoseQueuePair => self.pair = None,
         }
+        Ok(())
     }
 
     /// Posts requests with one doorbell, each with its bytes; a READ reads as many.
@@ -410,7 +396,6 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Returns the meaning of an event for a session.
 fn told<B: Backend>(event: CmEvent<B>) -> Option<Incoming> {
     let private_data = event.private_data;
     Some(match event.kind {

@@ -18,8 +18,7 @@ pub struct Baseline {
     withheld: Option<Withheld>,
 }
 
-/// Failures that are expected without being named: those that bring the target down, keep it from
-/// serving, or harm others.
+/// Failures that are expected without names: those that bring the target down or harm others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Withheld {
@@ -34,29 +33,24 @@ struct Withheld {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expected {
-    /// The id of a case.
     case: String,
-    /// Why it fails.
     reason: String,
-    /// The cause. Another failure, for example of a process that now dies, is not the expected one.
+    /// Another failure, for example of a process that now dies, is not the expected one.
     #[serde(default = "unmet")]
     cause: Cause,
-    /// The expected verdict. An undecided case does not excuse a failure.
+    /// An undecided case does not excuse a failure.
     #[serde(default, skip_serializing_if = "Known::is_failure")]
     verdict: Known,
-    /// Whether it fails only sometimes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sometimes: bool,
 }
 
-/// Verdicts that can be expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Known {
-    /// It fails. If it cannot be decided once, nothing new is wrong.
+    /// An undecided result is nothing new.
     #[default]
     Fail,
-    /// It cannot be decided.
     Inconclusive,
 }
 
@@ -107,9 +101,8 @@ impl Baseline {
         Ok(baseline)
     }
 
-    /// Returns a baseline that expects the failures of `run`. An expected failure that occurred
-    /// keeps its reason, and so does one that occurs sometimes or was not run. The reason of a new
-    /// one is what was seen, until a person writes a better one.
+    /// Returns a baseline that expects the failures of `run`. An expected failure that occurred,
+    /// occurs sometimes, or was not run keeps its reason. That of a new one is what was seen.
     #[must_use]
     pub fn renewed(&self, run: &Run) -> Self {
         let result = |case: &str| run.results.iter().find(|result| result.id == case);
@@ -142,7 +135,7 @@ impl Baseline {
     }
 
     /// Marks failures that this baseline expects, and no earlier one. Returns a message for each
-    /// entry without a failure, among the cases that were run.
+    /// entry that was run and did not fail.
     pub fn apply(&self, run: &mut Run) -> Vec<String> {
         run.results.iter_mut().for_each(|result| result.expected = None);
         let mut stale = Vec::new();
@@ -163,7 +156,6 @@ impl Baseline {
 }
 
 impl Withheld {
-    /// Marks them. Returns a message if some are fixed.
     fn apply(&self, run: &mut Run) -> Option<String> {
         let unnamed = |result: &CaseResult| result.is_kept_back() && result.expected.is_none();
         let counted = run.results.iter().filter(|result| unnamed(result)).count() + run.withheld();

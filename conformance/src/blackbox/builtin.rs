@@ -21,13 +21,12 @@ use crate::resources::ProcessResources;
 use crate::workload::Entry;
 use kv_store as kv;
 
-/// How long our side waits for a peer that stalls: short, so that a suite takes seconds, and longer
-/// than any case lets it wait and expects it to continue.
+/// How long our side waits for a peer that stalls: longer than any case lets it wait and continue.
 const STALL: Duration = Duration::from_secs(2);
 /// How soon our client checks whether its server is still alive.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// The small commands of our client, and how far a pipelining one runs ahead of the replies.
+/// The small commands of our client, and how many a pipelining one has unanswered.
 const ROUNDS: usize = 70;
 const AHEAD: usize = 20;
 
@@ -140,7 +139,6 @@ pub struct BuiltInServer {
     accepting: Option<JoinHandle<()>>,
 }
 
-/// State that a server shares with its threads.
 #[derive(Default)]
 struct Shared {
     store: kv::Store,
@@ -186,13 +184,11 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
                 let shared = Arc::clone(shared);
                 shared.connections.opens();
                 std::thread::spawn(move || {
-                    // Only a stream is served in the background. Before that, the connection is not
-                    // polled.
+                    // Served in the background only after that: until then it is not polled.
                     drop(shared.gate.lock());
                     let (endpoint, id) = accepted;
                     let mut stream = Stream::from_endpoint(endpoint, id);
-                    // Declared after the stream, so that a panic is recorded before the peer learns
-                    // of the end.
+                    // Dropped before the stream, so that a panic is recorded before the peer's end.
                     let serving = Serving(shared);
                     let served = serving.0.store.serve(&mut stream);
                     drop(stream);
@@ -213,7 +209,7 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
     }
 }
 
-/// A thread that serves a connection. Records a panic of it.
+/// Records a panic of a thread that serves a connection.
 struct Serving(Arc<Shared>);
 
 impl Drop for Serving {
@@ -284,7 +280,6 @@ impl<B> BuiltInClients<B> {
 impl<B: Descriptors> TargetClients for BuiltInClients<B> {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (report, reported) = channel();
-        // Dropping the sender reports it.
         let (idle, told) = channel::<()>();
         let case = case.to_string();
         let (backend, options, ahead) =
@@ -306,7 +301,6 @@ impl<B: Descriptors> TargetClients for BuiltInClients<B> {
 struct Thread {
     reported: Receiver<Result<(), Failure>>,
     exit: Option<Exit>,
-    /// While this exists, an idle client stays idle.
     idle: Option<Sender<()>>,
 }
 
@@ -334,7 +328,6 @@ impl Running for Thread {
 
 /// A client's case-specific work.
 pub struct Work<I> {
-    /// Its small commands.
     rounds: usize,
     /// How far it runs ahead of the replies.
     ahead: usize,
@@ -350,9 +343,8 @@ impl<I: FnOnce()> Work<I> {
     }
 }
 
-/// Behaves like a client under test, with our client: connects, stores values and reads them back,
-/// requests a reply longer than its windows, and disconnects. Any reply that is not exactly right
-/// is an error.
+/// Behaves like a client under test: connects, stores values and reads them back, requests a reply
+/// longer than its windows, and disconnects. A reply that is not exactly right is an error.
 ///
 /// # Errors
 /// The connection fails, or a reply is wrong.
@@ -383,7 +375,7 @@ pub fn run_client<B: Descriptors>(
         idle();
     }
     let window = options.protocol.window as usize;
-    // Each window costs a message and a wait, so lengths that need too many windows are omitted.
+    // Each window costs a message and a wait.
     let lengths = [0, 1, 100, 4096, 70_000, 200_000].into_iter().filter(|len| *len <= 4096.max(100 * window));
     for (number, value_len) in (0..).zip(lengths) {
         let entry = Entry { number, value_len };

@@ -7,9 +7,9 @@ pub use suite::{Role, Tag};
 /// A case: the reaction of the target of one role to one behaviour.
 pub type Case<'a, B> = suite::Case<Context<'a, B>>;
 
-/// A list of cases. Each line has the tested role (`server`, `client` or `both`), the id, the
-/// behaviour shown to the target, the required reaction, the requirements, tags, and the body, a
-/// `fn(&Context<B>) -> Judged`.
+/// A list of cases: of each, the tested role (`server`, `client` or `both`), the id, the behaviour
+/// shown, the required reaction, the requirements, tags, and a `fn(&Context<B>) -> Judged`.
+#[macro_export]
 macro_rules! cases {
     ($($who:ident $id:expr, $intent:literal => $expectation:literal,
        [$($requirement:literal),+] $([$($tag:ident),+])?, $body:expr;)+) => {{
@@ -32,7 +32,7 @@ macro_rules! cases {
 }
 
 /// Returns the roles of a line of `cases!`.
-pub(super) fn roles(who: &str) -> &'static [Role] {
+pub fn roles(who: &str) -> &'static [Role] {
     match who {
         "server" => &[Role::Server],
         "client" => &[Role::Client],

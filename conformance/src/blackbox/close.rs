@@ -59,14 +59,12 @@ fn quit<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(waits_for_its_reply(context), || "20 times".into())
 }
 
-/// The reply to QUIT finds no receive for a while. A server that waits for its arrival still exists
-/// then.
+/// The reply to QUIT finds no receive for a while. A server that waits for it still exists.
 fn waits_for_its_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const HELD: Duration = Duration::from_millis(60);
-    // A server need not wait longer. A longer round shows nothing: this machine may have been busy.
+    // A server need not wait longer; a longer round shows nothing: this machine may be busy.
     const SOON: Duration = Duration::from_millis(250);
-    // A server that stood still while receives were held back looks as if it had waited. It does
-    // not stand still each time.
+    // A server that stood still meanwhile looks as if it had waited. It does not each time.
     const TIMES: u32 = 5;
     let mut times = 0;
     let quit = command(&[b"QUIT"]);
@@ -80,7 +78,7 @@ fn waits_for_its_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         else {
             continue;
         };
-        // The command took the only receive. Post another for each further window that it needs.
+        // The command took the only receive. Each further window needs another.
         session.peer.post_receives(quit.len().div_ceil(windows.length.max(1) as usize) - 1);
         let begun = Instant::now();
         session.peer.send_bytes(&quit)?;
@@ -230,7 +228,6 @@ fn vanishes<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn registered_only<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // Its first command is in flight by now, or finds the connection closed.
     if let Some(Incoming::Gone(_)) = session.peer.receive_within(Duration::ZERO)? {
         return Err(Stop::undecided("the client left first"));
     }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use raw_peer::Offer;
 use rdma_backend::Identifier;
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Opcode};
@@ -18,15 +19,15 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-015", "VR-CONN-001", "VR-CONN-013"], plain;
         both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
-            ["VR-CONN-002"], private_data;
+            ["VR-CONN-002"], |context| context.open_as(Shape { private_data: &[0xa5; 56], ..Shape::default() })?.unharmed();
         both "conn.no-private-data", "a look at what comes with the target's request or acceptance" => "Nothing but zeros.",
-            ["VR-CONN-016"], no_private_data;
+            ["VR-CONN-016"], |context| offers(context, has_private_data);
         server "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
-            ["VR-CONN-004"], rnr_retries;
+            ["VR-CONN-004"], |context| offers(context, wrong_rnr_retries);
         client "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
-            ["VR-CONN-017"], rnr_retries;
+            ["VR-CONN-017"], |context| offers(context, wrong_rnr_retries);
         both "conn.depths", "a look at the target's parameters" => "One responder resource, an initiator depth of one.",
-            ["VR-CONN-005"], depths;
+            ["VR-CONN-005"], |context| offers(context, wrong_depths);
         both "conn.first-message", "a message as soon as the connection is there" => "It finds a receive.",
             ["VR-CONN-003", "VR-CONN-007"], first_message;
         server "conn.withdrawn", "a request that is withdrawn before the answer" => "The server goes on.",
@@ -57,50 +58,32 @@ fn plain<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     context.open()?.unharmed()
 }
 
-fn private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    context.open_as(Shape { private_data: &[0xa5; 56], ..Shape::default() })?.unharmed()
+/// Judges what the target offers with its request or acceptance. `wrong` returns the fault in it.
+fn offers<B: Descriptors>(context: &Context<'_, B>, wrong: fn(&Offer) -> Option<String>) -> Judged {
+    let session = context.open()?;
+    let Some(wrong) = session.peer.offered().map(wrong) else {
+        return Err(Stop::undecided("the device does not tell"));
+    };
+    let judged = session.unharmed()?;
+    wrong.map_or(Ok(judged), |wrong| Err(Stop::unmet(wrong)))
 }
 
-fn no_private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    let session = context.open()?;
-    match session.peer.offered().map(|offered| offered.private_data.iter().any(|byte| *byte != 0)) {
-        // Zeros stand for none: a transport appends them to the given data.
-        Some(false) => session.unharmed(),
-        Some(true) => {
-            session.unharmed()?;
-            Err(Stop::unmet("it gave private data"))
-        }
-        None => Err(Stop::undecided("the device does not tell")),
-    }
+fn has_private_data(offer: &Offer) -> Option<String> {
+    // Zeros stand for none: a transport appends them to the given data.
+    offer.private_data.iter().any(|byte| *byte != 0).then(|| "it gave private data".into())
 }
 
-fn rnr_retries<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    let session = context.open()?;
-    let offered = session.peer.offered().map(|offered| offered.params.rnr_retry_count);
-    match offered {
-        Some(7) => session.unharmed(),
-        Some(count) => {
-            session.unharmed()?;
-            Err(Stop::unmet(format!("its rnr_retry_count is {count}, not 7 (without end)")))
-        }
-        None => Err(Stop::undecided("the device does not tell")),
-    }
+fn wrong_rnr_retries(offer: &Offer) -> Option<String> {
+    let count = offer.params.rnr_retry_count;
+    (count != 7).then(|| format!("its rnr_retry_count is {count}, not 7 (without end)"))
 }
 
-fn depths<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    let session = context.open()?;
-    let params = session.peer.offered().map(|offered| offered.params);
-    match params.map(|params| (params.responder_resources, params.initiator_depth)) {
-        Some((1, 1)) => session.unharmed(),
-        // Each side's values are the other's, crosswise.
-        Some((resources, depth)) => {
-            session.unharmed()?;
-            Err(Stop::unmet(format!(
-                "its initiator_depth is {resources} and its responder_resources {depth}, not 1 and 1"
-            )))
-        }
-        None => Err(Stop::undecided("the device does not tell")),
-    }
+fn wrong_depths(offer: &Offer) -> Option<String> {
+    // Each side's values are the other's, crosswise.
+    let (depth, resources) = (offer.params.responder_resources, offer.params.initiator_depth);
+    let told =
+        || format!("its initiator_depth is {depth} and its responder_resources {resources}, not 1 and 1");
+    ((depth, resources) != (1, 1)).then(told)
 }
 
 fn first_message<B: Descriptors>(context: &Context<'_, B>) -> Judged {
@@ -129,8 +112,7 @@ fn withdrawn<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     until_a_keepalive(context)
 }
 
-/// The server serves another client until its next keepalive is due. Delayed damage to the server
-/// shows by then, in the case that caused it.
+/// Serves another client until its next keepalive is due, so that delayed damage shows in its case.
 pub(super) fn until_a_keepalive<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const DUE: Duration = Duration::from_millis(3500);
     let mut session = context.open()?;

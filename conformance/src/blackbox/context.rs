@@ -18,7 +18,7 @@ use suite::Stop;
 pub struct Context<'a, B: Descriptors> {
     /// The suite's backend.
     pub backend: &'a B,
-    /// How long the target may take for anything that must happen.
+    /// How long anything that must happen may take.
     pub patience: Duration,
     /// The id of the case.
     pub case: &'static str,
@@ -119,8 +119,8 @@ impl<'a, B: Descriptors> Context<'a, B> {
         Ok(session)
     }
 
-    /// Connects, and exchanges windows. The suite's windows are at these places of its memory, each
-    /// `(offset, length)`, one after the other.
+    /// Connects, and exchanges windows, at these places of the suite's memory: `(offset, length)`,
+    /// one after the other.
     ///
     /// # Errors
     /// There is no connection, or no window.
@@ -157,9 +157,8 @@ impl<'a, B: Descriptors> Context<'a, B> {
                 Some(Exit::Unsupported) => return Err(Stop::unsupported("the client says so (status 89)")),
                 Some(Exit::Crashed(how)) => {
                     self.note(Teardown::Crashed);
-                    return Err(Stop::died(format!(
-                        "the client crashed before it asked for a connection: {how}"
-                    )));
+                    let how = format!("the client crashed before it asked for a connection: {how}");
+                    return Err(Stop::died(how));
                 }
                 Some(exit) => {
                     return Err(Stop::refused(format!("the client asked for no connection: {exit}")));

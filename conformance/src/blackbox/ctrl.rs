@@ -91,7 +91,6 @@ fn unknown<B: Descriptors>(context: &Context<'_, B>, opcode: u16) -> Judged {
     session.ends()
 }
 
-/// Returns a message with all other bytes set to `fill`.
 fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     let mut bytes = [fill; MESSAGE_LEN];
     let [high, low] = opcode.0.to_be_bytes();
@@ -100,8 +99,7 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// Registers the peer's window with `fill` in the reserved bytes, and with an immediate if there is
-/// one.
+/// Registers the peer's window with `fill` in the reserved bytes, and with any immediate.
 fn disguised<B: Descriptors>(peer: &mut Peer<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);
@@ -146,9 +144,9 @@ fn with_immediate<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(ended.unwrap_or_else(|| pass("takes them as messages")))
 }
 
-/// The immediate of a message is not a number of bytes. A server that counts it reads that many
-/// bytes before they are written, or reads them as the beginning of the command after the next one.
-/// From the second exchange on it is out of step, whichever comes first.
+/// The immediate of a message is no number of bytes. A server that counts it is out of step from
+/// the second exchange on: it reads that many bytes too early, or as the beginning of a later
+/// command.
 fn not_counted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let ended = session.or_ends(|session| {

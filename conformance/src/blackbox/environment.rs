@@ -39,8 +39,7 @@ impl Environment {
     }
 }
 
-/// Lists the devices in a folder of the kernel's, each with its driver and the states of its ports
-/// in the kernel's words.
+/// Lists the devices in a folder of the kernel's, with drivers and the kernel's states of ports.
 pub fn devices(folder: &Path) -> Vec<String> {
     let told = |device: &PathBuf| {
         let ports = entries(&device.join("ports"));
@@ -48,7 +47,7 @@ pub fn devices(folder: &Path) -> Vec<String> {
             let state = std::fs::read_to_string(port.join("state")).unwrap_or_default();
             format!("port {} {}", name(port), state.trim())
         });
-        // A software device has no hardware, and so no driver there.
+        // A software device has no driver there.
         let driver = device.join("device/driver").read_link().ok();
         let driver = driver.as_deref().map_or_else(|| "software".into(), name);
         let told: Vec<String> = std::iter::once(driver).chain(ports).collect();
@@ -91,7 +90,6 @@ mod tests {
         assert_eq!(serde_json::from_str::<Environment>(&json).unwrap(), here);
     }
 
-    /// A device is listed with its driver and the states of its ports.
     #[test]
     fn devices_are_named_with_their_ports() {
         let folder = std::env::temp_dir().join(format!("conformance-devices-{}", std::process::id()));

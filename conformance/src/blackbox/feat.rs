@@ -15,7 +15,7 @@ use suite::{Judged, Stop};
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "feat.skipped", "a client that sends no feature message" => "The server serves it.",
-            ["VR-FEAT-008"], skipped;
+            ["VR-FEAT-008"], |context| context.open()?.unharmed();
         server "feat.unprompted", "a client that asks nothing" => "The server sends no feature message.",
             ["VR-FEAT-005", "VR-FEAT-006"], unprompted;
         server "feat.asked", "GetServerFeature" => "One answer, with no feature in it.",
@@ -27,7 +27,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         server "feat.asked-first", "GetServerFeature before either registration" => "It is answered.",
             ["VR-FEAT-013", "VR-FEAT-003"], asked_first;
         server "feat.asked-mid-stream", "GetServerFeature in the middle of a command" => "It is answered, and so is the command.",
-            ["VR-FEAT-003", "VR-CTRL-009"], asked_mid_stream;
+            ["VR-FEAT-003", "VR-CTRL-009"], |context| in_between(context, get(0), Some(get(0)));
         server "feat.asked-again", "GetServerFeature a hundred times, one by one" => "Each is answered.",
             ["VR-FEAT-003"], |context| ask(context, &[get(7); 100]);
         server "feat.asked-at-once", "a thousand equal questions in a burst" => "A thousand answers.",
@@ -40,12 +40,12 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         server "feat.documents-order", "Get, Set, Register, as the document has it" => "The client is served.",
             ["VR-FEAT-013", "VR-FEAT-001"], documents_order;
         server "feat.set-none", "SetClientFeature with no bit set" => "The server goes on.",
-            ["VR-FEAT-009"], |context| set(context, 0);
+            ["VR-FEAT-009"], set_none;
         server "feat.set-unknown", "SetClientFeature with every bit set"
             => "The server does not answer, and enables nothing; it may end the connection.",
             ["VR-FEAT-004", "VR-FEAT-009"], set_unknown;
         server "feat.set-mid-stream", "SetClientFeature in the middle of a command" => "The command is answered.",
-            ["VR-FEAT-009", "VR-CTRL-009"], set_mid_stream;
+            ["VR-FEAT-009", "VR-CTRL-009"], |context| in_between(context, set(0, 0), None);
         client "feat.unasked", "an answer that the client did not ask for" => "The client ends the connection.",
             ["VR-FEAT-014"], unasked;
         client "feat.other-select", "an answer with another `select` than the question, if there is one"
@@ -56,9 +56,9 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-FEAT-010", "VR-FEAT-011"], only_offered;
         client "feat.every-bit-offered", "a server that offers every feature there could be, if it is asked"
             => "The client asks for none that is not defined, and goes on.",
-            ["VR-FEAT-004", "VR-FEAT-010"], every_bit_offered;
+            ["VR-FEAT-004", "VR-FEAT-010"], |context| answer_with(context, u64::MAX);
         client "feat.registration-first", "the registration before the answer, if there is a question"
-            => "The client takes both.", ["VR-FEAT-013"], registration_first;
+            => "The client takes both.", ["VR-FEAT-013"], |context| answer_with(context, 0);
     }
 }
 
@@ -66,12 +66,12 @@ const fn get(select: u16) -> Message {
     Message::GetServerFeature { select, features: FeatureSet::NONE }
 }
 
-fn selects() -> Vec<Message> {
-    (0..16).map(|bit| get(1 << bit)).chain([get(0xffff)]).collect()
+const fn set(select: u16, bits: u64) -> Message {
+    Message::SetClientFeature { select, features: FeatureSet(bits) }
 }
 
-fn skipped<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    context.open()?.unharmed()
+fn selects() -> Vec<Message> {
+    (0..16).map(|bit| get(1 << bit)).chain([get(0xffff)]).collect()
 }
 
 fn unprompted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
@@ -133,10 +133,6 @@ fn in_between<B: Descriptors>(context: &Context<'_, B>, message: Message, answer
     session.unharmed()
 }
 
-fn asked_mid_stream<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    in_between(context, get(0), Some(get(0)))
-}
-
 fn burst<B: Descriptors>(context: &Context<'_, B>, questions: &[Message]) -> Judged {
     let mut session = context.open()?;
     // At most as many at once as a server has receives for.
@@ -154,13 +150,11 @@ fn asked_without_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     session.peer.handshake()?;
     for round in 0..4 {
         let questions: Vec<_> = (0..500).map(|select| get(500 * round + select)).collect();
-        // The server may have ended it by now.
         if session.peer.burst(&questions).and_then(|()| session.peer.settle()).is_err() {
             break;
         }
     }
-    // An acknowledged question has a receive, and may be read later. All of them are read when the
-    // server answers the disconnect.
+    // Acknowledged ones have a receive, and are read at the latest at its disconnect.
     session.dismiss()?;
     Ok(pass("2000 questions"))
 }
@@ -169,14 +163,14 @@ fn documents_order<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default())?;
     session.peer.message(get(0))?;
     answer_and_window(&mut session, get(0))?;
-    session.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
+    session.peer.message(set(0, 0))?;
     session.peer.register()?;
     session.unharmed()
 }
 
-fn set<B: Descriptors>(context: &Context<'_, B>, bits: u64) -> Judged {
+fn set_none<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    session.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet(bits) })?;
+    session.peer.message(set(0, 0))?;
     session.exchange()?;
     session.listen(Duration::from_millis(100))?;
     session.unharmed()
@@ -184,7 +178,7 @@ fn set<B: Descriptors>(context: &Context<'_, B>, bits: u64) -> Judged {
 
 fn set_unknown<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    session.peer.message(Message::SetClientFeature { select: 0xffff, features: FeatureSet(u64::MAX) })?;
+    session.peer.message(set(0xffff, u64::MAX))?;
     let ended = session.or_ends(|session| {
         session.exchange()?;
         session.listen(Duration::from_millis(100))?;
@@ -193,17 +187,12 @@ fn set_unknown<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(ended.unwrap_or_else(|| pass("goes on")))
 }
 
-fn set_mid_stream<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    in_between(context, Message::SetClientFeature { select: 0, features: FeatureSet::NONE }, None)
-}
-
 fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // If it has asked, it has its answer. This is one more.
+    // One more than the answer to its question, if it has asked.
     session.require_exchange(0)?;
     session.peer.message(get(0))?;
-    // This message answers a question that was in flight meanwhile. The question's own answer is
-    // then the one too many.
+    // If a question was in flight, this answers it, and that question's own answer is one too many.
     for _ in 0..10 {
         match asks_or_ends(&mut session, context.patience)? {
             Some(select) => session.or_ends(|session| Ok(session.peer.message(get(select))?)).map(drop)?,
@@ -213,8 +202,7 @@ fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Err(Stop::undecided("the client asks again and again: any answer may be one to a question"))
 }
 
-/// Returns the next question; `None` if the client ends the connection, or sends none within
-/// `patience`.
+/// Returns the next question; `None` if the client ends it, or is silent for `patience`.
 fn asks_or_ends<B: Descriptors>(
     session: &mut Session<'_, B>,
     patience: Duration,
@@ -236,7 +224,7 @@ fn asks_or_ends<B: Descriptors>(
 
 fn set_by_server<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    session.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
+    session.peer.message(set(0, 0))?;
     session.ends()
 }
 
@@ -270,8 +258,7 @@ fn is_asked<B: Descriptors>(session: &mut Session<'_, B>) -> Result<Option<u16>,
     }
 }
 
-/// Opens a session in which a client has asked, and has no answer yet. Returns the question's
-/// `select`.
+/// Opens a session in which a client has asked, and has no answer yet. Returns its `select`.
 fn asked<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, B>, u16), Stop> {
     let mut session = context.connect(Shape::default())?;
     session.peer.register()?;
@@ -296,12 +283,4 @@ fn answer_with<B: Descriptors>(context: &Context<'_, B>, features: u64) -> Judge
         0 => session.unharmed(),
         bits => Err(Stop::unmet(format!("it set the features {bits:#x}, and none is defined"))),
     }
-}
-
-fn every_bit_offered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    answer_with(context, u64::MAX)
-}
-
-fn registration_first<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    answer_with(context, 0)
 }

@@ -13,7 +13,7 @@ use super::session::{
 use crate::tester::Shape;
 use suite::{Judged, Stop};
 
-/// Cases for which a client sends many small commands. Their ids tell it so.
+/// Cases for which a client sends many small commands.
 pub(super) const UNHANDLED: &str = "flow.unhandled";
 pub(super) const ROOM_TO_ASK: &str = "flow.room-to-ask";
 
@@ -54,7 +54,6 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
 
 fn filled_to_the_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open_with((0..20).map(|exchange| (1000 * exchange, 37)).collect())?;
-    // With a gap at the end of a window, the suite's peer would wait forever.
     session.exchange_of(3000)?;
     session.unharmed()
 }
@@ -75,17 +74,16 @@ fn beyond<B: Descriptors>(context: &Context<'_, B>, immediate: u32) -> Judged {
     session.ends()
 }
 
-/// Fills the rest of a server's window with commands without notifying them. A server that takes an
-/// excess for bytes answers them.
+/// Fills the rest of a server's window without notifying. A server that takes an excess for bytes
+/// answers the commands in it.
 fn tempt<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
-    /// The most bytes to fill of a longer window.
     const MOST: usize = 1 << 20;
     const PIECE: usize = 60_000;
     if session.client_asks() {
         return Ok(());
     }
     let (mut to, room) = session.peer.room()?;
-    // The last command is cut off. A server that reads this far finds no mistake in it.
+    // A server that reads up to the cut in the last command finds no mistake.
     let commands: Vec<u8> = b"PING\r\n".iter().copied().cycle().take((room as usize).min(MOST)).collect();
     for piece in commands.chunks(PIECE) {
         session.peer.write(to, piece)?;
@@ -106,8 +104,7 @@ fn wraps<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const WAIT: Duration = Duration::from_millis(1000);
-    // A server that busy-polls uses all processor time it can get, which is little on a busy
-    // machine. One that sleeps uses almost none.
+    // A server that busy-polls uses all processor time, little on a busy machine; asleep, none.
     const QUIET: Duration = Duration::from_millis(125);
     let server = context.server()?;
     let Some(_) = server.processor_time() else {
@@ -148,7 +145,6 @@ fn full<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, 
     Ok((session, exchange))
 }
 
-/// Registers the full window again.
 fn go_on<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
     session.peer.drains = true;
     Ok(session.peer.register()?)

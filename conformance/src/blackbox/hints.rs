@@ -1,8 +1,7 @@
 //! Hints: observations on the wire that may explain a failed case, in one line.
 //!
-//! A reason says what the suite expected and did not see. A hint says what the target did instead,
-//! from the recording of the suite's side: a field with swapped bytes, a full window, an unanswered
-//! question, the last event before the end.
+//! A reason says what the suite did not see. A hint says what the target did instead, from the
+//! recording of the suite's side: for example a field with swapped bytes, or a full window.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,16 +17,13 @@ use crate::tester::{ENDED, REFUSED_REQUEST, SILENCE, UNACKNOWLEDGED, UNTOLD};
 /// The first words about a client that stops, and about one that reports a failure.
 pub(super) const SILENT_CLIENT: &str = "the client said nothing more within ";
 pub(super) const NOT_CONTENT: &str = "the client was not content: ";
-/// The first words about a failed connection attempt.
 const NO_CONNECTION: &str = "no connection: ";
-/// How many of the suite's last requests are listed: there may be others after the one that the
-/// target does not accept.
+/// How many of the suite's last requests are listed: the refused one may not be the last.
 const LAST: usize = 3;
 /// A pause between two of them that is mentioned.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Returns the hint for a case that failed for this reason, if there is one. `held` says whether
-/// the suite held another connection.
+/// Returns the hint for a failed case. `held` says whether the suite held another connection.
 #[must_use]
 pub fn of(recording: &Recording, role: Role, reason: &str, held: bool) -> Option<String> {
     let mut ends = BTreeMap::<u32, Facts>::new();
@@ -52,20 +48,14 @@ pub fn of(recording: &Recording, role: Role, reason: &str, held: bool) -> Option
         .or_else(|| facts.stray())
         .or_else(|| facts.window(reason))
         .or_else(|| facts.immediate())
-        .or_else(|| {
-            match role {
-                Role::Server => facts.answers(reason),
-                Role::Client => None,
-            }
-            .or_else(|| facts.wait(reason))
-        })
+        .or_else(|| (role == Role::Server).then(|| facts.answers(reason)).flatten())
+        .or_else(|| facts.wait(reason))
 }
 
 fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The observations of one of the suite's connections.
 #[derive(Default)]
 struct Facts {
     is_made: bool,
@@ -78,22 +68,18 @@ struct Facts {
     notified: Vec<(u32, Vec<u8>)>,
     /// The suite's window that the target writes to.
     own: Option<Window>,
-    /// `select` of the suite's questions for features, and of the target's GetServerFeature
-    /// messages.
+    /// `select` of the suite's questions for features, and of the target's answers.
     asked: Vec<u16>,
     answered: Vec<u16>,
     /// The suite's requests: time, description, and whether it needs a receive.
     posted: Vec<(u64, String, bool)>,
-    /// The suite's immediates.
     told: Vec<u32>,
     direction: Direction,
-    /// Acknowledged requests.
     done: usize,
     failed: Option<CompletionStatus>,
     /// The target disconnected first.
     left: bool,
     disconnects: bool,
-    /// Entries are missing, so nothing can be counted.
     is_partial: bool,
 }
 
@@ -160,15 +146,14 @@ impl Facts {
     fn message(&self) -> Option<String> {
         let (len, bytes) = self.wrong.first()?;
         if bytes.starts_with(b"*") || bytes.starts_with(b"$") || bytes.starts_with(b"+") {
-            return Some(
-                "these are bytes of RESP, by SEND: payload goes by WRITE_WITH_IMM into the peer's window"
-                    .into(),
-            );
+            let told =
+                "these are bytes of RESP, by SEND: payload goes by WRITE_WITH_IMM into the peer's window";
+            return Some(told.into());
         }
         if *len as usize != MESSAGE_LEN {
-            return Some(format!(
-                "a control message has {MESSAGE_LEN} bytes, reserved ones included, not {len}"
-            ));
+            let told =
+                format!("a control message has {MESSAGE_LEN} bytes, reserved ones included, not {len}");
+            return Some(told);
         }
         let opcode = u16::from_be_bytes(bytes.first_chunk().copied()?);
         let swapped = Opcode(opcode.swap_bytes());
@@ -258,8 +243,7 @@ impl Facts {
         Some(format!("an answer repeats the select of its question: {asked} was asked, {answered} answered"))
     }
 
-    /// Describes the suite's last action before the target stopped, ended the connection or had no
-    /// receive.
+    /// Describes the last action before the target stopped, ended, or lacked a receive.
     fn wait(&self, reason: &str) -> Option<String> {
         let is_silent = reason.contains(SILENCE) || reason.contains(SILENT_CLIENT);
         if is_silent && self.windows.is_empty() {
@@ -294,7 +278,6 @@ impl Facts {
         None
     }
 
-    /// Describes the suite's last requests.
     fn last(&self) -> Option<String> {
         let last = self.posted.get(self.posted.len().saturating_sub(LAST)..)?;
         let (begin, first, _) = last.first()?;
@@ -311,12 +294,11 @@ impl Facts {
     }
 }
 
-/// Shortens the description of a request: omits keys, unless they are the mistake.
+/// Omits keys from the description of a request, unless they are the mistake.
 fn short(text: &str) -> &str {
     text.split_once(", rkey").filter(|(_, end)| !end.contains('[')).map_or(text, |(start, _)| start)
 }
 
-/// Hints that describe the place of a failure, which differs between cases.
 const ENDED_AFTER: &str = "it ended the connection after ";
 const NOTHING_AFTER: &str = "nothing came after ";
 
@@ -326,8 +308,7 @@ pub fn is_about_the_place(hint: &str) -> bool {
     [ENDED_AFTER, NOTHING_AFTER].iter().any(|start| hint.starts_with(start))
 }
 
-/// Returns the common part of failures of one cause: a reason or a hint without its numbers, and
-/// without the words about the neighbour and new connections.
+/// Returns what failures of one cause share: no numbers, no neighbour, no new connections.
 #[must_use]
 pub fn cause(text: &str) -> String {
     let text = text.split_once(NEIGHBOUR).map_or(text, |(start, _)| start);
@@ -354,7 +335,6 @@ pub fn without_numbers(text: &str) -> String {
     cause
 }
 
-/// The words before the reason why a neighbour, or a new connection, is not served.
 pub(super) const NEIGHBOUR: &str = "; the neighbour, connected before, is no longer served";
 pub(super) const NEWCOMER: &str = "; a new connection is not served";
 

@@ -15,7 +15,7 @@ use suite::{Judged, Stop};
 
 /// How often a server sends a keepalive.
 const EVERY: Duration = Duration::from_secs(3);
-/// The case for which a client is idle. Its id tells it so.
+/// The case for which a client is idle.
 pub(super) const IDLE: &str = "keep.idle";
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
@@ -75,8 +75,7 @@ pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize
 }
 
 fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // A server may pause, and so may the whole machine. Time in which the suite itself stands still
-    // does not count.
+    // A server may pause, and so may the machine: time in which the suite stands still is left out.
     const SLICE: Duration = Duration::from_millis(100);
     let most = 2 * EVERY + context.patience;
     let mut session = context.open()?;
@@ -102,7 +101,6 @@ fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn idle<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    /// More than the usual number of receives.
     const CROWD: usize = 1500;
     let mut session = context.open()?;
     while !session.is_idle() {
@@ -125,8 +123,7 @@ fn idle<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn vanished<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // A client that sends its second command has sent all control messages of the beginning. With
-    // one of them in flight, its device would notice, whatever the client does.
+    // After a second command, no control message is in flight whose loss the device would notice.
     session.exchange()?;
     session.require_exchange(0)?;
     session.peer.lose_queue_pair();

@@ -12,7 +12,7 @@ use crate::tester::{Peer, Shape};
 use suite::verdict::{lenient, pass};
 use suite::{Judged, Stop};
 
-/// A payload longer than a few windows of the suite's peer.
+/// Longer than a few windows of the suite's peer.
 const LONG: usize = 200_000;
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
@@ -138,8 +138,7 @@ fn not_before_full<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 /// Returns a SET of `length` bytes.
 fn filling(length: usize) -> Option<Vec<u8>> {
-    // At the length where the value's length gets another digit, no command fits. Another key has
-    // it.
+    // Where the value's length gets another digit, no command fits, but one of the other key.
     [&b"conformance:mem"[..], b"conformance:mem:"].into_iter().find_map(|key| {
         let around = command(&[b"SET", key, b""]).len() - 1;
         let of_digits = |digits: usize| Some(vec![b'x'; length.checked_sub(around + digits)?]);
@@ -172,8 +171,7 @@ fn written_from_start<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 /// Waits until bytes written to the window at `offset` are notified, and returns their number. A
-/// target may have written more than it has notified so far, and a client need not wait for its
-/// reply.
+/// target may notify after it writes, and a client need not wait for its reply.
 fn covered<B: Descriptors>(session: &mut Session<'_, B>, offset: usize) -> Result<u32, Stop> {
     loop {
         let written = session.peer.painted_to(0xee).saturating_sub(offset);
@@ -203,7 +201,6 @@ fn windows<B: Descriptors>(context: &Context<'_, B>, payload: usize, plan: Vec<(
     windows_in(context, 64 << 10, payload, plan)
 }
 
-/// Lets the target send through windows as planned, in a memory of `memory` bytes.
 fn windows_in<B: Descriptors>(
     context: &Context<'_, B>,
     memory: u32,
@@ -223,7 +220,6 @@ fn windows_in<B: Descriptors>(
 /// Behaves like a client whose values land in its own memory.
 fn landing<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const ORDINARY: u32 = 64 << 10;
-    // A value begins at any offset.
     const WINDOW: u32 = 8192;
     let places: Vec<u32> = (0..6).map(|window| ORDINARY + 13 + window * WINDOW).collect();
     let mut session = context.connect(Shape::default().window(ORDINARY))?;
@@ -244,7 +240,6 @@ fn other_length<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(ended.map_or_else(|| pass("goes on"), |ended| lenient(ended.note)))
 }
 
-/// Makes the target write something, whatever the result.
 fn provoke<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
     if !session.client_asks() {
         session.peer.send_bytes(b"PING\r\n")?;
@@ -266,7 +261,7 @@ fn of_4_gib<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let window = Window { length: u32::MAX, ..session.peer.own_window() };
     session.peer.message(Message::RegisterXferMemory(window))?;
-    // The server may handle it at any time. It is watched until it has ended the connection.
+    // The server may handle it at any time until it has ended the connection.
     let ended = session.ends_watched(|| {
         let now = held();
         if now.zip(most).is_none_or(|(now, most)| now.pinned_kib() > most.pinned_kib()) {
@@ -325,7 +320,6 @@ fn flood<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 mod tests {
     use super::filling;
 
-    /// For every window that a case can fill, there is a command of its length.
     #[test]
     fn a_command_fills_any_window() {
         let around = [1_000, 10_000, 100_000, 1_000_000, 1 << 10, 1 << 16, 1 << 20, 16 << 20];

@@ -1,10 +1,8 @@
 //! The suite for any implementation. It judges only what a peer can see, on the wire and in RESP.
 //!
-//! A case ([`case::Case`]) has an id, requirements and an expectation, and works on a
-//! [`context::Context`]: a [`Peer`](crate::tester::Peer), correct but for the case's point, and
-//! the target, a server that the peer connects to or a client that connects to the peer. Most
-//! bodies serve both roles. They differ in how the target is made to send bytes
-//! ([`session::Session`]).
+//! A case ([`case::Case`]) works on a [`context::Context`]: a [`Peer`](crate::tester::Peer),
+//! correct but for the case's point, and the target. Most bodies serve both roles; how the target
+//! is made to send bytes differs ([`session::Session`]).
 //!
 //! Around every case [`run`] checks the rules that apply to all of them, a bystander that was
 //! connected before, and whether the target is still there.

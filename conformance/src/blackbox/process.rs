@@ -15,10 +15,8 @@ use crate::resources::ProcessResources;
 
 /// The exit status of a client that cannot do what a case needs, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
-/// The most bytes kept of a process's output.
 const LAST_LINES: usize = 300;
 
-/// A process, ended when this is dropped.
 struct Process {
     child: Child,
     ended: Option<ExitStatus>,
@@ -29,13 +27,12 @@ struct Process {
 }
 
 impl Process {
-    /// Runs a shell command in which `{host}` and `{port}` stand for an address.
+    /// Runs a command in which `{host}` and `{port}` stand for an address.
     fn start(command: &str, address: SocketAddr, case: &str) -> Result<Self, String> {
         let command = command
             .replace("{host}", &address.ip().to_string())
             .replace("{port}", &address.port().to_string());
         let told = |error| format!("`{command}` does not start: {error}");
-        // One pipe for both, so that the output stays in order.
         let (printed, out) = std::io::pipe().map_err(told)?;
         let error = out.try_clone().map_err(told)?;
         let child = Command::new("sh")
@@ -71,7 +68,6 @@ impl Process {
         self.ended
     }
 
-    /// Describes how it ended, with its last lines.
     fn told(&self, status: ExitStatus) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child process may hold the pipe open forever.
@@ -82,14 +78,12 @@ impl Process {
         if lines.is_empty() { status.to_string() } else { format!("{status}: {lines}") }
     }
 
-    /// Returns the last lines of its output so far.
     fn last_lines(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&lines).trim().to_string()
     }
 }
 
-/// Keeps the end of the output.
 fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {
     let mut chunk = [0; 4096];
     while let Ok(read @ 1..) = output.read(&mut chunk) {
@@ -214,7 +208,7 @@ impl TargetServer for RunningServer {
 pub struct ExecServer {
     command: String,
     ip: IpAddr,
-    /// The next port: a port that was just in use may not be free yet.
+    /// A port that was just in use may not be free yet.
     port: Cell<u16>,
     process: RefCell<Process>,
 }
@@ -262,8 +256,8 @@ impl TargetServer for ExecServer {
 
     fn processor_time(&self) -> Option<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
-        // The name, in brackets, may contain anything. After it, state is the third field, utime
-        // and stime the 14th and 15th, in ticks, of which Linux always counts 100 a second.
+        // Behind the name, which may contain anything, state is the third field, utime and stime
+        // the 14th and 15th, in ticks, of which Linux always counts 100 a second.
         let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
         let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
         let ticks = ticks(14)?.checked_add(ticks(15)?)?;

@@ -1,4 +1,4 @@
-//! Answers a client under test in RESP, from a store of its own.
+//! Answers a client under test in RESP, from a store.
 
 use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
@@ -16,7 +16,7 @@ const MADE_UP: &str = "conformance:bytes:";
 pub struct Responder {
     store: Store,
     unparsed: Vec<u8>,
-    /// Commands answered.
+    /// The number of answered commands.
     pub answered: u64,
     /// Whether the client has said that it is idle now.
     pub idle: bool,

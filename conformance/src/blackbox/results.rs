@@ -16,13 +16,11 @@ use suite::{Cause, Tag, Verdict};
 pub const FORMAT: u32 = 2;
 
 /// A run of the suite against one target.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
-    /// The version of this format.
     pub format: u32,
-    /// The target.
     pub target: Target,
-    /// The suite.
     pub suite: Suite,
     /// The command line, after the program's name.
     pub arguments: Vec<String>,
@@ -30,10 +28,8 @@ pub struct Run {
     pub begun: u64,
     /// Its duration in seconds.
     pub took: f64,
-    /// The machine of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<Environment>,
-    /// The results of the cases.
     pub results: Vec<CaseResult>,
     /// Cases that are counted here, and not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,8 +73,8 @@ pub struct Withheld {
     /// The cases that passed, if any did harm: a list of them would reveal the others. Otherwise
     /// those that may do harm.
     pub passed: Count,
-    /// The cases that were not run because the target was gone (the first of these follows the case
-    /// that ended it), and undecided cases that may do harm.
+    /// Undecided cases that may do harm, and those not run because the target was gone: the first
+    /// of them follows the case that ended it.
     #[serde(default)]
     pub untried: Count,
     /// The reason for which the harm was expected, if all of it was.
@@ -87,16 +83,14 @@ pub struct Withheld {
 }
 
 /// A number of cases of each profile.
+#[allow(missing_docs)] // the profiles
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
-    /// Cases of the wire contract.
     pub wire: usize,
-    /// Cases of the hardening profile.
     pub hardened: usize,
 }
 
 impl Count {
-    /// Counts results.
     fn of<'a>(results: impl Iterator<Item = &'a CaseResult>) -> Self {
         results.fold(Self::default(), |count, result| match result.profile {
             Profile::Wire => Self { wire: count.wire + 1, ..count },
@@ -119,11 +113,10 @@ impl Count {
 }
 
 /// How many cases of a profile passed, among the decided ones.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Score {
-    /// The profile.
     pub profile: Profile,
-    /// Cases that passed.
     pub passed: usize,
     /// Cases that passed or failed.
     pub decided: usize,
@@ -158,31 +151,23 @@ pub struct Suite {
 }
 
 /// The result of one case.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseResult {
-    /// The case.
     pub id: String,
-    /// The behaviour shown to the target.
     pub intent: String,
-    /// The required reaction of the target.
     pub expectation: String,
-    /// The case's requirements.
     pub requirements: Vec<String>,
     /// The level of the first of them.
     pub level: Level,
     /// The purpose of the first of them.
     pub profile: Profile,
-    /// Its tags.
     pub tags: Vec<String>,
-    /// The verdict.
     pub verdict: Verdict,
-    /// How the connection ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teardown: Option<Teardown>,
-    /// The cause of a verdict other than a pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// The observation behind the verdict.
     pub reason: String,
     /// An observation on the wire that may explain the failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -210,8 +195,7 @@ impl Run {
         self.results.iter().filter(|result| result.verdict == verdict).count() + withheld
     }
 
-    /// Returns the number of cases that brought the target down or harmed others, and are not
-    /// listed.
+    /// Returns the number of unlisted cases that brought the target down or harmed others.
     pub fn withheld(&self) -> usize {
         self.withheld.as_ref().map_or(0, |withheld| withheld.harmed.total())
     }
@@ -228,20 +212,15 @@ impl Run {
         })
     }
 
-    /// Returns the words about withheld cases that nothing excuses. The run has failed then,
-    /// whatever is listed.
+    /// Returns the words about withheld cases that nothing excuses: the run has failed then.
     pub fn unexcused(&self) -> Option<String> {
-        let unexcused = self
-            .withheld
-            .as_ref()
-            .is_some_and(|withheld| withheld.harmed.total() > 0 && withheld.expected.is_none());
-        unexcused
-            .then(|| format!("{} cases withheld: they bring the target down or harm others", self.withheld()))
+        let excused = |withheld: &Withheld| withheld.harmed.total() == 0 || withheld.expected.is_some();
+        self.withheld.as_ref().filter(|withheld| !excused(withheld))?;
+        Some(format!("{} cases withheld: they bring the target down or harm others", self.withheld()))
     }
 
     /// Removes everything that could reveal which cases brought the target down or harmed others.
-    /// Cases that may do so are not listed for any target, even if they passed. So a missing case
-    /// reveals nothing.
+    /// Cases that may do so are never listed, even if they passed: a missing one reveals nothing.
     pub fn withhold(&mut self) {
         let is_harmed = self.results.iter().any(CaseResult::is_harm);
         let passed = |result: &CaseResult| {
@@ -271,7 +250,7 @@ impl Run {
         self.arguments = without(&self.arguments, &["--select", "--skip"]);
     }
 
-    /// Returns its counts in one line, without those that are zero.
+    /// Returns its counts in one line.
     pub fn summary(&self) -> String {
         let counts: Vec<String> = Verdict::ALL
             .into_iter()
@@ -288,8 +267,7 @@ impl Run {
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
     }
 
-    /// Returns the score of each profile among the decided cases, the wire contract first. Includes
-    /// withheld cases.
+    /// Returns the score of each profile, the wire contract first. Includes withheld cases.
     pub fn scores(&self) -> [Score; 2] {
         let withheld = self.withheld.as_ref();
         Profile::ALL.map(|profile| {
@@ -366,7 +344,7 @@ impl Run {
     }
 }
 
-/// Returns a command line without these options, each of which has a value.
+/// Returns a command line without these options and their values.
 pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
     let mut left = Vec::new();
     let mut rest = arguments.iter();
@@ -382,12 +360,10 @@ pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
     left
 }
 
-/// The beginning of the reason of a case that was not run because the target was gone. The case
-/// that ended it follows.
+/// Begins the reason of a case not run because the target was gone; the case that ended it follows.
 pub(super) const GONE_SINCE: &str = "the target is gone since ";
 
-/// The beginning of the reason of a case that was not run because the first case failed. The cause
-/// follows.
+/// Begins the reason of a case not run because the first one failed; the cause follows.
 pub(super) const UNPROBED: &str = "conn.plain failed: ";
 
 /// The reason of a case that was not run because the run was interrupted.
@@ -411,7 +387,7 @@ impl CaseResult {
         hints::cause(hint.unwrap_or(&self.reason))
     }
 
-    /// Returns the last lines of the timeline: the events on the wire before the case was given up.
+    /// Returns the last events on the wire before the case was given up.
     pub fn last_on_the_wire(&self) -> Vec<String> {
         self.timeline.as_deref().map(|pages| timeline::last(pages, LAST_LINES)).unwrap_or_default()
     }
@@ -428,8 +404,7 @@ impl CaseResult {
     }
 
     /// Returns whether it is counted but not named when harm is withheld: harm, and other failures
-    /// of a case that may do harm. The cases that may are known, so a list of those that failed
-    /// harmlessly would reveal the others.
+    /// of a case that may do harm. A list of the harmless ones would reveal the others.
     pub fn is_kept_back(&self) -> bool {
         self.is_harm() || self.verdict == Verdict::Fail && self.may_harm()
     }
@@ -440,8 +415,7 @@ impl CaseResult {
             && [GONE_SINCE, UNPROBED].iter().any(|why| self.reason.starts_with(why))
     }
 
-    /// Returns why a failure does not count, if known: it was expected, or its requirement is not
-    /// binding.
+    /// Returns why a failure does not count: it was expected, or its requirement is not binding.
     pub fn excuse(&self) -> Option<String> {
         match &self.expected {
             Some(reason) => Some(format!("expected ({reason})")),
@@ -450,8 +424,7 @@ impl CaseResult {
         }
     }
 
-    /// Returns whether it makes the exit code that of a failure, and counts as one in reports for
-    /// programs.
+    /// Returns whether it counts as a failure in the exit code and in reports for programs.
     pub fn is_told_as_failure(&self, strict: bool) -> bool {
         self.is_scored_failure(strict) || self.verdict == Verdict::Broken
     }

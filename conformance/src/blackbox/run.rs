@@ -1,6 +1,5 @@
 //! Runs cases: the sanity case first and last, and after each case a check of the server and of a
-//! bystander. A sanity case that fails at first is a result like any other. Cases that were not
-//! selected by name are not run then.
+//! bystander. If the sanity case fails at first, only cases that were selected by name are run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -36,14 +35,12 @@ pub(super) const STARTING: Duration = Duration::from_secs(10);
 const DYING: Duration = Duration::from_millis(500);
 
 /// The settings of a run.
+#[allow(missing_docs)] // the others are plain
 pub struct Plan<'a> {
-    /// How long the target may take for anything that must happen.
     pub patience: Duration,
-    /// Whether the target may be harmed.
     pub harm: Harm,
     /// The command that repeats one case, without the case.
     pub again: &'a str,
-    /// The command line, for the results.
     pub arguments: &'a [String],
     /// Whether the cases were selected by name. They run even if the sanity case failed.
     pub selected: bool,
@@ -54,6 +51,20 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
+    /// Returns a plan by which the target may be harmed, and nothing is recorded.
+    #[must_use]
+    pub const fn harmful(patience: Duration) -> Self {
+        Self {
+            patience,
+            harm: Harm::Allowed,
+            again: "",
+            arguments: &[],
+            selected: false,
+            recorder: None,
+            interrupted: None,
+        }
+    }
+
     fn is_interrupted(&self) -> bool {
         self.interrupted.is_some_and(|interrupted| interrupted.load(Ordering::Relaxed))
     }
@@ -122,7 +133,6 @@ pub fn run<'a, B: Descriptors>(
     }
 }
 
-/// Returns the result of a case that was not run before an interruption.
 fn interrupted<'a, B: Descriptors>(suite: &Runner<'a, B>, case: &Case<'a, B>) -> CaseResult {
     CaseResult { reason: INTERRUPTED.into(), ..suite.blank(case) }
 }
@@ -135,8 +145,7 @@ pub struct Runner<'a, B: Descriptors> {
     requirements: Requirements,
     /// The case since which the target is gone.
     gone: Option<String>,
-    /// Whether a new connection shows health. It does not for a target that failed the sanity case
-    /// at first.
+    /// Whether a new connection shows health. Not if the sanity case failed at first.
     is_sane: bool,
 }
 
@@ -150,8 +159,7 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
     result.cause = Some(cause);
 }
 
-/// Returns why a neighbour or a new connection is not served, unless it is the reason already
-/// given.
+/// Returns why a neighbour or a new connection is not served, unless it is known already.
 fn why(known: &str, reason: &str) -> String {
     match hints::cause(known) == hints::cause(reason) {
         true => " either".into(),
@@ -275,19 +283,16 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         result
     }
 
-    /// Returns the hint for a case that was tried and did not pass.
     fn hint(&self, recording: &Recording, result: &CaseResult, held: bool) -> Option<String> {
         let is_wanted = result.verdict.is_tried() && !result.verdict.is_pass();
         let role = self.context(SANITY).role();
         is_wanted.then(|| hints::of(recording, role, &result.reason, held)).flatten()
     }
 
-    /// Takes the recording since the last call.
     fn record(&self) -> Option<Recording> {
         self.plan.recorder.map(Recorder::take)
     }
 
-    /// Checks that the server under test is still there and serves others.
     fn look_around(
         &mut self,
         case: &Case<'a, B>,
@@ -309,8 +314,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // The bystander's reply shows that the server serves. No new connection is needed after a
-        // case that passed and is not disruptive.
+        // After a harmless case that passed, the bystander's reply suffices.
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
@@ -353,7 +357,6 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    /// Returns the result of a case that has not been run.
     fn blank(&self, case: &Case<'a, B>) -> CaseResult {
         CaseResult {
             id: case.id.into(),
@@ -376,7 +379,6 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 }
 
-/// A connection to the server under test from before the case.
 struct Bystander<B: Descriptors> {
     peer: Option<Peer<B>>,
 }
@@ -432,7 +434,6 @@ impl<B: Descriptors> Bystander<B> {
 impl<B: Descriptors> Drop for Bystander<B> {
     fn drop(&mut self) {
         if let Some(peer) = &self.peer {
-            // It may have been disconnected.
             let _left = peer.disconnect();
         }
     }

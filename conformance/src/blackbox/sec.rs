@@ -23,7 +23,9 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         both "sec.write-before", "a WRITE that begins before the target's window"
             => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], before;
         both "sec.read", "a READ of the target's window" => "The target's device refuses it.",
-            ["VR-SEC-009", "VR-SEC-001"], read;
+            ["VR-SEC-009", "VR-SEC-001"], |context| {
+                refuses(context, |session, window| Ok(session.peer.read(at(window, 0), 64)?))
+            };
         both "sec.wrong-key", "a WRITE with another key" => "The target's device refuses it.",
             ["VR-SEC-011", "VR-SEC-002"], wrong_key;
         server "sec.foreign-key", "a WRITE to the window of another connection" => "The server's device refuses it.",
@@ -39,15 +41,14 @@ const fn at(window: Window, offset: i64) -> RemoteAddress {
     RemoteAddress { address: window.address.wrapping_add_signed(offset), rkey: window.rkey }
 }
 
-/// Checks that the target's device refused the request, whose parameters are all known now.
+/// Checks that the target's device refused the request.
 fn is_refused<B: Descriptors>(context: &Context<'_, B>, session: &mut Session<'_, B>) -> Judged {
     loop {
         let Some(incoming) = session.peer.receive_within(Duration::ZERO)? else {
             return Err(Stop::unmet("the device let it pass"));
         };
         match incoming {
-            // The two statuses of a remotely refused request: for the memory, and for the
-            // operation.
+            // For the memory, and for the operation.
             Incoming::Failed(
                 status @ (CompletionStatus::REM_ACCESS_ERR | CompletionStatus::REM_INV_REQ_ERR),
             ) => {
@@ -110,10 +111,6 @@ fn before<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     refuses(context, |session, window| Ok(session.peer.write(at(window, -4), b"too soon")?))
 }
 
-fn read<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    refuses(context, |session, window| Ok(session.peer.read(at(window, 0), 64)?))
-}
-
 fn wrong_key<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     refuses(context, |session, window| {
         let to = RemoteAddress { rkey: window.rkey ^ 0x55, ..at(window, 0) };
@@ -139,7 +136,7 @@ fn stale_key<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn neighbour<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut other = context.open()?;
     for body in [outside, immediate_outside, before, wrong_key] {
-        // Other cases check whether it was refused. Here it must have been tried.
+        // Other cases check whether it was refused; here it must have been tried.
         if let Err(stop) = body(context)
             && stop.cause != Cause::Requirement
         {

@@ -7,8 +7,7 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use crate::requirements::{Level, Profile, Requirements, Role};
 
-/// The selection of `--quick`: cases of each area that take a second or two and harm nothing,
-/// fifteen for either role.
+/// The selection of `--quick`: fifteen cases a role, of all areas, that are quick and harmless.
 const QUICK: [&str; 18] = [
     "conn.plain",
     "ctrl.between-payload",

@@ -31,8 +31,7 @@ pub trait TargetServer {
         String::new()
     }
 
-    /// Keeps it from serving connections that it accepts from now on, until the guard is dropped.
-    /// `None` if it cannot be held.
+    /// Keeps it from serving connections that it accepts until the guard is dropped, if it can.
     fn hold(&self) -> Option<MutexGuard<'_, ()>> {
         None
     }

@@ -24,11 +24,14 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         server "xfer.kept", "values stored on one connection and read on another" => "They are the same.",
             ["VR-XFER-001"], kept;
         both "xfer.many-writes", "plain WRITEs, then one immediate for all, carried by the last of them"
-            => "The stream is the same as with one immediate each.", ["VR-XFER-004", "VR-XFER-006"], many_writes;
+            => "The stream is the same as with one immediate each.", ["VR-XFER-004", "VR-XFER-006"],
+            |context| written(context, |_| Vec::new(), true);
         both "xfer.empty-write", "plain WRITEs, then one immediate for all, carried by a WRITE of no bytes"
-            => "The stream is the same as with one immediate each.", ["VR-XFER-006", "VR-XFER-004"], empty_write;
+            => "The stream is the same as with one immediate each.", ["VR-XFER-006", "VR-XFER-004"],
+            |context| written(context, |length| vec![length as u32], false);
         both "xfer.in-arrears", "all is written, and immediates tell of it bit by bit"
-            => "The stream is the same as with one immediate for all.", ["VR-XFER-006", "VR-XFER-008"], in_arrears;
+            => "The stream is the same as with one immediate for all.", ["VR-XFER-006", "VR-XFER-008"],
+            |context| written(context, |length| vec![1, 2, length as u32 - 3], false);
         server "xfer.not-before-told", "a whole command is written, and the immediate tells of half"
             => "The server does not act on what it was not told of.", ["VR-XFER-008", "VR-XFER-002"], not_before_told;
         server "xfer.never-told", "a command that is written, never told of, and followed by the disconnect"
@@ -66,7 +69,6 @@ fn around_the_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let window = session.usable_window()?.length as usize;
     for whole in [window - 1, window, window + 1, 2 * window] {
-        // The length of the command around that many bytes.
         let around = question(&vec![b'x'; whole]).send.len() - whole;
         session.exchange_of(whole - around)?;
     }
@@ -74,11 +76,8 @@ fn around_the_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn kept<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    let entries: Vec<Entry> = [1, 100, 5000, 65_536, 100_000]
-        .into_iter()
-        .zip(0..)
-        .map(|(value_len, number)| Entry { number, value_len })
-        .collect();
+    let lengths = [1, 100, 5000, 65_536, 100_000].into_iter().zip(0..);
+    let entries: Vec<_> = lengths.map(|(value_len, number)| Entry { number, value_len }).collect();
     let mut writer = context.open()?;
     for entry in &entries {
         writer.peer.send_bytes(&command(&[b"SET", entry.key().as_bytes(), &entry.value()]))?;
@@ -100,7 +99,7 @@ fn kept<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(reader.leave(), || format!("{} values", entries.len()))
 }
 
-/// Writes bytes in pieces without notifying them, then notifies them in `parts`.
+/// Writes bytes in pieces without notifying them, then notifies them as `tell` says.
 fn written<B: Descriptors>(context: &Context<'_, B>, tell: fn(usize) -> Vec<u32>, with_last: bool) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(1000)?;
@@ -128,18 +127,6 @@ fn written<B: Descriptors>(context: &Context<'_, B>, tell: fn(usize) -> Vec<u32>
     }
     session.expect_reply(&exchange)?;
     told(session.unharmed(), || format!("{} writes", pieces.len()))
-}
-
-fn many_writes<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    written(context, |_| Vec::new(), true)
-}
-
-fn empty_write<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    written(context, |length| vec![length as u32], false)
-}
-
-fn in_arrears<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    written(context, |length| vec![1, 2, length as u32 - 3], false)
 }
 
 fn not_before_told<B: Descriptors>(context: &Context<'_, B>) -> Judged {
@@ -180,10 +167,8 @@ fn one_by_one<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(500)?;
     // At most as many at once as a target has receives for.
-    session.peer.send_bytes_in(
-        &exchange.send,
-        if exchange.send.len() < 1000 { 1 } else { exchange.send.len().div_ceil(900) },
-    )?;
+    let each = if exchange.send.len() < 1000 { 1 } else { exchange.send.len().div_ceil(900) };
+    session.peer.send_bytes_in(&exchange.send, each)?;
     session.expect_reply(&exchange)?;
     told(session.unharmed(), || format!("{} bytes", exchange.send.len()))
 }
@@ -221,8 +206,7 @@ fn pipeline<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let exchanges: Vec<_> =
         (0..5000).map(|number: u32| question(format!("{number:08}").as_bytes())).collect();
-    // In parts of 500, so that neither side has to buffer more than a window that the other does
-    // not take.
+    // In parts, so that neither side has to buffer more than a window that the other does not take.
     for exchanges in exchanges.chunks(500) {
         let send: Vec<u8> = exchanges.iter().flat_map(|exchange| exchange.send.clone()).collect();
         session.peer.send_bytes(&send)?;

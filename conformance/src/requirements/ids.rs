@@ -1,7 +1,6 @@
 //! Requirement ids in a text.
 
-/// Returns the requirement ids in a text, in order; `…-004 to 006` stands for all three. They begin
-/// with VR, or, in the snapshot protocol, with VS.
+/// Returns the requirement ids in a text, in order; `…-004 to 006` stands for all three.
 pub fn ids(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let starts = |prefix| move |(start, _)| (start, prefix);

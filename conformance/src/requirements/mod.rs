@@ -68,20 +68,16 @@ impl Profile {
 }
 
 /// One requirement.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirement {
     /// `VR-<AREA>-<NNN>`.
     pub id: String,
-    /// Its level.
     pub level: Level,
-    /// Its origin.
     pub origin: Origin,
-    /// Its purpose.
     pub profile: Profile,
-    /// Its source.
     pub source: String,
-    /// The requirement itself.
     pub text: String,
     /// Its reason, or a remark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -101,17 +97,14 @@ pub struct Requirement {
 }
 
 /// A difference between Valkey's page and deployed programs, about a requirement.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Difference {
-    /// The statement of the page.
     pub document: String,
-    /// The behaviour of the programs.
     pub code: String,
-    /// Cases that show it.
     #[serde(default)]
     pub cases: Vec<String>,
-    /// Its place in their source.
     pub source: String,
 }
 
@@ -126,7 +119,6 @@ impl Requirement {
     }
 }
 
-/// Displays an enum's values by their names in the file.
 macro_rules! display_as_in_the_file {
     ($($name:ident)*) => { $(
         impl fmt::Display for $name {
@@ -146,12 +138,11 @@ pub struct Requirements {
     format: u32,
     #[serde(rename = "requirement")]
     all: Vec<Requirement>,
-    /// Vectors in the file itself. Other files have their vectors in files of their own.
+    /// Vectors in the file itself. Others have files of their own.
     #[serde(default, rename = "vector")]
     vectors: Vec<Vector>,
 }
 
-/// A vector beside its requirements.
 #[derive(Clone, Debug, Deserialize)]
 struct Vector {
     name: String,
@@ -227,8 +218,7 @@ impl Requirements {
         first.map_or(Level::May, |requirement| requirement.level)
     }
 
-    /// Returns the profile of a case with these requirements: that of the first, and
-    /// [`Profile::Wire`] without any.
+    /// Returns a case's profile: that of its first requirement; [`Profile::Wire`] without any.
     pub fn profile(&self, ids: &[&str]) -> Profile {
         let first = ids.first().and_then(|id| self.get(id));
         first.map_or(Profile::Wire, |requirement| requirement.profile)

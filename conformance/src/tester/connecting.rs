@@ -165,7 +165,6 @@ impl<B: Descriptors> Listener<B> {
     }
 }
 
-/// Waits for at most `patience` for an event from which `wanted` takes something.
 fn find_event<B: Descriptors, T>(
     events: &B::EventChannel,
     patience: Duration,

@@ -1,9 +1,8 @@
-//! The suite's peer: correct unless told otherwise, so that each case deviates in exactly one
-//! thing.
+//! The suite's peer: correct unless told otherwise, so that each case deviates in one thing.
 //!
-//! It uses the backend seam directly, because the libraries above it would not let it misbehave. It
-//! is correct in [`Peer::handshake`], [`Peer::send_bytes`] and [`Peer::receive_bytes`]. Everything
-//! else sends what it is told. Every wait has a deadline.
+//! It uses the backend seam directly, to be able to misbehave. [`Peer::handshake`],
+//! [`Peer::send_bytes`] and [`Peer::receive_bytes`] are correct. Everything else sends what it is
+//! told. Every wait has a deadline.
 
 mod connecting;
 mod deadline;
@@ -30,9 +29,8 @@ pub use deadline::{Deadline, wrong};
 use said::Said;
 pub use seen::{Breach, Seen};
 
-/// The first words about a wait in vain, a request that finds no receive, a request that the
-/// target's device refuses, and a connection that the target ended. [`crate::blackbox::hints`]
-/// examines these further.
+/// The first words about a wait in vain, a request without a receive, a refused request, and a
+/// connection that the target ended: [`crate::blackbox::hints`] examines these further.
 pub(crate) const SILENCE: &str = "nothing came within ";
 pub(crate) const UNACKNOWLEDGED: &str = "no acknowledgement within ";
 pub(crate) const REFUSED_REQUEST: &str = "the suite's request failed: ";
@@ -54,7 +52,7 @@ pub struct Shape {
     pub posted: u32,
     /// Bytes of memory for windows.
     pub window: u32,
-    /// The parameters that it offers when it connects.
+    /// What it offers when it connects.
     pub params: ConnectParams,
     /// The private data that it sends with them.
     pub private_data: &'static [u8],
@@ -106,8 +104,7 @@ impl Shape {
         Self { posted, ..self }
     }
 
-    /// Makes the target's device give up at once when it finds no receive, as for a client of a
-    /// Valkey server.
+    /// Makes the target's device give up at once without a receive, as for a client of Valkey's.
     #[must_use]
     pub const fn without_rnr_retries(self) -> Self {
         Self { params: ConnectParams { rnr_retry_count: 0, ..self.params }, ..self }
@@ -146,12 +143,11 @@ pub struct Peer<B: Descriptors> {
     waits_since: Option<Instant>,
     /// Whether a filled window is registered again.
     pub drains: bool,
-    /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
-    /// Offsets beyond that memory are places in the memory of [`Peer::lands`].
+    /// Parts (offset, length) of its memory to register in turn, each once the one before is full.
+    /// Offsets beyond that memory are in that of [`Peer::lands`].
     pub plan: Vec<(u32, u32)>,
     landing: Option<B::Region>,
     turn: usize,
-    /// Bytes taken out of the current part.
     taken: u32,
     received: Vec<u8>,
     theirs: Option<Window>,
@@ -161,22 +157,16 @@ pub struct Peer<B: Descriptors> {
     pub serves: bool,
     /// Whether it holds back the answers until [`Peer::answer_now`].
     pub answers_late: bool,
-    /// Unanswered questions of the target.
     owed: Vec<u16>,
-    /// Unanswered questions for features to the target.
     asked: u32,
-    /// Whether its memory for windows was filled.
     painted: bool,
-    /// The expected contents of its memory for windows, if the target writes the notified bytes and
-    /// nothing else.
+    /// The expected contents of its memory for windows.
     mirror: Option<Vec<u8>>,
-    /// Whether it has given the peer a window.
     registered: bool,
     offered: Option<Offer>,
     /// The RESP that it has sent; `None` if it forwards another program's bytes.
     said: Option<Said>,
-    /// Whether the end of the connection was reported, and whether a request failed or could no
-    /// longer be posted.
+    /// Whether the end was reported, and whether a request failed or could not be posted.
     left: bool,
     failed: bool,
     /// The record of the target's actions so far.
@@ -198,7 +188,7 @@ impl<B: Descriptors> Peer<B> {
     pub fn burst(&mut self, messages: &[Message]) -> Result<(), Failure> {
         let bytes: Vec<_> = messages.iter().map(Message::encode).collect();
         let requests: Vec<_> = bytes.iter().map(|bytes| (SendOp::Send, &bytes[..])).collect();
-        // At most half of the send queue at a time, so that the next chunk has room.
+        // At most half of the send queue, so that the next chunk has room.
         requests.chunks(self.shape.sends as usize / 2).try_for_each(|chunk| self.post(chunk))
     }
 
@@ -279,8 +269,7 @@ impl<B: Descriptors> Peer<B> {
         self.left
     }
 
-    /// Returns whether the connection is unusable: its end was reported, or a request of the suite
-    /// failed.
+    /// Returns whether the end was reported, or a request of the suite failed.
     pub const fn is_lost(&self) -> bool {
         self.left || self.failed
     }
@@ -296,8 +285,7 @@ impl<B: Descriptors> Peer<B> {
         self.offered.as_ref()
     }
 
-    /// Records the offer in the target's request, which the event of the connection does not
-    /// repeat.
+    /// Records the offer in the target's request, which the later event does not repeat.
     pub(crate) fn was_offered(&mut self, offer: Offer) {
         self.offered = Some(offer);
     }
@@ -360,8 +348,7 @@ impl<B: Descriptors> Peer<B> {
         self.mirror = Some(vec![PAINT; self.window().len()]);
     }
 
-    /// Returns the first byte of its memory for windows that the notifications since
-    /// [`Peer::mirror`] do not explain.
+    /// Returns the first byte that the notifications since [`Peer::mirror`] do not explain.
     pub fn strayed(&self) -> Option<usize> {
         let mirror = self.mirror.as_ref()?;
         let mut bytes = vec![0; mirror.len()];
@@ -391,8 +378,8 @@ impl<B: Descriptors> Peer<B> {
         })
     }
 
-    /// Waits for the next input, within its shape's patience. Keepalives do not prolong that: a
-    /// call after one waits for the rest of the time.
+    /// Waits for the next input, within its shape's patience. A call after a keepalive waits for
+    /// the rest of the time.
     pub fn receive_in_time(&mut self) -> Result<Option<Incoming>, Failure> {
         let since = *self.waits_since.get_or_insert_with(Instant::now);
         let left = self.shape.patience.saturating_sub(since.elapsed());
@@ -441,7 +428,6 @@ impl<B: Descriptors> Peer<B> {
     }
 
     fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
-        // The next wait begins later.
         self.waits_since = None;
         for (op, bytes) in requests {
             let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
@@ -469,7 +455,6 @@ impl<B: Descriptors> Peer<B> {
         })
     }
 
-    /// Takes input, waiting for it if needed. Returns false at the deadline.
     fn step(&mut self, deadline: Deadline) -> Result<bool, Failure> {
         loop {
             self.session.arm().map_err(wrong("arming the completion queue"))?;
@@ -482,7 +467,6 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Takes input in the order of arrival. Returns whether there was any.
     fn collect(&mut self) -> Result<bool, Failure> {
         let mut any = false;
         while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {
@@ -500,8 +484,7 @@ impl<B: Descriptors> Peer<B> {
                 Came::Failed(status) => Some(Incoming::Failed(status)),
                 Came::Gone(why) => {
                     if why == "disconnected" {
-                        // Every peer does this. It ends pending requests. Refused if this side
-                        // disconnected first.
+                        // As every peer does, to end pending requests. Refused if we did first.
                         let _ended = self.session.disconnect();
                     }
                     Some(Incoming::Gone(why))

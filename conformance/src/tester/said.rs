@@ -1,28 +1,22 @@
-//! A strict check of the RESP that the suite sends, so that no target is blamed for the suite's
-//! mistake.
+//! A strict check of the RESP that the suite sends: no target is blamed for the suite's mistake.
 //!
-//! It examines each byte once, when it is sent, and keeps at most a line. An incomplete command is
-//! valid: a case may disconnect in the middle of one.
+//! It examines each byte once, and keeps at most a line. An incomplete command is valid: a case may
+//! disconnect in the middle of one.
 
-/// The direction of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     /// From a client: arrays of strings, and inline commands.
     Commands,
-    /// From a server.
     Replies,
 }
 
-/// The longest line.
 const LONGEST_LINE: usize = 64 << 10;
 /// The longest string, and the longest array: those of Valkey.
 const LONGEST: u64 = 512 << 20;
 
-/// The bytes so far.
 #[derive(Debug)]
 pub(super) struct Said {
     dialect: Dialect,
-    /// The incomplete line.
     line: Vec<u8>,
     /// Missing bytes of a string, including its end of two bytes.
     string: u64,
@@ -117,12 +111,11 @@ impl Said {
     }
 }
 
-/// Reads the length of a string or of an array.
 fn length(text: &str) -> Option<u64> {
     number(text).filter(|length| *length <= LONGEST)
 }
 
-/// Reads a number in its required form: digits, without a needless leading zero.
+/// Reads a number in its required form, without a needless leading zero.
 fn number(text: &str) -> Option<u64> {
     let value: u64 = text.parse().ok()?;
     (value <= i64::MAX as u64 && value.to_string() == text).then_some(value)

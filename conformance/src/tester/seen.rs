@@ -1,15 +1,13 @@
-//! A record of a target's messages, from the suite's point of view, and of broken rules. Kept in
-//! every case, whatever its point.
+//! A record of a target's messages and broken rules, kept in every case.
 
 use rdma_proto::wire::{Message, Opcode, Window};
 use suite::hex;
 
 /// A rule that the target broke.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breach {
-    /// The requirement.
     pub requirement: &'static str,
-    /// A description of the event.
     pub what: String,
 }
 
@@ -42,11 +40,8 @@ impl Seen {
     pub(super) fn message(&mut self, bytes: &[u8]) {
         let Ok(message) = Message::decode(bytes) else {
             let requirement = if bytes.len() == 32 { "VR-CTRL-004" } else { "VR-CTRL-002" };
-            self.breach(
-                requirement,
-                format!("it sent a message of {} bytes: {}", bytes.len(), hex::start(bytes)),
-            );
-            return;
+            let what = format!("it sent a message of {} bytes: {}", bytes.len(), hex::start(bytes));
+            return self.breach(requirement, what);
         };
         let opcode = message.opcode();
         if let Some(count) = self.messages.get_mut(usize::from(opcode.0)) {
@@ -73,17 +68,14 @@ impl Seen {
         }
         let Some(before) = before else { return };
         if used < before.length {
-            let what = format!(
-                "it registered a window when only {used} of the {} bytes before were used",
-                before.length
-            );
+            let before = before.length;
+            let what =
+                format!("it registered a window when only {used} of the {before} bytes before were used");
             self.breach("VR-MEM-004", what);
         }
         if length != before.length {
-            self.breach(
-                "VR-MEM-008",
-                format!("its window of {} bytes became one of {length}", before.length),
-            );
+            let what = format!("its window of {} bytes became one of {length}", before.length);
+            self.breach("VR-MEM-008", what);
         }
     }
 

@@ -9,7 +9,7 @@ use suite::hex;
 use super::{ENDED, Incoming, Peer, REFUSED_REQUEST};
 use crate::client::Failure;
 
-/// Bytes written at once. The rest must wait for room.
+/// Bytes written at once.
 const LONGEST: usize = 64 << 10;
 
 impl<B: Descriptors> Peer<B> {
@@ -47,7 +47,6 @@ impl<B: Descriptors> Peer<B> {
         self.plan[self.turn % self.plan.len()]
     }
 
-    /// Returns the region of the current part, and where the part begins in it.
     fn place(&self) -> (&B::Region, u32) {
         let (offset, _) = self.part();
         match (&self.landing, offset.checked_sub(self.shape.window)) {
@@ -86,8 +85,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Returns the place of the next byte and the number of bytes that fit; waits for a new window
-    /// if none does.
+    /// Returns the place of the next byte and how many fit, once there is room.
     pub fn room(&mut self) -> Result<(RemoteAddress, u32), Failure> {
         loop {
             let Window { address, length, rkey } = self.await_window()?;
@@ -117,8 +115,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(self.received.drain(..len).collect())
     }
 
-    /// Waits for the next message other than a keepalive and a registration, which may come at any
-    /// time. Handles everything before it correctly.
+    /// Waits for the next message but keepalives and registrations, which may come any time.
     pub fn receive_message(&mut self) -> Result<Message, Failure> {
         loop {
             match self.receive()? {

@@ -89,16 +89,8 @@ impl<S> Case<S> {
         run: impl Fn(&S, &ProgressBar) -> Result<String, F> + Send + Sync + 'static,
     ) -> Self {
         let run = move |on: &S, progress: &ProgressBar| run(on, progress).map(pass).map_err(Into::into);
-        Self {
-            id,
-            role: None,
-            intent,
-            expectation: "",
-            requirements,
-            source: "",
-            tags: &[],
-            run: Box::new(run),
-        }
+        let run = Box::new(run);
+        Self { id, role: None, intent, expectation: "", requirements, source: "", tags: &[], run }
     }
 
     /// Sets the source.

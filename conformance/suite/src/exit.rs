@@ -24,28 +24,15 @@ pub fn worse(one: u8, other: u8) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn codes_are_distinct() {
-        let mut all = [
-            DONE,
-            FAILED,
-            UNDECIDED,
-            BROKEN,
-            LOST,
-            NOTHING,
-            USAGE,
-            NO_ENVIRONMENT,
-            INTERNAL,
-            INTERRUPTED,
-            UNREAD,
-        ]
-        .to_vec();
-        let count = all.len();
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), count);
+        let others = [USAGE, NO_ENVIRONMENT, INTERNAL, INTERRUPTED, UNREAD];
+        let all: BTreeSet<_> = RANKS.iter().chain(&others).collect();
+        assert_eq!(all.len(), RANKS.len() + others.len());
     }
 
     #[test]

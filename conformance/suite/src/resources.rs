@@ -56,8 +56,7 @@ impl fmt::Display for ProcessResources {
     }
 }
 
-/// Waits until this process has held no less for 200 ms: a peer in it closes its side a little
-/// later.
+/// Waits until this process has held no less for 200 ms: a peer in it closes a little later.
 pub fn settle() {
     let mut last = ProcessResources::now();
     loop {
@@ -70,8 +69,7 @@ pub fn settle() {
     }
 }
 
-/// Waits, for at most 5 s, until this process holds no more than `before`. Returns what it holds
-/// then.
+/// Waits, for at most 5 s, until this process holds no more than `before`; returns what it holds.
 pub fn await_no_more_than(before: ProcessResources) -> ProcessResources {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

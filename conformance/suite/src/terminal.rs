@@ -1,5 +1,4 @@
-//! Runs suites on a terminal, with a bar while a case runs, and a table at the end; wraps lines to
-//! its width.
+//! Runs suites on a terminal, with a bar and a table; wraps lines to its width.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -52,14 +51,12 @@ pub fn fold_lines(text: &str, hanging: usize, columns: usize) -> String {
     text.lines().map(|line| fold(line, hanging, columns)).collect::<Vec<_>>().join("\n")
 }
 
-/// Prints a text, each line wrapped to the columns of the output. Further lines are indented by
-/// `hanging`.
+/// Prints a text, wrapped to the output. Further lines are indented by `hanging`.
 pub fn tell(text: &str, hanging: usize) {
     println!("{}", fold_lines(text, hanging, columns()));
 }
 
-/// Prints an error, each line wrapped to the columns of errors. Further lines are indented by
-/// `hanging`.
+/// Prints an error, wrapped to the output of errors. Further lines are indented by `hanging`.
 pub fn complain(text: &str, hanging: usize) {
     eprintln!("{}", fold_lines(text, hanging, error_columns()));
 }
@@ -84,8 +81,7 @@ pub fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> Exit
     run_judged(title, cases, setting, select, |_| {})
 }
 
-/// Runs cases and reports. `judge` may change reports before that, if failures are expected.
-/// Returns the worst result.
+/// Runs cases, lets `judge` change the reports, prints them, and returns the worst result.
 pub fn run_judged<S>(
     title: &str,
     cases: &[Case<S>],
@@ -118,8 +114,7 @@ fn is_untried(report: &Report) -> bool {
     report.is_failure() && !report.verdict().is_tried()
 }
 
-/// Returns the exit code of a run: the worst of its cases. A case that was not run counts only if
-/// no case was run.
+/// Returns the exit code of a run. A case that was not run counts only if none was.
 fn code(reports: &[Report]) -> u8 {
     if reports.iter().all(is_untried) {
         return NOTHING;

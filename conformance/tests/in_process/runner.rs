@@ -13,7 +13,6 @@ use conformance::blackbox::process::{ExecClients, RunningServer};
 use conformance::blackbox::report::{self, Format};
 use conformance::blackbox::results::{CaseResult, FORMAT, Run, Suite, Target};
 use conformance::blackbox::run::{Plan, Runner};
-use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Exit, Running, TargetClients, TargetServer};
 use conformance::client::{Failure, RespClient};
 use conformance::requirements::Role;
@@ -27,17 +26,10 @@ use suite::{Cause, Verdict};
 const THEIRS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
 const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 66)), 6379);
 
+const PATIENCE: Duration = Duration::from_secs(2);
+
 fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> CaseResult {
-    let patience = Duration::from_secs(2);
-    let plan = Plan {
-        patience,
-        harm: Harm::Allowed,
-        again: "",
-        arguments: &[],
-        selected: false,
-        recorder: None,
-        interrupted: None,
-    };
+    let plan = Plan::harmful(PATIENCE);
     let cases = blackbox::cases();
     let case = cases.iter().find(|one| one.role == Some(role) && one.id == case).unwrap();
     Runner::new(backend, side, &plan).only(case)
@@ -47,7 +39,7 @@ fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> 
 struct Ending {
     own: BuiltInClients<SoftSim>,
     exit: Option<Exit>,
-    /// How many times a request for its end is in vain.
+    /// How many requests for its end are in vain.
     late: u32,
     is_seen: bool,
 }
@@ -93,8 +85,7 @@ impl Running for Process {
     }
 }
 
-/// A client that hangs as a process: the report has the last lines it printed, and the last events
-/// on the wire.
+/// The report on a client that hangs has its last lines, and the last events on the wire.
 #[test]
 fn a_hang_is_told_with_what_came_before_it() {
     let fabric = Fabric::new();
@@ -105,15 +96,7 @@ fn a_hang_is_told_with_what_came_before_it() {
     let silent =
         ExecClients { command: "sh -c 'echo waiting; echo for a server >&2; sleep 60'".into(), first: 0 };
     let staying = Ending::new(fabric.host(&[THEIRS.ip()]), None);
-    let plan = Plan {
-        patience: Duration::from_secs(2),
-        harm: Harm::Allowed,
-        again: "",
-        arguments: &[],
-        selected: false,
-        recorder: Some(&recorder),
-        interrupted: None,
-    };
+    let plan = Plan { recorder: Some(&recorder), ..Plan::harmful(PATIENCE) };
     let cases = blackbox::cases();
     let case = cases.iter().find(|one| one.role == Some(Role::Client) && one.id == "close.clean").unwrap();
 
@@ -126,12 +109,7 @@ fn a_hang_is_told_with_what_came_before_it() {
     assert!(result.reason.ends_with("the last that it printed: still here"), "{}", result.reason);
     let run = Run {
         format: FORMAT,
-        target: Target {
-            name: String::new(),
-            role: Role::Client,
-            how: String::new(),
-            backend: String::new(),
-        },
+        target: no_target(Role::Client),
         suite: Suite { version: String::new(), requirements: 0 },
         environment: None,
         arguments: Vec::new(),
@@ -147,8 +125,7 @@ fn a_hang_is_told_with_what_came_before_it() {
     }
 }
 
-/// A client that is correct on the wire, but whose process stays or ends wrongly, passes no case
-/// that includes its end.
+/// A client that is correct on the wire, but ends wrongly, passes no case that includes its end.
 #[test]
 fn a_client_has_to_end() {
     for (exit, cause) in [
@@ -164,17 +141,16 @@ fn a_client_has_to_end() {
             let clients = Ending::new(fabric.host(&[THEIRS.ip()]), exit.clone());
             let result = judge(&backend, Side::Client(&listener, &clients), Role::Client, case);
             let wanted = if cause.is_some() { Verdict::Fail } else { Verdict::Pass };
-            assert_eq!(
-                (result.verdict, result.cause),
-                (wanted, cause),
-                "{case}, {exit:?}: {}",
-                result.reason
-            );
+            let found = (result.verdict, result.cause);
+            assert_eq!(found, (wanted, cause), "{case}, {exit:?}: {}", result.reason);
         }
     }
 }
 
-/// Judges a client with such an end.
+fn no_target(role: Role) -> Target {
+    Target { name: String::new(), role, how: String::new(), backend: String::new() }
+}
+
 fn judge_ending(change: impl FnOnce(&mut Ending), case: &str) -> CaseResult {
     let fabric = Fabric::new();
     let backend = fabric.host(&[OURS.ip()]);
@@ -271,8 +247,7 @@ impl Running for Thread {
     }
 }
 
-/// Ten commands are enough if each takes long. A client that then sends no more has done nothing
-/// wrong.
+/// Ten commands are enough if each takes long. A client may then send no more.
 #[test]
 fn a_client_may_pause_when_it_has_shown_enough() {
     let fabric = Fabric::new();
@@ -291,13 +266,8 @@ fn a_server_that_only_keeps_alive_is_given_up() {
     let backend = fabric.host(&[OURS.ip()]);
     let mut options = small(Options::default());
     options.protocol.keepalive = Some(rdma_conn::Keepalive::NONE.every(Some(Duration::from_millis(300))));
-    let listener = rdma_conn::Listener::bind_with(
-        &fabric.host(&[THEIRS.ip()]),
-        THEIRS,
-        options,
-        rdma_conn::Limits::default(),
-    )
-    .unwrap();
+    let (backend_of_theirs, limits) = (fabric.host(&[THEIRS.ip()]), rdma_conn::Limits::default());
+    let listener = rdma_conn::Listener::bind_with(&backend_of_theirs, THEIRS, options, limits).unwrap();
     let server = RunningServer { address: THEIRS };
     std::thread::spawn(move || {
         let mut held = Vec::new();
@@ -353,8 +323,7 @@ fn memory_pinned_in_between_is_seen() {
     assert!(result.reason.contains("4194304 KiB pinned"), "{}", result.reason);
 }
 
-/// An interrupted run has the results so far, without the current case, whose target may have been
-/// ended, too.
+/// An interrupted run has the results so far, without the case whose target may have been ended.
 #[test]
 fn an_interrupted_run_tells_what_there_is() {
     let fabric = Fabric::new();
@@ -362,22 +331,14 @@ fn an_interrupted_run_tells_what_there_is() {
     let server =
         BuiltInServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::default())).unwrap();
     let interrupted = AtomicBool::new(false);
-    let plan = Plan {
-        patience: Duration::from_secs(30),
-        harm: Harm::Allowed,
-        again: "",
-        arguments: &[],
-        selected: true,
-        recorder: None,
-        interrupted: Some(&interrupted),
-    };
+    let plan = Plan::harmful(Duration::from_secs(30));
+    let plan = Plan { selected: true, interrupted: Some(&interrupted), ..plan };
     let mut cases = blackbox::cases();
     cases.retain(|case| {
         case.role == Some(Role::Server)
             && ["conn.plain", "ctrl.first-message", "feat.asked"].contains(&case.id)
     });
-    let target =
-        Target { name: String::new(), role: Role::Server, how: String::new(), backend: String::new() };
+    let target = no_target(Role::Server);
     let run = blackbox::run::run(&cases, &backend, Side::Server(&server), &plan, target, |case, result| {
         // In the middle of the second.
         if case == "ctrl.first-message" && result.is_none() {
@@ -388,9 +349,7 @@ fn an_interrupted_run_tells_what_there_is() {
         run.results.iter().map(|result| (&*result.id, result.verdict, &*result.reason)).collect();
     let untried = (Verdict::Skipped, "the run was interrupted");
     assert_eq!(told[0].1, Verdict::Pass, "{told:?}");
-    assert_eq!(
-        told[1..],
-        [("ctrl.first-message", untried.0, untried.1), ("feat.asked", untried.0, untried.1)]
-    );
+    let skipped = |id| (id, untried.0, untried.1);
+    assert_eq!(told[1..], ["ctrl.first-message", "feat.asked"].map(skipped));
     assert!(run.is_interrupted());
 }

@@ -1,5 +1,4 @@
-//! The suite's raw peer handles input in the order of arrival, whichever way it falls between two
-//! polls.
+//! The suite's raw peer handles input in the order of arrival, however it falls between two polls.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -35,13 +34,11 @@ impl<F: Fn(BorrowedFd<'_>) + Send + Sync + 'static> Interceptor<SoftSim> for Bef
     }
 }
 
-/// The last bytes and the disconnect both arrive after the queue was found empty and before the
-/// poll for an event.
+/// The last bytes and the disconnect arrive between a poll of the queue and one for an event.
 #[test]
 fn last_bytes_come_before_the_end() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    // The peer that disconnects, once it exists.
     let leaving: Arc<Mutex<Option<Peer<SoftSim>>>> = Arc::default();
     let what = {
         let leaving = Arc::clone(&leaving);

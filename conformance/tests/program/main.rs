@@ -1,5 +1,4 @@
-//! The program `valkey-rdma-conformance` from its users' point of view, and the files that come
-//! with it.
+//! The program `valkey-rdma-conformance` and its files from its users' point of view.
 
 mod exit_codes;
 mod newcomers;

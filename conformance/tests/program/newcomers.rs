@@ -1,5 +1,4 @@
-//! The program's output for a user without a device or an implementation, and its notes for later
-//! runs.
+//! The program's output for a user without a device or an implementation.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -29,8 +28,7 @@ fn file(name: &str) -> PathBuf {
 const MISTAKE: [&str; 4] = ["run", "server", "--demo-mistake", "registers-early"];
 const CASE: [&str; 2] = ["--select", "mem.not-before-full"];
 
-/// Commands, the wire below each, and a verdict on a faulty server. Lines fit a terminal. The
-/// recording can be shown.
+/// Commands, the wire below each, and a verdict on a faulty server, in lines that fit a terminal.
 #[test]
 fn a_demo_without_a_device() {
     let recording = file("demo.jsonl");
@@ -58,8 +56,7 @@ fn a_demo_without_a_device() {
     assert_eq!(said.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
 }
 
-/// Piped output fits 120 columns, except commands, which people copy, and longer words: a later
-/// reader has no terminal to ask.
+/// Piped output fits 120 columns, except commands and long words: its reader may have no terminal.
 #[test]
 fn what_is_piped_is_not_wide() {
     let recording = file("wide.jsonl");
@@ -135,15 +132,13 @@ fn results_say_where_they_are_from() {
     let out = file("environment");
     exits(&["run", "server", "--select", "conn.plain", "--out", out.to_str().unwrap()], exit::DONE);
     let environment = Run::read(&out.join("results.json")).unwrap().environment.unwrap();
-    assert!(
-        environment.processors > 0 && environment.kernel.contains(std::env::consts::ARCH),
-        "{environment:?}"
-    );
+    let kernel = environment.kernel.contains(std::env::consts::ARCH);
+    assert!(environment.processors > 0 && kernel, "{environment:?}");
     assert!(environment.libraries.is_empty(), "softsim needs none: {environment:?}");
 }
 
-/// Our own two sides serve peers that do anything the specification allows. Such peers notice a
-/// mistake that needs more than a plain exchange, and a finding names its seed.
+/// Our two sides serve peers that do anything allowed. Such peers notice mistakes that need more
+/// than a plain exchange, and a finding names its seed.
 #[test]
 fn random_legal_peers() {
     for role in ["server", "client"] {
@@ -183,7 +178,6 @@ fn replay_of_random_legal_peers() {
     assert_eq!(told.matches("FIXED           random.seed-").count(), failed, "{told}");
 }
 
-/// Returns the commands that the help lists.
 fn commands() -> Vec<String> {
     let help = exits(&["--help"], exit::DONE);
     let lines = help.lines().take_while(|line| *line != "Options:");
@@ -246,9 +240,8 @@ fn manual_pages() {
     exits(&["man", folder.join("valkey-rdma-conformance.1").to_str().unwrap()], exit::FAILED);
 }
 
-/// A target that fails the probe has a result like any other: with its reason, its wire and a
-/// command that repeats it, in every file. The rest is skipped on one line, unless it was selected
-/// by name.
+/// A target that fails the probe has a result like any other, in every file. The rest is skipped on
+/// one line, unless it was selected by name.
 #[test]
 fn the_probe_is_a_result_as_any_other() {
     let probe = ["run", "server", "--demo-mistake", "little-endian-fields", "--patience", "1"];
@@ -269,15 +262,13 @@ fn the_probe_is_a_result_as_any_other() {
 
     let told = exits(&[&probe[..], &["--select", "ctrl.first-message"]].concat(), exit::FAILED);
     // Both have one cause, which is reported once, and named.
-    assert!(
-        told.contains("fail conn.plain [") && told.contains("alike in 1 more: ctrl.first-message"),
-        "{told}"
-    );
+    let (first, alike) = ("fail conn.plain [", "alike in 1 more: ctrl.first-message");
+    assert!(told.contains(first) && told.contains(alike), "{told}");
     assert!(told.contains("with its bytes swapped: fields are big-endian"), "{told}");
     assert!(!told.contains("a new connection is not served"), "{told}");
 }
 
-/// A failed vector is told in the protocol's own words, not in Rust's.
+/// A failed vector is told in JSON, not in Rust's words.
 #[test]
 fn failed_vectors_are_told_as_json() {
     let program = env!("CARGO_BIN_EXE_valkey-rdma-conformance");

@@ -1,12 +1,10 @@
-//! The part of JSON Schema that the schemas in `spec/vectors/schema` use. Unknown keywords are
-//! rejected.
+//! The part of JSON Schema that the schemas in `spec/vectors/schema` use; rejects unknown keywords.
 
 use std::collections::HashMap;
 
 use regex::Regex;
 use serde_json::Value;
 
-/// A schema.
 pub(crate) struct Schema {
     rules: Value,
     /// Its patterns, which take long to compile.
@@ -38,8 +36,7 @@ impl Schema {
         self.judge(schema, value, "", None)
     }
 
-    /// Returns whether `value` matches `schema`. If no reasons are requested, the first violation
-    /// suffices.
+    /// Returns whether `value` matches `schema`. Stops at the first violation without `reasons`.
     fn judge(
         &self,
         schema: &Value,

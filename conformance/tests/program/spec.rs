@@ -111,8 +111,7 @@ fn every_schema_has_an_id() {
     }
 }
 
-/// Each rule of the text gives its level in place. Between the id of a requirement and the id
-/// before it is its MUST, SHOULD or MAY, and no other.
+/// Between the id of a requirement and the id before it, the text has its level, and no other.
 #[test]
 fn the_text_says_each_level() {
     let text = read(&workspace().unwrap().join("spec/protocol.md"));
@@ -138,10 +137,8 @@ fn the_text_says_each_level() {
         }
         let mut rest = line;
         while let Some((before, after)) = rest.split_once("VR-") {
-            let id = format!(
-                "VR-{}",
-                after.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').next().unwrap()
-            );
+            let end = |c: char| !c.is_ascii_alphanumeric() && c != '-';
+            let id = format!("VR-{}", after.split(end).next().unwrap());
             segment.push_str(before);
             let levels: std::collections::BTreeSet<&str> = segment
                 .split(|c: char| !c.is_ascii_alphabetic())
@@ -160,15 +157,11 @@ fn the_text_says_each_level() {
         segment.push(' ');
     }
     assert_none(&problems);
-    let unsaid: Vec<String> = Requirements::built_in()
-        .iter()
-        .filter(|one| !said.contains(&one.id))
-        .map(|one| one.id.clone())
-        .collect();
-    assert_none(&unsaid);
+    let requirements = Requirements::built_in();
+    let unsaid = requirements.iter().map(|one| one.id.clone()).filter(|id| !said.contains(id));
+    assert_none(&unsaid.collect::<Vec<_>>());
 }
 
-/// A sentence of the text names one requirement at most, so that it can be read once.
 #[test]
 fn a_sentence_has_one_id() {
     let text = read(&workspace().unwrap().join("spec/protocol.md"));
@@ -180,12 +173,8 @@ fn a_sentence_has_one_id() {
         is_code ^= fence;
         let item = line.starts_with("- ") || line.starts_with(|c: char| c.is_ascii_digit());
         if line.is_empty() || item || fence {
-            problems.extend(
-                paragraph
-                    .split(". ")
-                    .filter(|sentence| sentence.matches("VR-").count() > 1)
-                    .map(|sentence| format!("more than one id: {sentence}")),
-            );
+            let sentences = paragraph.split(". ").filter(|sentence| sentence.matches("VR-").count() > 1);
+            problems.extend(sentences.map(|sentence| format!("more than one id: {sentence}")));
             paragraph.clear();
         }
         if !is_code && !fence && !line.starts_with('|') {
@@ -196,8 +185,7 @@ fn a_sentence_has_one_id() {
     assert_none(&problems);
 }
 
-/// The page allows a server to answer before it sees the event. What it sends then counts as sent
-/// at the event.
+/// A server may answer before it sees the event. What it sends then counts as sent at the event.
 #[test]
 fn an_answer_may_come_early() {
     if !have("python3", "--version") {
@@ -248,7 +236,7 @@ fn our_implementation() {
 }
 
 /// Returns whether the program exists and prints its version.
-fn have(program: &str, version: &str) -> bool {
+pub(crate) fn have(program: &str, version: &str) -> bool {
     let there = Command::new(program).arg(version).output().is_ok_and(|output| output.status.success());
     if !there {
         println!("skipped: there is no {program} here");
@@ -286,7 +274,6 @@ fn the_python_consumer() {
     assert_passed(&check::run(&files(), &mut shim(format!("python3 '{}'", consumer.display())), "").unwrap());
 }
 
-/// The generator writes the checked-in traces.
 #[test]
 fn the_drawn_traces_are_up_to_date() {
     if !have("python3", "--version") {
@@ -294,14 +281,11 @@ fn the_drawn_traces_are_up_to_date() {
     }
     let drawn = Command::new("python3").arg(vectors().join("generate.py")).output().unwrap();
     let there = read(&vectors().join("trace/generated.json"));
-    assert!(
-        drawn.stdout == there.as_bytes(),
-        "run python3 spec/vectors/generate.py > spec/vectors/trace/generated.json"
-    );
+    let command = "python3 spec/vectors/generate.py > spec/vectors/trace/generated.json";
+    assert!(drawn.stdout == there.as_bytes(), "run {command}");
 }
 
-/// Possible mistakes of an implementer: the text to replace in the Python consumer, the
-/// replacement, and a vector that must notice.
+/// Mistakes: text of the Python consumer, its replacement, and a vector that notices.
 const MISTAKES: [(&str, &str, &str); 23] = [
     (
         r#"struct.Struct(">H14xQII")"#,
@@ -421,7 +405,7 @@ fn a_should_fails_nothing() {
     }
 }
 
-/// Returns the JSON files of a folder of the vectors, by name without extension, with their text.
+/// Returns the JSON files of a folder by name without extension, with their text.
 fn texts(folder: &Path) -> Vec<(String, String)> {
     let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -437,8 +421,7 @@ const FOLDERS: [(&str, &[(&str, &str)]); 3] = [
     ("trace", valkey_rdma_vectors::TRACES),
 ];
 
-/// The crate holds each file of the folder, unchanged; so does this program, which takes them from
-/// the crate.
+/// The crate holds each file of the folder, and so does this program, which takes them from there.
 #[test]
 fn every_vector_is_in_the_crate() {
     for (folder, packed) in FOLDERS {

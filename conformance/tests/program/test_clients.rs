@@ -1,15 +1,14 @@
-//! The test clients of docs/adopt behave as the suite requires, and report by their status. They
-//! speak TCP, so this needs no RDMA.
+//! The test clients of docs/adopt behave as the suite requires. They speak TCP: no RDMA is needed.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::spec::have;
 use conformance::blackbox::responder::Responder;
 use conformance::requirements::workspace;
 
-/// The server's mistake.
 #[derive(Clone, Copy, PartialEq)]
 enum Conduct {
     Right,
@@ -26,7 +25,6 @@ fn meet(client: &mut Command, how: Conduct) -> (Option<i32>, String) {
     let serving = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let (mut responder, mut chunk) = (Responder::default(), vec![0; 1 << 16]);
-        // The client may disconnect early if it receives something wrong.
         while let Ok(read @ 1..) = stream.read(&mut chunk) {
             let mut replies = responder.answer(&chunk[..read]).unwrap();
             let is_long = replies.len() > 50_000 && replies.len() < 100_000;
@@ -60,17 +58,9 @@ fn source(name: &str) -> PathBuf {
     workspace().unwrap().join("docs/adopt").join(name)
 }
 
-fn is_missing(program: &str) -> bool {
-    let missing = Command::new(program).arg("--version").output().is_err();
-    if missing {
-        println!("skipped: there is no {program} here");
-    }
-    missing
-}
-
 #[test]
 fn in_python() {
-    if is_missing("python3") {
+    if !have("python3", "--version") {
         return;
     }
     is_a_test_client(|| {
@@ -82,7 +72,7 @@ fn in_python() {
 
 #[test]
 fn in_c() {
-    if is_missing("cc") {
+    if !have("cc", "--version") {
         return;
     }
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("test-client");

@@ -12,7 +12,6 @@ use intercept::trace::{Limits, Recorded, Recorder, Recording, packets, timeline}
 use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
 use rdma_softsim::Fabric;
 
-/// Length of the windows.
 const WINDOW: u32 = 4096;
 
 fn small(mut options: Options) -> Options {
@@ -21,7 +20,6 @@ fn small(mut options: Options) -> Options {
     options
 }
 
-/// Runs an echo of `len` bytes between these two backends.
 fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketAddr, len: usize) {
     let listener =
         Listener::bind_with(server, address, small(Options::default()), rdma_conn::Limits::default())
@@ -51,12 +49,10 @@ fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketA
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
-/// Records both ends, or only the client.
 fn record(both: bool, limits: Limits, len: usize) -> Recording {
     let fabric = Fabric::new();
     let recorder = Recorder::new(limits);
-    let server = Recorder::new(if both { limits } else { Limits::NOTHING });
-    let server = if both { recorder.clone() } else { server };
+    let server = if both { recorder.clone() } else { Recorder::new(Limits::NOTHING) };
     let server = Recorded::new(fabric.host(&[SERVER.into()]), &server);
     let client = Recorded::new(fabric.host(&[CLIENT.into()]), &recorder);
     echo(&server, &client, (SERVER, 6379).into(), len);
@@ -69,12 +65,12 @@ fn both_ends_recorded_are_one_page_of_two_lanes() {
     println!("{page}");
     assert_eq!(page.matches("connection ").count(), 1);
     let lines = |what: &str| page.lines().filter(|line| line.contains(what)).count();
-    // Each window once at first and once more when it was full, posted by one end and received by
-    // the other.
+    // Each window at first and when it was full, posted by one end and received by the other.
     assert_eq!(lines("post RegisterXferMemory 4096 bytes"), 4);
     assert_eq!(lines("took RegisterXferMemory 4096 bytes"), 4);
-    assert!(
-        lines("WRITE 4096 bytes at 0 of 4096, full, imm 4096") == 2,
+    assert_eq!(
+        lines("WRITE 4096 bytes at 0 of 4096, full, imm 4096"),
+        2,
         "a window is filled to its last byte"
     );
     assert_eq!(lines("at 0 of 4096, imm 1904"), 2);
@@ -89,8 +85,7 @@ fn both_ends_recorded_are_one_page_of_two_lanes() {
     assert_eq!(lane_of(accept, "call: accept"), Some(lane), "what the server does is to the right");
 }
 
-/// A terminal that is too narrow for two lanes shows both sides below each other; a wide one shows
-/// the page unchanged.
+/// A narrow terminal shows both sides below each other; a wide one shows the page unchanged.
 #[test]
 fn a_narrow_terminal_has_one_lane() {
     let page = timeline::render(&record(true, Limits::default(), 6000));
@@ -113,10 +108,8 @@ fn a_peer_that_is_not_recorded_is_told_by_what_arrives() {
     println!("{page}");
     assert!(page.contains("server not recorded"));
     assert!(page.contains("RegisterXferMemory 4096 bytes at 0x"));
-    assert!(
-        page.contains("at 0 of 4096, full, imm 4096, as it arrived"),
-        "its bytes are found in our window"
-    );
+    let found = page.contains("at 0 of 4096, full, imm 4096, as it arrived");
+    assert!(found, "its bytes are found in our window");
     // The bytes themselves: those of the echo are the same at the client and the server.
     let lines: Vec<u8> = recording
         .entries
@@ -143,8 +136,7 @@ fn a_recording_reads_as_it_was_written() {
     assert!(wrong("{\"valkey-rdma-recording\":1}\n{}").starts_with("line 2: missing field"));
 }
 
-/// A request that never left is no packet. An answer of the peer's device that a completion reports
-/// is one.
+/// A request that never left is no packet. A device's answer that a completion reports is one.
 #[test]
 fn packets_are_what_was_sent_and_answered() {
     let recording = Recording::read(
@@ -170,8 +162,7 @@ fn packets_are_what_was_sent_and_answered() {
     assert_eq!(told, [&read[..], &[send, refused_by_the_peer, sent]].concat());
 }
 
-/// A completion after a gap, or a refusal, belongs to a request in the gap, not to an earlier one
-/// with its id.
+/// A completion or a refusal after a gap belongs to a request in the gap, whatever its id.
 #[test]
 fn packets_before_missing_entries_were_sent() {
     let recording = Recording::read(
@@ -197,13 +188,8 @@ fn recordings_can_be_taken_one_after_the_other() {
     let recorder = Recorder::new(Limits::default());
     let server = Recorded::new(fabric.host(&[SERVER.into()]), &recorder);
     let client = fabric.host(&[CLIENT.into()]);
-    let listener = Listener::bind_with(
-        &server,
-        SocketAddr::from((SERVER, 6379)),
-        small(Options::default()),
-        rdma_conn::Limits::default(),
-    )
-    .unwrap();
+    let (address, limits) = (SocketAddr::from((SERVER, 6379)), rdma_conn::Limits::default());
+    let listener = Listener::bind_with(&server, address, small(Options::default()), limits).unwrap();
     let address = listener.local_addr().unwrap();
     let how = Connect::default().options(small(Options::default()));
     let dial = std::thread::spawn(move || Stream::connect_with(&client, address, &how).unwrap());
@@ -211,10 +197,8 @@ fn recordings_can_be_taken_one_after_the_other() {
     stream.flush().unwrap();
     let mut peer = dial.join().unwrap();
     let first = timeline::render(&recorder.take());
-    assert!(
-        first.starts_with("connection 1: client not recorded; server 192.0.2.1:6379 (queue pair"),
-        "{first}"
-    );
+    let title = "connection 1: client not recorded; server 192.0.2.1:6379 (queue pair";
+    assert!(first.starts_with(title), "{first}");
     stream.write_all(b"more").unwrap();
     peer.read_exact(&mut [0; 4]).unwrap();
     let second = timeline::render(&recorder.take());
@@ -233,7 +217,7 @@ fn a_full_recorder_keeps_both_ends_and_says_what_is_missing() {
     assert_eq!(record(true, Limits::NOTHING, 10).entries, []);
 }
 
-/// After the gap nothing is known of windows and written bytes, so there are no remarks.
+/// After the gap nothing is known of windows and written bytes.
 #[test]
 fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
     for both in [true, false] {
@@ -242,7 +226,6 @@ fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
             assert!(page.contains("entries are missing") && !page.contains(" ["), "{page}");
         }
     }
-    // A missing plain WRITE is part of what the next immediate counts.
     let recording = Recording::read(
         &br#"{"valkey-rdma-recording":1}
 {"at":0,"end":1,"what":"created"}
@@ -265,8 +248,7 @@ fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
 /// Frames carry the CRC that a receiver checks, computed as in a capture of real ones.
 #[test]
 fn the_invariant_crc_is_that_of_real_packets() {
-    // A header of 24 bytes, then frames, each after 16 bytes, of which the third four are its
-    // length (pcap-savefile(5)).
+    // A header of 24 bytes, then frames, each after 16 bytes with its length (pcap-savefile(5)).
     let capture = std::fs::read(capture()).unwrap();
     let (mut rest, mut count) = (&capture[24..], 0);
     while let Some((header, behind)) = rest.split_at_checked(16) {
@@ -283,16 +265,12 @@ fn capture() -> PathBuf {
     workspace().unwrap().join("spec/wireshark/valkey-9.1.2.pcap")
 }
 
-/// Returns tshark's description of a file, a line for each packet, with the dissector; `None` if
-/// there is no tshark.
+/// Returns tshark's lines about a file's packets, with the dissector, if there is tshark.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     let dissector = workspace().unwrap().join("spec/wireshark/valkey-rdma.lua");
-    let output = Command::new("tshark")
-        .arg("-r")
-        .arg(file)
-        .args(["-X", &format!("lua_script:{}", dissector.display())])
-        .args(arguments)
-        .output();
+    let script = format!("lua_script:{}", dissector.display());
+    let mut command = Command::new("tshark");
+    let output = command.arg("-r").arg(file).args(["-X", &script]).args(arguments).output();
     let Ok(output) = output else {
         println!("skipped: there is no tshark here");
         return None;
@@ -321,7 +299,6 @@ fn the_dissector_names_what_is_in_a_real_capture() {
     assert_eq!(clean.as_deref(), Some(""));
 }
 
-/// A recording as packets: Wireshark reads them like real ones.
 #[test]
 fn packets_of_a_recording_open_in_wireshark() {
     for (both, name) in [(true, "both"), (false, "client")] {

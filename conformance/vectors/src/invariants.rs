@@ -1,5 +1,4 @@
-//! Rules for writes, immediates and registrations that hold in every trace, whatever its steps
-//! expect.
+//! Rules that hold in every trace, whatever its steps expect.
 
 use std::collections::VecDeque;
 
@@ -11,8 +10,7 @@ use suite::Role;
 /// The words about a message whose reserved bytes are not zero.
 pub(super) const RESERVED: &str = "reserved bytes are zero (VR-CTRL-005)";
 
-/// The state of a trace from the peer's point of view: windows, notifications and work requests.
-/// Every output is checked against it.
+/// The state of a trace from the peer's point of view. Every output is checked against it.
 pub(super) struct Invariants<'a> {
     role: Role,
     settings: &'a Settings,
@@ -136,8 +134,7 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Records an output of the implementation. `None` if it counts only together with the next
-    /// one.
+    /// Records an output of the implementation. `None` if it counts only together with the next.
     pub(super) fn output(&mut self, reply: &Reply) -> Result<Option<Output>, String> {
         if self.ended {
             return Err(format!("{} after its disconnect (VR-CLOSE-006)", shown(reply)));
@@ -168,21 +165,19 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Returns whether a connection in `state` lacks the disconnect that ends it. Answering the
-    /// peer's disconnect is only a should (VR-CLOSE-005).
+    /// Returns whether a connection in `state` lacks its disconnect. Answering the peer's is only a
+    /// should (VR-CLOSE-005).
     pub(super) fn owes_disconnect(&self, state: Phase) -> bool {
         let over = state == Phase::Failed || (state == Phase::Closed && !self.left);
         self.established && !self.ended && over
     }
 
-    /// Returns whether requests posted now may count for the step in which the connection is
-    /// established.
+    /// Returns whether requests posted now count for the step in which the connection is established.
     pub(super) const fn is_early(&self) -> bool {
         !self.established
     }
 
-    /// A server can send from the acceptance on, and may answer and send Keepalive before it sees
-    /// the event.
+    /// A server may answer and send Keepalive from the acceptance on, before it sees the event.
     fn may_be_early(&self, Bytes(bytes): &Bytes) -> bool {
         let message = Message::decode(bytes);
         self.role == Role::Server
@@ -326,7 +321,7 @@ impl<'a> Invariants<'a> {
 }
 
 /// The notifications that the peer has proven to have handled (VR-FLOW-008). An answer counts for
-/// its question, too, whose receive the peer posts again right after it.
+/// its question, too: the peer posts that receive again right after it.
 #[derive(Default)]
 struct Handled {
     /// Whether the trace is about that.

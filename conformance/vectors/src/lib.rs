@@ -1,6 +1,5 @@
-//! Test vectors for control messages and for the behaviour of connections. The data is in
-//! `spec/vectors`. It is checked against any implementation that speaks the [`protocol`], ours
-//! included.
+//! Test vectors for control messages and for connections, from `spec/vectors`. They are checked
+//! against any implementation that speaks the [`protocol`], ours included.
 
 pub mod check;
 pub mod data;

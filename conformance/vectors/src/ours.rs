@@ -208,7 +208,6 @@ const fn blame(error: &Error) -> Blame {
     }
 }
 
-/// The statuses that traces name.
 pub(super) fn status_of(name: &str) -> Result<CompletionStatus, String> {
     [
         CompletionStatus::LOC_LEN_ERR,

@@ -1,6 +1,5 @@
-//! One flat JSON object a line: strings, numbers and booleans only. To each request an
-//! implementation answers with a line for each work request, and then with exactly one line that
-//! ends the answer. `spec/vectors/README.md` describes it for implementers.
+//! One flat JSON object a line. An implementation answers each request with a line for each work
+//! request, and then exactly one line that ends the answer. See `spec/vectors/README.md`.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,8 +23,7 @@ pub enum Request {
         #[serde(flatten)]
         fields: Fields,
     },
-    /// Starts a new connection and drops the previous one, if any. Answer: [`Reply::Ok`] or
-    /// [`Reply::Skip`].
+    /// Starts a connection, and drops the last. Answer: [`Reply::Ok`] or [`Reply::Skip`].
     Start {
         trace: String,
         role: Role,
@@ -120,7 +118,7 @@ pub fn line<T: Serialize>(value: &T) -> Result<String, String> {
     serde_json::to_string(value).map_err(|error| error.to_string())
 }
 
-/// Returns a value as the files and the protocol have it, for the text of a failure.
+/// Returns a value in the text of the files, for a failure.
 pub fn shown<T: Serialize>(value: &T) -> String {
     line(value).unwrap_or_else(|error| error)
 }

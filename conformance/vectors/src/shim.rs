@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use super::protocol::{Implementation, Reply, Request, line, parse};
 
-/// A program that speaks the protocol on its standard input and output. Started at the first
-/// request, and again after it died.
+/// A program that speaks the protocol. Started at the first request, and again after it died.
 pub struct Shim {
     command: String,
     patience: Duration,
@@ -22,8 +21,7 @@ struct Process {
 }
 
 impl Shim {
-    /// Returns the program that `command` starts, by the shell. It may take `patience` for each
-    /// answer.
+    /// Returns the program that `command` starts, by the shell, with `patience` for each answer.
     pub const fn new(command: String, patience: Duration) -> Self {
         Self { command, patience, process: None }
     }
@@ -42,7 +40,7 @@ impl Implementation for Shim {
         let patience = self.patience;
         let answer = self.process()?.ask(&line(request)?, patience);
         if answer.is_err() {
-            // Its state is unknown now. The next question goes to a new process.
+            // Its state is unknown now.
             self.process = None;
         }
         answer

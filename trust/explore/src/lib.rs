@@ -1,15 +1,15 @@
 //! All schedules of two connection machines, explored completely.
 //!
-//! The machines are those of `rdma-proto`, unchanged. The world around them is small: windows of a
-//! few bytes, a send buffer of one to three, queues and receives for two or three. Deadlocks of
-//! flow control need no more. For each [`Scenario`], [`search`] takes every interleaving of two
-//! applications, two drivers and the devices between them. In each state it checks that no byte was
-//! lost, doubled, reordered or written outside the window, that no notification met a missing
-//! receive where that is fatal, and that no buffer was handed out twice. In each final state it
-//! checks that everything has arrived.
+//! The machines are those of `rdma-proto`. The world around them is small: windows of a few bytes,
+//! a send buffer of one to three, queues and receives for two or three. Deadlocks of flow control
+//! need no more. For each [`Scenario`], [`search`] takes every interleaving of two applications,
+//! two drivers and the devices between them. In each state it checks that no byte was lost,
+//! doubled, reordered or written outside the window, that no notification met a missing receive
+//! where that is fatal, and that no buffer was handed out twice; in each final state, that
+//! everything has arrived.
 //!
-//! A search that finds nothing proves little unless it finds known mistakes: each [`Defect`] is put
-//! into the driver, one at a time, and must be found.
+//! A search proves little unless it finds known mistakes: each [`Defect`], put into the driver,
+//! must be found.
 
 pub mod search;
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Every schedule of a model, breadth first.
 //!
-//! Delivery must not only stay *possible*, it must be *inevitable*. If every path ends, and ends
-//! only in goal states, then every schedule reaches a goal, however unfair it is. So the search
-//! keeps one layer of states at a time (equal states at one depth are one state), and checks of
-//! each that no invariant is broken, and that it has a successor or is a goal. It finds endless
-//! paths by their depth. To print a path it keeps one byte and one index per state.
+//! Delivery must be *inevitable*: if every path ends, and ends only in goal states, every schedule
+//! reaches a goal, however unfair it is. So the search keeps one layer of states at a time (equal
+//! states at one depth are one state), and checks that each breaks no invariant, and has a
+//! successor or is a goal. It finds endless paths by their depth. To print a path it keeps one byte
+//! and one index per state.
 //!
-//! That is why this is not stateright: its `eventually` is documented to miss violations on paths
-//! that join, and its table of all visited states would limit the size.
+//! This is not stateright, whose `eventually` is documented to miss violations on paths that join,
+//! and whose table of all visited states would limit the size.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -34,19 +34,16 @@ pub trait Model {
 }
 
 /// The statistics of a search.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// States.
     pub states: u64,
-    /// Steps between them.
     pub steps: u64,
-    /// Goal states.
     pub goals: u64,
     /// Steps on the longest path.
     pub depth: usize,
     /// The most states of one depth.
     pub widest: usize,
-    /// How long it took.
     pub took: Duration,
 }
 
@@ -78,13 +75,12 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, SearchEnd) {
     let (begun, hasher) = (Instant::now(), RandomState::new());
     let mut seen = Seen { states: 1, widest: 1, ..Seen::default() };
     let mut layer = vec![model.start()];
-    // For each layer: the state of the previous layer, and the step, that led to each state.
+    // Of each layer: the state of the previous layer, and the step, that led to each state.
     let mut origins: Vec<Vec<(u32, u8)>> = vec![vec![(0, 0)]];
     let end = loop {
         let (mut next, mut from) = (Vec::new(), Vec::new());
-        // Fingerprints of 64 bits instead of states: with a million states in a layer, two
-        // different states collide with a probability of 3 in 10^8, and other states collide in the
-        // next run.
+        // Fingerprints of 64 bits instead of states: of a million in a layer, two collide with a
+        // probability of 3 in 10^8, and others in the next run.
         let mut known = HashSet::new();
         let mut flaw = None;
         'layer: for (place, state) in layer.iter().enumerate() {
@@ -108,11 +104,8 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, SearchEnd) {
             }
             if ends {
                 if !model.is_goal(state) {
-                    flaw = Some((
-                        "deadlock: nothing can happen, and not everything has arrived".into(),
-                        place,
-                        None,
-                    ));
+                    let what = "deadlock: nothing can happen, and not everything has arrived";
+                    flaw = Some((what.into(), place, None));
                     break;
                 }
                 seen.goals += 1;

@@ -1,5 +1,4 @@
-//! Every schedule of two machines in small settings. `valkey-rdma-trust explore` has the large
-//! ones.
+//! Every schedule of two machines in small settings; `valkey-rdma-trust explore` has large ones.
 
 use super::{DEFECTS, SearchEnd, Violation, explore, line, small, with_defect};
 

@@ -1,14 +1,11 @@
-//! Two connection machines, and between them a channel that keeps the order of reliable
-//! connections.
+//! Two connection machines, and between them a channel that keeps the order of connections.
 //!
 //! A step is the smallest event on one side: its application writes or reads a byte, hands memory
 //! over for landing or takes it back; its machine is asked for one action; its device carries one
 //! request; one arrival is handled and its receive posted again; one completion is reported. Every
 //! order that a driver, a device and two applications can produce is an order of these steps. Bytes
-//! are read from the send buffer when they are carried, and compared again when the machine is told
-//! of their completion.
-//!
-//! There are no time-outs: time stands still.
+//! are read from the send buffer when they are carried, and compared again at the completion. Time
+//! stands still.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -22,25 +19,20 @@ use super::Defect;
 use super::search::Model;
 
 /// A setting, explored completely.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The name of the scenario.
     pub name: &'static str,
-    /// The client's settings.
     pub client: Config,
-    /// The server's settings.
     pub server: Config,
     /// Bytes that the client and the server write, at most 255.
     pub bytes: [u8; 2],
-    /// The length in bytes of the memory in which the server's windows may lie (VR-MEM-018). It is
-    /// handed over at most twice.
+    /// Bytes of memory for the server's windows (VR-MEM-018), handed over twice at most.
     pub lands: u32,
-    /// Whether the server allows no retries, as Valkey's does. Then a notification without a
-    /// receive is an error.
+    /// Whether the server allows no retries, as Valkey's does: each notification needs a receive.
     pub fatal: bool,
     /// The side that closes, once it has written and read everything.
     pub closes: Option<Role>,
-    /// The mistake of the driver, if any.
     pub defect: Option<Defect>,
 }
 
@@ -51,16 +43,13 @@ pub struct World {
     server: Side,
 }
 
-/// One machine with its memory, its device and its application.
 #[derive(Clone, Hash)]
 struct Side {
     machine: Machine,
     established: bool,
     closed: bool,
-    /// The send buffer.
     buffer: Vec<u8>,
-    /// The receive regions, and the application's memory. Zero is a byte that was read or never
-    /// written.
+    /// The receive regions and the application's memory. Zero: read, or not written.
     regions: [Vec<u8>; 3],
     /// How often that memory was handed over.
     landings: u8,
@@ -77,7 +66,6 @@ struct Side {
     carried: VecDeque<(Action, Vec<u8>)>,
     /// Signaled completions to report.
     completions: VecDeque<u64>,
-    /// Receives posted.
     receives: u16,
     arrivals: VecDeque<Arrival>,
     /// Its queue pair is in the error state, because it has disconnected.
@@ -125,8 +113,7 @@ const KINDS: [Kind; 11] = [
 
 const NOW: Instant = Instant::from_start(Duration::from_secs(1));
 
-/// Returns the address of the regions of a side, and of the application's memory. They do not
-/// overlap.
+/// Returns the address of a side's region, or of the application's memory.
 const fn region(number: u8) -> RegionAddress {
     RegionAddress { address: 0x1000 * (number as u64 + 1), rkey: number as u32 + 1 }
 }
@@ -136,7 +123,6 @@ fn decode(step: u8) -> (Role, Kind) {
     (role, KINDS[usize::from(step / 2)])
 }
 
-/// Returns an error if a check fails.
 fn must(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what()) }
 }
@@ -145,19 +131,10 @@ impl Model for Scenario {
     type State = World;
 
     fn start(&self) -> World {
+        let forgetful = self.defect == Some(Defect::ReceiveForgotten);
         World {
-            client: Side::new(
-                self.client,
-                self.server.peer_receives,
-                0,
-                self.defect == Some(Defect::ReceiveForgotten),
-            ),
-            server: Side::new(
-                self.server,
-                self.client.peer_receives,
-                self.lands,
-                self.defect == Some(Defect::ReceiveForgotten),
-            ),
+            client: Side::new(self.client, self.server.peer_receives, 0, forgetful),
+            server: Side::new(self.server, self.client.peer_receives, self.lands, forgetful),
         }
     }
 
@@ -352,9 +329,8 @@ impl Side {
         must(found == due, || format!("byte {due} reads as {found}"))?;
         if readable.region == Readable::LANDED {
             let place = u32::from(self.read.wrapping_sub(self.landed_from));
-            must(readable.offset == place, || {
-                format!("byte {due} landed at {}, not at {place}", readable.offset)
-            })?;
+            let offset = readable.offset;
+            must(offset == place, || format!("byte {due} landed at {offset}, not at {place}"))?;
         }
         self.read = due;
         self.machine.consume(1).map_err(|error| error.to_string())
@@ -364,7 +340,6 @@ impl Side {
         &self.regions[usize::from(Readable::LANDED)]
     }
 
-    /// Hands the application's memory over for the next bytes.
     fn take_memory(&mut self) -> Result<(), String> {
         let empty = self.memory().iter().all(|byte| *byte == 0);
         must(empty, || "memory is the application's again with bytes in it that it has not read".into())?;
@@ -410,7 +385,6 @@ impl Side {
         Ok(true)
     }
 
-    /// The device carries the oldest request.
     fn carry(&mut self, other: &mut Self, defect: Option<Defect>) -> Result<(), String> {
         let Some(action) = self.queue.pop_front() else { return Ok(()) };
         if notifies(&action) {
@@ -424,7 +398,6 @@ impl Side {
                     self.registrations += 1;
                 }
                 match defect {
-                    // As if it had never been sent: it does not even take a receive.
                     Some(Defect::RegistrationLost) if self.registrations == 2 => self.registrations += 1,
                     Some(Defect::RegistrationTwice) if self.registrations == 1 => {
                         other.receives -= 1;
@@ -458,7 +431,6 @@ impl Side {
         Ok(())
     }
 
-    /// Delivers bytes of the peer.
     fn land(&mut self, rkey: u32, address: u64, bytes: &[u8], defect: Option<Defect>) -> Result<(), String> {
         if bytes.is_empty() {
             return Ok(());
@@ -476,7 +448,6 @@ impl Side {
         Ok(())
     }
 
-    /// Handles the oldest arrival, and posts its receive again.
     fn handle(&mut self, defect: Option<Defect>) {
         match self.arrivals.pop_front() {
             Some(Arrival::Message(message)) => self.machine.handle_message(NOW, &message.encode()),
@@ -487,7 +458,6 @@ impl Side {
         self.receives += u16::from(!keeps);
     }
 
-    /// Reports the oldest completion.
     fn report(&mut self, defect: Option<Defect>) -> Result<(), String> {
         let Some(id) = self.completions.pop_front() else { return Ok(()) };
         let mut found = false;
@@ -520,7 +490,6 @@ fn span(from: Source) -> Result<Span, String> {
     }
 }
 
-/// Returns whether the request reads this byte of the send buffer.
 fn overlaps(action: &Action, at: u32) -> bool {
     matches!(action, Action::Write { from: Source::Buffer(Span { offset, len }), .. } if (*offset..offset + len).contains(&at))
 }

@@ -1,4 +1,4 @@
-//! Instead of the timeline, which a mutant does not need and much else is needed for.
+//! Instead of the timeline, which a mutant does not need.
 
 use rdma_softsim::trace::Entry;
 

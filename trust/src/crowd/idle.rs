@@ -1,22 +1,20 @@
-//! The memory that idle clients keep after each has exchanged large values.
+//! The memory that idle clients keep after large values.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 
 use rdma_conn::{Connect, ConnectionId, Descriptors, Stream};
 
 use conformance::client::{Failure, RespClient};
 use intercept::Intercepted;
 
-use super::serving::{Objects, serve};
+use super::serving::{Objects, beside};
 use super::{Crowd, Face, PATIENCE, hosts, options};
 
 /// What each client does before it is idle.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
-    /// The clients.
+    /// How many clients there are.
     pub connections: usize,
     /// Length of a receive window, in bytes.
     pub window: u32,
@@ -24,13 +22,12 @@ pub struct Exchange {
     pub bytes: usize,
 }
 
-/// What all clients hold together, on both sides: both run in this process.
+/// What all clients hold together, on both sides, which run in this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept {
     /// Bytes of registered memory.
     pub registered: u64,
-    /// Bytes of memory, by the measure that the caller chose. On the embedded fabric they include
-    /// the memory of the device model.
+    /// Bytes of memory by the caller's measure; on the embedded fabric, with its model's.
     pub memory: u64,
 }
 
@@ -46,8 +43,8 @@ impl Kept {
     }
 }
 
-/// Measures a server on a fabric in this process: what its clients hold once they are connected,
-/// and what they keep after the exchange. `memory` returns the process's current memory.
+/// Measures a server on a fabric in this process: what its clients hold once connected, and after
+/// the exchange. `memory` returns the process's current memory.
 ///
 /// # Errors
 /// A connection failed, or a reply was wrong.
@@ -72,25 +69,11 @@ pub(super) fn idle<B: Descriptors>(
     address: SocketAddr,
     memory: fn() -> u64,
 ) -> Result<[Kept; 2], Failure> {
-    let (objects, over) = (Objects::<B>::default(), &AtomicBool::new(false));
+    let objects = Objects::<B>::default();
     let counted = |backend: &B| Intercepted::by(backend.clone(), objects.clone());
-    let (listens, listening) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let (ours, at) = (counted(ours), (address, options(exchange.window)));
-        let server = scope.spawn(move || serve(face, ours, at, listens, over));
-        // Without an address the server has failed and reports why.
-        let told =
-            listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
-                among(exchange, &counted(theirs), at, || Kept {
-                    registered: objects.registered_bytes(),
-                    memory: memory(),
-                })
-            });
-        over.store(true, Ordering::Relaxed);
-        match server.join() {
-            Ok(served) => served.and(told),
-            Err(_) => Err(Failure::wrong("the server panicked")),
-        }
+    beside(face, counted(ours), (address, options(exchange.window)), |at| {
+        let now = || Kept { registered: objects.registered_bytes(), memory: memory() };
+        among(exchange, &counted(theirs), at, now)
     })
 }
 
@@ -102,7 +85,7 @@ fn among<B: Descriptors>(
 ) -> Result<[Kept; 2], Failure> {
     let value = vec![b'x'; exchange.bytes];
     let mut into = vec![0; 256 << 10];
-    // It stays connected, so that its stored values exist before the first measurement.
+    // It stays connected, so that its values exist before the first measurement.
     let mut first = Crowd::gather(backend, address, 1, exchange.window)?;
     first.exchange(&value, &mut into)?;
     let mut last = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
@@ -116,15 +99,13 @@ fn among<B: Descriptors>(
     Ok([connected.since(before), now().since(before)])
 }
 
-/// Waits until the server has finished its work: it has one thread, which then handles this
-/// request.
+/// Waits until the server, which has one thread, has finished its work before this request.
 fn rest<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failure> {
     client.send(&[b"PING"])?;
     client.expect("PONG")
 }
 
 impl<B: Descriptors> Crowd<B> {
-    /// Each connection sends a value and gets it back, one connection after the other.
     fn exchange(&mut self, value: &[u8], into: &mut [u8]) -> Result<(), Failure> {
         let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", value.len());
         let reply = format!("${}\r\n", value.len()).len() + value.len() + 2;
@@ -149,7 +130,7 @@ impl<B: Descriptors> Crowd<B> {
         Ok(())
     }
 
-    /// Reads exactly `left` bytes and discards them.
+    /// Reads and discards `left` bytes.
     fn receive(&mut self, id: ConnectionId, mut left: usize, into: &mut [u8]) -> Result<(), Failure> {
         while left > 0 {
             let most = left.min(into.len());

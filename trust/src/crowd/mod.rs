@@ -1,8 +1,8 @@
-//! What many connections cost a server that handles all of them in one thread, on each of three
-//! interfaces: `Endpoint`, the `Server` of rdma-server, and tokio.
+//! What many connections cost a server with one thread, on each of three interfaces: `Endpoint`,
+//! the `Server` of rdma-server, and tokio. The clients are the same for all.
 //!
 //! A busy client is measured alone and beside idle clients. Clients that never read their replies
-//! show what a server costs when it has nothing to do. The clients are the same for all interfaces.
+//! show what a server costs when it has nothing to do.
 
 mod idle;
 mod serving;
@@ -11,7 +11,6 @@ use std::io::{IoSlice, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -25,7 +24,7 @@ use rustix::time::{ClockId, clock_gettime};
 use conformance::client::{Failure, RespClient};
 pub use idle::{Exchange, Kept, idle_on_softsim, resident};
 use intercept::Intercepted;
-use serving::{Objects, serve};
+use serving::{Objects, beside};
 use suite::exit::NO_ENVIRONMENT;
 use suite::terminal;
 
@@ -134,7 +133,6 @@ fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
     .map(Some)
 }
 
-/// Prints the memory that idle connections keep.
 fn tell_idle(
     faces: &[Face],
     exchange: Exchange,
@@ -166,7 +164,6 @@ fn tell_idle(
     Ok(table)
 }
 
-/// Prints the cost of connections.
 fn tell_costs(faces: &[Face], load: Load, verbs: Option<(Verbs, SocketAddr)>) -> Result<Table, Failure> {
     let Load { connections, mute, seconds, .. } = load;
     let mut table = terminal::table();
@@ -211,7 +208,6 @@ pub fn on_softsim(face: Face, load: Load) -> Result<Figures, Failure> {
     measure(face, load, &ours, &theirs, address)
 }
 
-/// The server's host, the clients' host, and the server's address.
 fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
     let fabric = Fabric::new();
     let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
@@ -219,7 +215,6 @@ fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
     (host(ours), host(theirs), (ours, 6379).into())
 }
 
-/// The server's options, as large servers set them.
 fn options(window: u32) -> Options {
     let mut options = Options::default();
     options.protocol.window = window;
@@ -234,22 +229,11 @@ fn measure<B: Descriptors>(
     theirs: &B,
     address: SocketAddr,
 ) -> Result<Figures, Failure> {
-    let (objects, over) = (Objects::<B>::default(), AtomicBool::new(false));
+    let objects = Objects::<B>::default();
     let counted = Intercepted::by(ours.clone(), objects.clone());
-    let (listens, listening) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let server = scope.spawn(|| serve(face, counted, (address, options(load.window)), listens, &over));
-        // Without an address the server has failed and reports why.
-        let told =
-            listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
-                let figures = among_idle(load, theirs, at, &objects)?;
-                Ok(Figures { mute: among_mute(load, theirs, at)?, ..figures })
-            });
-        over.store(true, Ordering::Relaxed);
-        match server.join() {
-            Ok(served) => served.and(told),
-            Err(_) => Err(Failure::wrong("the server panicked")),
-        }
+    beside(face, counted, (address, options(load.window)), |at| {
+        let figures = among_idle(load, theirs, at, &objects)?;
+        Ok(Figures { mute: among_mute(load, theirs, at)?, ..figures })
     })
 }
 
@@ -274,12 +258,10 @@ fn among_idle<B: Descriptors>(
     Ok(Figures { registered_bytes, completion_queues, descriptors, alone, among, mute })
 }
 
-/// Counts the descriptors of this process.
 fn descriptors() -> Result<usize, Failure> {
     Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }
 
-/// Returns the mean time of a round trip.
 fn round_trip<B: Descriptors>(
     client: &mut RespClient<Stream<B>>,
     requests: u32,
@@ -307,12 +289,10 @@ fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> R
     Ok(processor_time().saturating_sub(spent))
 }
 
-/// Returns the processor time of all threads of this process.
 fn processor_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
-/// Client connections on one endpoint.
 struct Crowd<B: Descriptors> {
     endpoint: Endpoint<B>,
     members: Vec<ConnectionId>,
@@ -352,8 +332,7 @@ impl<B: Descriptors> Crowd<B> {
         Ok(())
     }
 
-    /// Does only what a client must do: it answers keepalives by posting receives again, and reads
-    /// nothing.
+    /// Answers keepalives by posting receives again, and reads nothing.
     fn idle(&mut self, time: Duration) -> Result<(), Failure> {
         let until = Instant::now() + time;
         loop {
@@ -365,7 +344,6 @@ impl<B: Descriptors> Crowd<B> {
         }
     }
 
-    /// Waits until something has arrived, for at most `time`.
     fn turn(&mut self, time: Duration) -> Result<(), Failure> {
         self.endpoint.wait(Some(time))?;
         while let Some(event) = self.endpoint.next_event() {

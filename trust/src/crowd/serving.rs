@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,8 +20,7 @@ use super::Face;
 /// The longest sleep of a server before it checks whether to stop.
 const NAP: Duration = Duration::from_millis(500);
 
-/// Counts the regions and completion queues of a server. They are counted at the backend, so that
-/// the interfaces are comparable.
+/// Counts the regions and completion queues of a server, at the backend: so interfaces compare.
 pub(super) struct Objects<B: Backend> {
     regions: Arc<Mutex<Vec<Weak<B::Region>>>>,
     queues: Arc<Mutex<Vec<Weak<B::CompletionQueue>>>>,
@@ -44,12 +43,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<B: Backend> Objects<B> {
-    /// Bytes registered now.
     pub(super) fn registered_bytes(&self) -> u64 {
         lock(&self.regions).iter().filter_map(Weak::upgrade).map(|region| region.len() as u64).sum()
     }
 
-    /// Completion queues now.
     pub(super) fn completion_queues(&self) -> usize {
         lock(&self.queues).iter().filter(|queue| queue.strong_count() > 0).count()
     }
@@ -85,8 +82,28 @@ impl<B: Backend> Interceptor<B> for Objects<B> {
     }
 }
 
-/// Serves until told to stop. Reports its address once it listens.
-pub(super) fn serve<B: Descriptors>(
+/// Runs `body` beside a server, with the address at which it listens.
+pub(super) fn beside<B: Descriptors, T>(
+    face: Face,
+    backend: B,
+    at: (SocketAddr, Options),
+    body: impl FnOnce(SocketAddr) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let over = AtomicBool::new(false);
+    let (listens, listening) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(face, backend, at, listens, &over));
+        // Without an address the server has failed and reports why.
+        let told = listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(body);
+        over.store(true, Ordering::Relaxed);
+        match server.join() {
+            Ok(served) => served.and(told),
+            Err(_) => Err(Failure::wrong("the server panicked")),
+        }
+    })
+}
+
+fn serve<B: Descriptors>(
     face: Face,
     backend: B,
     (address, options): (SocketAddr, Options),
@@ -122,7 +139,6 @@ fn on_endpoint<B: Descriptors>(
     Ok(())
 }
 
-/// The store as a service.
 #[derive(Default)]
 struct StoreService(Store);
 
@@ -192,7 +208,6 @@ fn on_tokio<B: Descriptors>(
     })
 }
 
-/// Answers one client until it leaves.
 async fn session<B: Descriptors>(mut stream: AsyncStream<B>, store: Arc<Store>) -> std::io::Result<()> {
     let (mut received, mut replies, mut chunk) = (Frames::default(), BytesMut::new(), [0; 4 << 10]);
     loop {
@@ -201,7 +216,6 @@ async fn session<B: Descriptors>(mut stream: AsyncStream<B>, store: Arc<Store>) 
         let mut quits = read == 0;
         while !quits && let Some(command) = received.take()? {
             quits = store.answer(command, &mut replies);
-            // A long reply takes its memory along.
             stream.write_all(&std::mem::take(&mut replies)).await?;
         }
         if quits {

@@ -1,5 +1,4 @@
-//! Cases that only our own side can be shown: each needs its options, a held server, or knowledge
-//! of its client.
+//! Cases that only our own side can be shown: they need its options, a held server, or its client.
 
 use std::time::Duration;
 
@@ -14,85 +13,34 @@ use rdma_proto::wire::{FeatureSet, Message};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 
-/// Cases that the suite has for servers only, because a client need not open two connections; ours
-/// does.
+/// Cases that the suite has for servers only, because a client need not open two connections.
 const FOR_CLIENTS_TOO: [&str; 2] = ["sec.foreign-key", "sec.stale-key"];
 
 /// All of them.
 pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
-    let case = |id, role, intent, requirements, body: fn(&Context<'_, B>) -> Judged| Case {
-        id,
-        role: Some(role),
-        intent,
-        expectation: "",
-        requirements,
-        source: "",
-        tags: &[],
-        run: Box::new(move |context, _| body(context)),
+    let mut cases: Vec<Case<'a, B>> = conformance::cases! {
+        server "own.notified-before-window", "bytes before there is a window for them" => "",
+            ["VR-FLOW-003"], notified_before_window;
+        both "own.too-few-receives", "no receive for a keepalive, and no retries either" => "",
+            ["VR-RES-002", "VR-FLOW-008"], too_few_receives;
+        server "own.queue-pair-lost", "a client whose device no longer answers" => "",
+            ["VR-KEEP-006", "VR-CLOSE-003"], queue_pair_lost;
+        client "own.refused", "nobody listens" => "", ["VR-CONN-006"], refused;
+        client "own.leaves-in-a-command", "a server that leaves in the middle of a command" => "",
+            ["VR-CLOSE-003"], leaves_in_a_command;
+        client "own.never-drains", "a window that is full and stays so" => "",
+            ["VR-RES-004", "VR-RES-008"], |context| full(context)?.ends();
+        server "own.never-reposts", "questions whose answers find no receive any more" => "",
+            ["VR-RES-005", "VR-RES-008"], never_reposts;
     };
-    let mut cases = vec![
-        case(
-            "own.notified-before-window",
-            Role::Server,
-            "bytes before there is a window for them",
-            &["VR-FLOW-003"],
-            notified_before_window,
-        ),
-        case(
-            "own.too-few-receives",
-            Role::Server,
-            "no receive for a keepalive, and no retries either",
-            &["VR-RES-002", "VR-FLOW-008"],
-            too_few_receives,
-        ),
-        case(
-            "own.too-few-receives",
-            Role::Client,
-            "no receive for a keepalive, and no retries either",
-            &["VR-RES-002", "VR-FLOW-008"],
-            too_few_receives,
-        ),
-        case(
-            "own.queue-pair-lost",
-            Role::Server,
-            "a client whose device no longer answers",
-            &["VR-KEEP-006", "VR-CLOSE-003"],
-            queue_pair_lost,
-        ),
-        case("own.refused", Role::Client, "nobody listens", &["VR-CONN-006"], refused),
-        case(
-            "own.leaves-in-a-command",
-            Role::Client,
-            "a server that leaves in the middle of a command",
-            &["VR-CLOSE-003"],
-            leaves_in_a_command,
-        ),
-        case(
-            "own.never-drains",
-            Role::Client,
-            "a window that is full and stays so",
-            &["VR-RES-004", "VR-RES-008"],
-            never_drains,
-        ),
-        case(
-            "own.never-reposts",
-            Role::Server,
-            "questions whose answers find no receive any more",
-            &["VR-RES-005", "VR-RES-008"],
-            never_reposts,
-        ),
-    ];
     let of_suite = conformance::blackbox::cases().into_iter();
-    cases.extend(
-        of_suite
-            .filter(|case| FOR_CLIENTS_TOO.contains(&case.id))
-            .map(|case| Case { role: Some(Role::Client), ..case }),
-    );
+    let for_clients_too = of_suite.filter(|case| FOR_CLIENTS_TOO.contains(&case.id));
+    cases.extend(for_clients_too.map(|case| Case { role: Some(Role::Client), ..case }));
     cases
 }
 
 fn notified_before_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    // While it is held, our server has not registered a window when the notification arrives.
+    // A held server has not registered a window when the notification arrives.
     let held = context.server()?.hold();
     let mut session = context.connect(Shape::default())?;
     session.peer.notify(5)?;
@@ -144,8 +92,7 @@ fn leaves_in_a_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     loop {
         let exchange = session.require_exchange(0)?;
         session.peer.send_bytes(&exchange.send)?;
-        // Our client's next data is longer than a window and its send buffer, so it is still
-        // writing.
+        // Our client's next data is longer than a window and its send buffer.
         if exchange.send.len() > WINDOW as usize {
             break;
         }
@@ -157,10 +104,6 @@ fn leaves_in_a_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     }
     session.peer.disconnect()?;
     session.tells_of_failure()
-}
-
-fn never_drains<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    full(context)?.ends()
 }
 
 fn never_reposts<B: Descriptors>(context: &Context<'_, B>) -> Judged {

@@ -1,27 +1,25 @@
-//! Deviations of providers from the InfiniBand specification that keep our side from reporting the
-//! right error.
+//! Deviations of providers from the InfiniBand specification, which change our side's error.
 
 use conformance::requirements::Role;
 
 use super::Roles;
 
 /// One deviation.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
-    /// The provider.
     pub provider: &'static str,
     /// The role of our side that sees it.
     pub of: Roles,
-    /// The text that the error should have.
+    /// A part of the error's text by the specification.
     pub expected: &'static str,
     /// The text that it has instead.
     pub seen: &'static str,
-    /// The reason.
     #[expect(dead_code, reason = "for whoever reads this table")]
     reason: &'static str,
 }
 
-/// Stands for an orderly end in [`Deviation::expected`].
+/// An orderly end in [`Deviation::expected`].
 pub const IN_ORDER: &str = "in order";
 
 /// The error of a side that still expects something when the peer has disconnected.

@@ -1,14 +1,12 @@
 //! The conformance suite against our own server and client, judged by the errors that our side
 //! reports.
 //!
-//! A peer sees that a connection ended. Our own side also reports why. This module compares that
-//! with what it should report: every case of [`conformance::blackbox`], and the [`mod@cases`] that
-//! only our side can be shown, runs against a server and a client of ours in this process.
-//! [`table::TABLE`] has the error, variant and text, that our side must end a connection with; a
-//! connection without a row must end in order. Every run also checks that
+//! A peer sees that a connection ended; our own side also reports why. Every case of
+//! [`conformance::blackbox`], and the [`mod@cases`] that only our side can be shown, runs against a
+//! server and a client of ours. [`table::TABLE`] has the error, variant and text, that our side must
+//! end a connection with; a connection without a row must end in order. Every run also checks that
 //!
-//! * another client of ours, connected to our server before, still gets its answers, and so does a
-//!   new one;
+//! * a client of our server from before, and a new one, get their answers;
 //! * descriptors, device objects and registered memory return to their initial values, and never
 //!   exceed a cap;
 //! * all of this takes bounded time.
@@ -32,7 +30,6 @@ use crate::Outcome;
 use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, Connections, Ended, small};
 use conformance::blackbox::context::{Context, Side};
 use conformance::blackbox::run::{Plan, Runner};
-use conformance::blackbox::select::Harm;
 use conformance::client::{Failure, RespClient};
 use conformance::tester::Listener;
 
@@ -40,13 +37,11 @@ use deviations::Deviation;
 use table::{Row, TABLE};
 
 /// The roles of our side that a row is about.
+#[allow(missing_docs)] // the names say it
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Roles {
-    /// Our server.
     Server,
-    /// Our client.
     Client,
-    /// Both.
     Both,
 }
 
@@ -62,11 +57,10 @@ impl Roles {
     }
 }
 
-/// The most bytes that our side may register in any case: enough for the three dozen connections of
-/// the largest case, and far less than a hostile peer requests. Enforced where the backend can.
+/// The most bytes that our side may register in any case: enough for three dozen connections, and
+/// far less than a hostile peer requests. Enforced where the backend can.
 const CAP: u64 = 10 << 20;
-/// How long our side may take to notice a failure. The longest failure is a device that repeats a
-/// request eight times, four seconds apart.
+/// Our time to notice a failure: a device repeats a request eight times, four seconds apart.
 const BOUND: Duration = Duration::from_secs(60);
 /// How long the suite, and clients beside the case, wait for anything.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -81,7 +75,6 @@ pub struct Setting<B> {
     pub our_address: SocketAddr,
     /// Where the suite's peers listen; port 0 takes any.
     pub their_address: SocketAddr,
-    /// The backend's deviations from the specification.
     deviations: &'static [Deviation],
     /// Returns the objects and the registered bytes of our side's device.
     device: Box<dyn Fn() -> (usize, u64) + Send + Sync>,
@@ -115,8 +108,7 @@ impl Setting<SoftSim> {
 }
 
 impl Setting<Verbs> {
-    /// A real device, with both sides in this process. Its objects are counted as the process's
-    /// descriptors and pinned memory.
+    /// A real device, with both sides in this process, whose descriptors and pinned memory count.
     #[must_use]
     pub fn verbs(verbs: Verbs, address: SocketAddr) -> Self {
         let address = SocketAddr::new(address.ip(), 0);
@@ -138,7 +130,6 @@ impl<B> Setting<B> {
     }
 }
 
-/// The resources of our side.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
     process: ProcessResources,
@@ -188,8 +179,7 @@ pub fn suite_cases<'a, B: Descriptors>() -> Vec<Case<Context<'a, B>>> {
     conformance::blackbox::cases().into_iter().chain(cases::cases()).collect()
 }
 
-/// Runs a case against our side, beside another client of our server, and judges how the
-/// connections of our side end.
+/// Runs a case against our side, beside another client of our server, and judges how it ends.
 fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outcome {
     let options = |options: Options| {
         let mut options = small(options);
@@ -200,15 +190,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
     let server = BuiltInServer::start(&setting.ours, setting.our_address, server_options)?;
     let mut bystander = connect(setting, &server, client_options)?;
     let before = setting.resources();
-    let plan = Plan {
-        patience: PATIENCE,
-        harm: Harm::Allowed,
-        again: "",
-        arguments: &[],
-        selected: false,
-        recorder: None,
-        interrupted: None,
-    };
+    let plan = Plan::harmful(PATIENCE);
     let run = |side| {
         let cases = suite_cases();
         let case = cases.iter().find(|case| case.role == Some(role) && case.id == row.case);
@@ -248,9 +230,8 @@ fn all_ended(connections: &Connections, open: usize) -> Result<Vec<Ended>, Failu
     while connections.open() > open {
         if Instant::now() >= deadline {
             let left = connections.open() - open;
-            return Err(Failure::wrong(format!(
-                "{left} connections of our side did not end within {BOUND:?}"
-            )));
+            let told = format!("{left} connections of our side did not end within {BOUND:?}");
+            return Err(Failure::wrong(told));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -288,8 +269,7 @@ fn ping<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failur
     client.expect("PONG")
 }
 
-/// Waits until our side holds no more than `before`: its last threads end a little later than their
-/// connections.
+/// Waits until our side holds no more than `before`: threads end a little later than connections.
 fn await_no_more_than<B>(setting: &Setting<B>, before: Resources) -> Resources {
     let deadline = Instant::now() + PATIENCE;
     loop {

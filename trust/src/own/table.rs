@@ -21,11 +21,10 @@ use conformance::blackbox::builtin::Ended;
 use conformance::requirements::Role;
 
 /// A case, and how connections of our side end in it.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Copy)]
 pub struct Row {
-    /// The case's id.
     pub case: &'static str,
-    /// The role of our side.
     pub role: Roles,
     /// Changes the default options of our side.
     pub options: fn(&mut Options),
@@ -56,11 +55,7 @@ pub enum Times {
 impl Row {
     /// A case in which all connections end in order.
     pub(super) const fn in_order(case: &'static str) -> Self {
-        row(case, Roles::Both, &[])
-    }
-
-    const fn with(self, options: fn(&mut Options)) -> Self {
-        Self { options, ..self }
+        Self { case, role: Roles::Both, options: |_| {}, errors: &[] }
     }
 
     /// Judges how connections ended.
@@ -90,8 +85,7 @@ impl Row {
         }
         let in_order = ended.iter().filter(|end| matches!(end, Ended::InOrder)).count();
         for (expected, times) in self.errors.iter().zip(times) {
-            // A provider may report a disconnect before the error. For a side that expects nothing
-            // more, that is an orderly end.
+            // A provider may report a disconnect first: an orderly end, if no more is expected.
             let hides = |deviation: &Deviation| deviation.explains(role, expected.text, DISCONNECTED);
             let hidden = if deviations.iter().any(hides) { in_order } else { 0 };
             let right = match expected.times {
@@ -111,33 +105,40 @@ impl Row {
     }
 }
 
-const fn row(case: &'static str, role: Roles, errors: &'static [Expected]) -> Row {
-    Row { case, role, options: |_| {}, errors }
-}
-
-/// A row for both roles, with one error.
-macro_rules! both {
-    ($case:literal, $pattern:pat, $text:expr) => {
-        row($case, Roles::Both, &[error!($pattern, $text)])
+/// A table of rows: our side's role, the case, options other than the default, and the errors. An
+/// error is a pattern, a part of the text, and a number of connections other than one; `broke` stands
+/// for [`PeerMisbehaved`] and the beginning of its text.
+macro_rules! rows {
+    ($($who:ident $case:literal $($options:ident)? => $(($($error:tt)+))+;)+) => {
+        &[$(Row {
+            case: $case,
+            role: Roles::$who,
+            options: rows!(@ $($options)?),
+            errors: &[$(error!($($error)+)),+],
+        }),+]
     };
+    (@) => { |_| {} };
+    (@ $options:ident) => { $options };
 }
 
-/// A row for our server, with one error.
-macro_rules! server {
-    ($case:literal, $pattern:pat, $text:expr) => {
-        row($case, Roles::Server, &[error!($pattern, $text)])
-    };
-}
-
-/// A row for our client, with one error.
-macro_rules! client {
-    ($case:literal, $pattern:pat, $text:expr) => {
-        row($case, Roles::Client, &[error!($pattern, $text)])
-    };
-}
-
-/// An error that one connection ends with, or the given number of connections.
 macro_rules! error {
+    (otherwise) => {
+        Expected { is: |end| matches!(end, Ended::Otherwise(_)), text: "", times: Times::Any }
+    };
+    // The end of a side whose device refused a peer's request. The device reports it by an
+    // asynchronous event, or, where it raises none (soft-RoCE), by the flush that followed.
+    (stopped $times:expr) => {
+        error!(
+            Protocol(
+                PeerMisbehaved(ReachedOutside)
+                    | Transport(Completion(CompletionError { status: CompletionStatus::WR_FLUSH_ERR, .. }))
+            ),
+            "for memory that it was not given", $times
+        )
+    };
+    (broke $pattern:pat, $text:literal) => {
+        error!(Protocol(PeerMisbehaved($pattern)), concat!("the peer broke the protocol: ", $text))
+    };
     ($pattern:pat, $text:expr) => {
         error!($pattern, $text, Times::Exactly(1))
     };
@@ -165,278 +166,109 @@ const QUIET: fn(&mut Options) = |options| options.protocol.negotiate = false;
 
 const GONE: &str = "the RDMA transport failed: the peer has disconnected";
 const INCOMPLETE: &str = "timed out after 300ms waiting for the peer to complete the connection";
-const OUTSIDE: &str = "the peer broke the protocol: it reached for memory that it was not given";
-/// Part of both texts that `STOPPED` has.
-const NOT_GIVEN: &str = "for memory that it was not given";
-const UNASKED: &str = "the peer broke the protocol: it answered a question for features that was not asked";
+const UNACKNOWLEDGED: &str = "the RDMA transport failed: the peer's device no longer acknowledges";
 const TOO_LONG: &str = "the peer sent an invalid control message: longer than 32 bytes";
-const REFUSED: &str = "the peer broke the protocol: its device refused the window that it registered";
-
-/// The end of a side whose device refused a peer's request. The device reports it by an
-/// asynchronous event, or, where it raises none (soft-RoCE), by the flush that followed.
-macro_rules! stopped {
-    ($case:literal, $role:expr, $times:literal) => {
-        row(
-            $case,
-            $role,
-            &[error!(
-                Protocol(
-                    PeerMisbehaved(ReachedOutside)
-                        | Transport(Completion(CompletionError {
-                            status: CompletionStatus::WR_FLUSH_ERR,
-                            ..
-                        }))
-                ),
-                NOT_GIVEN,
-                Times::Exactly($times)
-            )],
-        )
-    };
-}
 
 /// All rows. A case without one ends in order.
-pub const TABLE: &[Row] = &[
+pub const TABLE: &[Row] = rows! {
     // Connections.
-    row(
-        "conn.withdrawn",
-        Roles::Server,
-        &[
-            error!(Rejected { .. } | Backend { .. }, "", Times::Any),
-            error!(Protocol(Transport(Disconnected)), GONE, Times::Any),
-        ],
-    ),
-    server!("conn.never-completed", TimedOut { .. }, INCOMPLETE).with(IMPATIENT),
-    row("conn.request-flood", Roles::Server, &[error!(TimedOut { .. }, INCOMPLETE, Times::Exactly(20))])
-        .with(IMPATIENT),
-    row(
-        "res.storm",
-        Roles::Server,
-        &[
-            error!(Rejected { .. } | Backend { .. }, "", Times::Any),
-            error!(Protocol(Transport(Disconnected)), GONE, Times::Any),
-        ],
-    ),
-    client!("own.refused", Refused { .. }, "refused the connection: nothing listens there for RDMA"),
-    client!("conn.rejected", Rejected { .. }, "rejected the connection (reason 28)"),
-    client!("conn.dropped", Rejected { .. }, "rejected the connection (reason 28)"),
-    client!("conn.never-accepted", TimedOut { .. }, "timed out after 300ms connecting").with(IMPATIENT),
-    client!(
-        "conn.never-registered",
-        TimedOut { .. },
-        "timed out after 300ms waiting for the server to register its window"
-    )
-    .with(IMPATIENT),
+    Server "conn.withdrawn" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
+    Server "conn.never-completed" IMPATIENT => (TimedOut { .. }, INCOMPLETE);
+    Server "conn.request-flood" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(20));
+    Server "res.storm" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
+    Client "own.refused" => (Refused { .. }, "refused the connection: nothing listens there for RDMA");
+    Client "conn.rejected" => (Rejected { .. }, "rejected the connection (reason 28)");
+    Client "conn.dropped" => (Rejected { .. }, "rejected the connection (reason 28)");
+    Client "conn.never-accepted" IMPATIENT => (TimedOut { .. }, "timed out after 300ms connecting");
+    Client "conn.never-registered" IMPATIENT
+        => (TimedOut { .. }, "timed out after 300ms waiting for the server to register its window");
     // Without a window the client's connect has not succeeded yet.
-    client!("conn.leaves-at-once", Protocol(Transport(Disconnected)), GONE),
+    Client "conn.leaves-at-once" => (Protocol(Transport(Disconnected)), GONE);
     // The connection ends in the middle of something.
-    row("close.last-command", Roles::Server, &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)]),
-    row(
-        "close.before-the-reply",
-        Roles::Server,
-        &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)],
-    ),
-    server!("close.in-a-reply", Protocol(Transport(Disconnected)), GONE),
-    server!("close.vanishes-in-a-reply", Protocol(Transport(Disconnected)), GONE),
+    Server "close.last-command" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
+    Server "close.before-the-reply" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
+    Server "close.in-a-reply" => (Protocol(Transport(Disconnected)), GONE);
+    Server "close.vanishes-in-a-reply" => (Protocol(Transport(Disconnected)), GONE);
     // Its first command may have been delivered, or not.
-    row(
-        "close.registered-only",
-        Roles::Client,
-        &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)],
-    ),
-    client!("own.leaves-in-a-command", Protocol(Transport(Disconnected)), GONE),
+    Client "close.registered-only" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
+    Client "own.leaves-in-a-command" => (Protocol(Transport(Disconnected)), GONE);
     // Control messages.
-    both!(
-        "ctrl.message-of-0",
-        Protocol(InvalidMessage(Invalid::Length { .. })),
-        "the peer sent an invalid control message: 0 bytes long, not 32"
-    ),
-    both!(
-        "ctrl.message-of-1",
-        Protocol(InvalidMessage(Invalid::Length { .. })),
-        "the peer sent an invalid control message: 1 bytes long, not 32"
-    ),
-    both!(
-        "ctrl.message-of-31",
-        Protocol(InvalidMessage(Invalid::Length { .. })),
-        "the peer sent an invalid control message: 31 bytes long, not 32"
-    ),
-    both!("ctrl.message-of-33", Protocol(InvalidMessage(Invalid::TooLong)), TOO_LONG),
-    both!("ctrl.message-of-4096", Protocol(InvalidMessage(Invalid::TooLong)), TOO_LONG),
-    both!(
-        "ctrl.opcode-4",
-        Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })),
-        "opcode 0x0004 is not defined"
-    ),
-    both!(
-        "ctrl.opcode-ffff",
-        Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })),
-        "opcode 0xffff is not defined"
-    ),
-    both!(
-        "ctrl.opcode-swapped",
-        Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })),
-        "opcode 0x0200 is not defined"
-    ),
+    Both "ctrl.message-of-0"
+        => (Protocol(InvalidMessage(Invalid::Length { .. })), "the peer sent an invalid control message: 0 bytes long, not 32");
+    Both "ctrl.message-of-1"
+        => (Protocol(InvalidMessage(Invalid::Length { .. })), "the peer sent an invalid control message: 1 bytes long, not 32");
+    Both "ctrl.message-of-31"
+        => (Protocol(InvalidMessage(Invalid::Length { .. })), "the peer sent an invalid control message: 31 bytes long, not 32");
+    Both "ctrl.message-of-33" => (Protocol(InvalidMessage(Invalid::TooLong)), TOO_LONG);
+    Both "ctrl.message-of-4096" => (Protocol(InvalidMessage(Invalid::TooLong)), TOO_LONG);
+    Both "ctrl.opcode-4" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0x0004 is not defined");
+    Both "ctrl.opcode-ffff" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0xffff is not defined");
+    Both "ctrl.opcode-swapped" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0x0200 is not defined");
     // Features.
-    server!(
-        "feat.asked-without-end",
-        Protocol(PeerMisbehaved(FeatureFlood)),
-        "the peer broke the protocol: it asks for features faster than it takes the answers"
-    ),
+    Server "feat.asked-without-end" => (broke FeatureFlood, "it asks for features faster than it takes the answers");
     // A client that asked gets one answer too many. A client that did not ask gets one.
-    client!("feat.unasked", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED),
-    client!("feat.unasked", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED).with(QUIET),
-    client!("feat.other-select", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED),
-    client!(
-        "feat.set-by-server",
-        Protocol(PeerMisbehaved(ServerSent { .. })),
-        "the peer broke the protocol: a server sent SetClientFeature, which only a client may"
-    ),
+    Client "feat.unasked" => (broke UnaskedFeatures, "it answered a question for features that was not asked");
+    Client "feat.unasked" QUIET => (broke UnaskedFeatures, "it answered a question for features that was not asked");
+    Client "feat.other-select" => (broke UnaskedFeatures, "it answered a question for features that was not asked");
+    Client "feat.set-by-server" => (broke ServerSent { .. }, "a server sent SetClientFeature, which only a client may");
     // Windows.
-    both!(
-        "mem.of-0",
-        Protocol(PeerMisbehaved(EmptyWindow)),
-        "the peer broke the protocol: it registered a window of no bytes"
-    ),
-    both!(
-        "mem.of-4-gib",
-        Protocol(PeerIncompatible(WindowTooLarge { .. })),
+    Both "mem.of-0" => (broke EmptyWindow, "it registered a window of no bytes");
+    Both "mem.of-4-gib" => (Protocol(PeerIncompatible(WindowTooLarge { .. })),
         "the peer is incompatible with this side's configuration: it registered a window of 4294967295 bytes; this side \
-         accepts at most 16777216"
-    ),
-    both!(
-        "mem.wraps",
-        Protocol(PeerMisbehaved(WindowWraps { .. })),
-        "the peer broke the protocol: it registered a window of 65536 bytes at 0xffffffffffffff9b, beyond the end of the \
-         address space"
-    ),
-    both!("mem.bogus-key", Protocol(PeerMisbehaved(WindowRefused)), REFUSED),
-    both!("mem.bogus-address", Protocol(PeerMisbehaved(WindowRefused)), REFUSED),
-    both!("mem.not-writable", Protocol(PeerMisbehaved(WindowRefused)), REFUSED),
-    server!(
-        "mem.twice",
-        Protocol(PeerMisbehaved(EarlyRegistration { .. })),
-        "the peer broke the protocol: it registered a new window when only 0 of the old one's 65536 bytes"
-    ),
+         accepts at most 16777216");
+    Both "mem.wraps"
+        => (broke WindowWraps { .. }, "it registered a window of 65536 bytes at 0xffffffffffffff9b, beyond the end of the address space");
+    Both "mem.bogus-key" => (broke WindowRefused, "its device refused the window that it registered");
+    Both "mem.bogus-address" => (broke WindowRefused, "its device refused the window that it registered");
+    Both "mem.not-writable" => (broke WindowRefused, "its device refused the window that it registered");
+    Server "mem.twice"
+        => (broke EarlyRegistration { .. }, "it registered a new window when only 0 of the old one's 65536 bytes");
     // Its first command may be in flight.
-    client!(
-        "mem.twice",
-        Protocol(PeerMisbehaved(EarlyRegistration { .. })),
-        "the peer broke the protocol: it registered a new window when only "
-    ),
-    server!(
-        "mem.one-byte-left",
-        Protocol(PeerMisbehaved(EarlyRegistration { .. })),
-        "the peer broke the protocol: it registered a new window when only 7 of the old one's 8 bytes"
-    ),
-    client!(
-        "mem.one-byte-left",
-        Protocol(PeerMisbehaved(EarlyRegistration { .. })),
-        "the peer broke the protocol: it registered a new window when only 27 of the old one's 65536 bytes"
-    ),
-    server!(
-        "mem.flood",
-        Protocol(PeerMisbehaved(EarlyRegistration { .. })),
-        "the peer broke the protocol: it registered a new window when only 0 of the old one's 65536 bytes"
-    ),
-    client!(
-        "mem.flood",
-        Protocol(PeerMisbehaved(EarlyRegistration { .. })),
-        "the peer broke the protocol: it registered a new window when only "
-    ),
+    Client "mem.twice" => (broke EarlyRegistration { .. }, "it registered a new window when only ");
+    Server "mem.one-byte-left"
+        => (broke EarlyRegistration { .. }, "it registered a new window when only 7 of the old one's 8 bytes");
+    Client "mem.one-byte-left"
+        => (broke EarlyRegistration { .. }, "it registered a new window when only 27 of the old one's 65536 bytes");
+    Server "mem.flood"
+        => (broke EarlyRegistration { .. }, "it registered a new window when only 0 of the old one's 65536 bytes");
+    Client "mem.flood" => (broke EarlyRegistration { .. }, "it registered a new window when only ");
     // Immediates.
-    both!(
-        "flow.beyond-by-1",
-        Protocol(PeerMisbehaved(WindowOverrun { .. })),
-        "the peer broke the protocol: it notified 65537 bytes when 0 of the window's 65536 were already used"
-    ),
-    both!(
-        "flow.of-4-gib",
-        Protocol(PeerMisbehaved(WindowOverrun { .. })),
-        "the peer broke the protocol: it notified 4294967295 bytes when 0 of the window's 65536 were already used"
-    ),
-    server!(
-        "flow.wraps",
-        Protocol(PeerMisbehaved(WindowOverrun { .. })),
-        "the peer broke the protocol: it notified 4294967259 bytes when 37 of the window's 65536 were already used"
-    ),
-    client!(
-        "flow.wraps",
-        Protocol(PeerMisbehaved(WindowOverrun { .. })),
-        "the peer broke the protocol: it notified 4294967283 bytes when 13 of the window's 65536 were already used"
-    ),
-    server!(
-        "own.notified-before-window",
-        Protocol(PeerMisbehaved(NoWindow { .. })),
-        "the peer broke the protocol: it notified 5 bytes before it was given a window"
-    ),
+    Both "flow.beyond-by-1"
+        => (broke WindowOverrun { .. }, "it notified 65537 bytes when 0 of the window's 65536 were already used");
+    Both "flow.of-4-gib"
+        => (broke WindowOverrun { .. }, "it notified 4294967295 bytes when 0 of the window's 65536 were already used");
+    Server "flow.wraps"
+        => (broke WindowOverrun { .. }, "it notified 4294967259 bytes when 37 of the window's 65536 were already used");
+    Client "flow.wraps"
+        => (broke WindowOverrun { .. }, "it notified 4294967283 bytes when 13 of the window's 65536 were already used");
+    Server "own.notified-before-window" => (broke NoWindow { .. }, "it notified 5 bytes before it was given a window");
     // The store rejects whichever of the bytes it reads, and closes.
-    row(
-        "xfer.overwritten",
-        Roles::Server,
-        &[Expected { is: |end| matches!(end, Ended::Otherwise(_)), text: "", times: Times::Any }],
-    ),
+    Server "xfer.overwritten" => (otherwise);
     // Peers that keep our side waiting.
-    server!(
-        "res.never-registers",
-        Protocol(PeerMisbehaved(NeverRegistered { .. })),
-        "the peer broke the protocol: it registered no window for 300ms while data waits for it"
-    )
-    .with(IMPATIENT),
-    server!(
-        "res.never-drains",
-        Protocol(PeerMisbehaved(NeverDrained { .. })),
-        "the peer broke the protocol: it did not empty its window for 300ms while data waits for it"
-    )
-    .with(IMPATIENT),
-    server!(
-        "res.never-polls",
-        Protocol(PeerMisbehaved(NeverDrained { .. })),
-        "the peer broke the protocol: it did not empty its window for 300ms while data waits for it"
-    )
-    .with(IMPATIENT),
-    server!(
-        "res.long-replies",
-        Protocol(PeerMisbehaved(NeverDrained { .. })),
-        "the peer broke the protocol: it did not empty its window for 300ms while data waits for it"
-    )
-    .with(IMPATIENT),
-    client!(
-        "own.never-drains",
-        Protocol(PeerMisbehaved(NeverDrained { .. })),
-        "the peer broke the protocol: it did not empty its window for 300ms while data waits for it"
-    )
-    .with(IMPATIENT),
-    server!(
-        "own.never-reposts",
-        Protocol(PeerMisbehaved(NeverReceives { .. })),
-        "the peer broke the protocol: it took no notification for 300ms"
-    )
-    .with(IMPATIENT),
-    both!(
-        "own.too-few-receives",
-        Protocol(PeerMisbehaved(TooFewReceives { .. })),
-        "the peer broke the protocol: it had no receive posted for a notification"
-    )
-    .with(VIGILANT),
-    server!(
-        "own.queue-pair-lost",
-        Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))),
-        "the RDMA transport failed: the peer's device no longer acknowledges"
-    )
-    .with(VIGILANT),
-    client!(
-        "keep.vanished",
-        Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))),
-        "the RDMA transport failed: the peer's device no longer acknowledges"
-    ),
+    Server "res.never-registers" IMPATIENT
+        => (broke NeverRegistered { .. }, "it registered no window for 300ms while data waits for it");
+    Server "res.never-drains" IMPATIENT
+        => (broke NeverDrained { .. }, "it did not empty its window for 300ms while data waits for it");
+    Server "res.never-polls" IMPATIENT
+        => (broke NeverDrained { .. }, "it did not empty its window for 300ms while data waits for it");
+    Server "res.long-replies" IMPATIENT
+        => (broke NeverDrained { .. }, "it did not empty its window for 300ms while data waits for it");
+    Client "own.never-drains" IMPATIENT
+        => (broke NeverDrained { .. }, "it did not empty its window for 300ms while data waits for it");
+    Server "own.never-reposts" IMPATIENT => (broke NeverReceives { .. }, "it took no notification for 300ms");
+    Both "own.too-few-receives" VIGILANT
+        => (broke TooFewReceives { .. }, "it had no receive posted for a notification");
+    Server "own.queue-pair-lost" VIGILANT
+        => (Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))), UNACKNOWLEDGED);
+    Client "keep.vanished"
+        => (Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))), UNACKNOWLEDGED);
     // Memory that our side did not grant.
-    stopped!("sec.write-outside", Roles::Both, 1),
-    both!("sec.write-immediate-outside", Protocol(PeerMisbehaved(ReachedOutside)), OUTSIDE),
-    stopped!("sec.write-before", Roles::Both, 1),
-    stopped!("sec.read", Roles::Both, 1),
-    stopped!("sec.wrong-key", Roles::Both, 1),
-    stopped!("sec.foreign-key", Roles::Both, 1),
-    stopped!("sec.stale-key", Roles::Both, 1),
-    stopped!("sec.neighbour", Roles::Server, 4),
-];
+    Both "sec.write-outside" => (stopped Times::Exactly(1));
+    Both "sec.write-immediate-outside" => (broke ReachedOutside, "it reached for memory that it was not given");
+    Both "sec.write-before" => (stopped Times::Exactly(1));
+    Both "sec.read" => (stopped Times::Exactly(1));
+    Both "sec.wrong-key" => (stopped Times::Exactly(1));
+    Both "sec.foreign-key" => (stopped Times::Exactly(1));
+    Both "sec.stale-key" => (stopped Times::Exactly(1));
+    Server "sec.neighbour" => (stopped Times::Exactly(4));
+};

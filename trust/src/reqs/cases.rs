@@ -8,7 +8,7 @@ use suite::Case;
 
 use crate::{outage, own};
 
-/// A case and the requirements it is about.
+/// A case and its requirements.
 pub type CaseRequirements = (&'static str, &'static [&'static str]);
 
 /// All cases of all suites.
@@ -27,8 +27,7 @@ pub fn of_snapshots() -> Vec<CaseRequirements> {
     [shows(&publisher::cases::<SoftSim>()), shows(&reader::cases::<SoftSim>())].concat()
 }
 
-/// Returns the cases for any implementation, and those for our own side. A case for both roles
-/// counts once.
+/// Returns the cases for any implementation and for our own side, those for both roles once.
 fn of_any_implementation() -> Vec<CaseRequirements> {
     let mut shows: Vec<CaseRequirements> = Vec::new();
     for case in blackbox::cases::<SoftSim>().into_iter().chain(own::cases::cases()) {

@@ -10,14 +10,13 @@ use vector_check as vectors;
 use super::cases::{self, CaseRequirements};
 use super::scan::{MentionKind, Sources};
 
-/// The tests, vectors and cases that show one requirement.
+/// What shows one requirement.
+#[allow(missing_docs)] // the others are plain
 #[derive(Debug, Default)]
 pub struct Shown {
     /// Places in the code of the libraries that name it.
     pub code: usize,
-    /// Test functions and cases.
     pub tests: Vec<String>,
-    /// Vectors.
     pub vectors: Vec<String>,
 }
 
@@ -25,7 +24,7 @@ pub struct Shown {
 pub struct Coverage {
     requirements: Requirements,
     shown: BTreeMap<String, Shown>,
-    /// Requirements that nothing shows, and ids that name no requirement. Each is an error.
+    /// Requirements that nothing shows, and ids that name no requirement.
     pub problems: Vec<String>,
 }
 
@@ -117,10 +116,8 @@ impl Coverage {
         let gaps: Vec<String> = self
             .requirements
             .iter()
-            .filter(|requirement| {
-                requirement.level == Level::Must && self.state(requirement) == Showing::Open
-            })
-            .map(|requirement| format!("{}: no test, no vector, no reason for neither", requirement.id))
+            .filter(|one| one.level == Level::Must && self.state(one) == Showing::Open)
+            .map(|one| format!("{}: no test, no vector, no reason for neither", one.id))
             .collect();
         self.problems.extend(gaps);
     }
@@ -173,11 +170,8 @@ impl Coverage {
     }
 
     fn add_row(&self, table: &mut Table, name: &str, is_in: impl Fn(&Requirement) -> bool) {
-        let group: Vec<&Requirement> =
-            self.requirements.iter().filter(|requirement| is_in(requirement)).collect();
-        let count = |test: &dyn Fn(&Requirement) -> bool| {
-            group.iter().filter(|requirement| test(requirement)).count()
-        };
+        let group: Vec<_> = self.requirements.iter().filter(|requirement| is_in(requirement)).collect();
+        let count = |test: &dyn Fn(&Requirement) -> bool| group.iter().filter(|one| test(one)).count();
         let has = |requirement: &Requirement, what: fn(&Shown) -> &Vec<String>| {
             self.shown(&requirement.id).is_some_and(|shown| !what(shown).is_empty())
         };
@@ -207,7 +201,6 @@ impl Coverage {
     }
 }
 
-/// Returns whether code at this path can meet a requirement, and not only check it.
 fn is_of_a_library(at: &str) -> bool {
     at.trim_start_matches("apps/").starts_with("rdma-")
         && !at.starts_with("rdma-backend/semantics/")

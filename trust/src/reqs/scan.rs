@@ -6,11 +6,10 @@ use std::path::Path;
 use conformance::requirements::ids;
 
 /// A place that names a requirement.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mention {
-    /// The requirement.
     pub id: String,
-    /// The kind of place that names it.
     pub kind: MentionKind,
     /// `file:line`.
     pub at: String,
@@ -73,34 +72,24 @@ impl Sources {
         let has_tables = ["conformance", "trust", "rdma-backend/semantics"]
             .iter()
             .any(|one| path.strip_prefix(one).is_some_and(|rest| rest.starts_with("/src/")));
+        let kind = |of: Option<&Function<'_>>| match of.filter(|function| function.is_test) {
+            Some(function) => MentionKind::Test(format!("{path}::{}", function.name)),
+            None => MentionKind::Code,
+        };
         for (number, line) in lines.iter().enumerate() {
             let comment = line.split_once("//").map(|(_, comment)| comment);
             let kind = match comment {
                 Some(comment) if comment.starts_with('!') && is_of_tests(path) => {
                     MentionKind::Test(path.to_string())
                 }
-                Some(_) => functions
-                    .iter()
-                    .find(|function| function.line > number)
-                    .filter(|function| function.is_test && line.trim_start().starts_with("//"))
-                    .map_or(MentionKind::Code, |function| {
-                        MentionKind::Test(format!("{path}::{}", function.name))
-                    }),
+                Some(_) if !line.trim_start().starts_with("//") => MentionKind::Code,
+                Some(_) => kind(functions.iter().find(|function| function.line > number)),
                 None if has_tables => MentionKind::Table,
-                None => functions
-                    .iter()
-                    .rfind(|function| function.line < number)
-                    .filter(|function| function.is_test)
-                    .map_or(MentionKind::Code, |function| {
-                        MentionKind::Test(format!("{path}::{}", function.name))
-                    }),
+                None => kind(functions.iter().rfind(|function| function.line < number)),
             };
             let at = || format!("{path}:{}", number + 1);
-            self.mentions.extend(ids(line).into_iter().map(|id| Mention {
-                id,
-                kind: kind.clone(),
-                at: at(),
-            }));
+            let mention = |id| Mention { id, kind: kind.clone(), at: at() };
+            self.mentions.extend(ids(line).into_iter().map(mention));
         }
     }
 }

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use clap::Args;
 use glob::Pattern;
-use rdma_softsim::{DeviceKind, SoftSim};
-use suite::Tag;
+use rdma_softsim::DeviceKind;
 use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
 
 use super::{Right, WINDOWS, Who, example, is_right, is_tried, judge};
-use crate::wrong::command::all_cases;
-use conformance::blackbox::{self, results::CaseResult};
+use crate::wrong::command::{all_cases, each};
+use conformance::blackbox::results::CaseResult;
+use conformance::client::Failure;
 use conformance::requirements::Role;
 
 /// Run the conformance suite against right implementations, each right in its own way. None may
@@ -50,8 +50,7 @@ pub struct Arguments {
     role: Option<Role>,
 }
 
-/// The longest value that the example client stores. Everything else that it requests is at least
-/// as long.
+/// The longest value that the example client stores; it requests at least as much.
 const LONGEST: usize = 200_000;
 
 /// A right implementation, its role, and a case.
@@ -60,8 +59,7 @@ pub type Line = (Right, Role, &'static str);
 /// A line with a wrong verdict, and the text of the verdict.
 pub type Surprise = (Line, String);
 
-/// Tries all of these, `at_once` at the same time, and returns those that failed or were not
-/// judged.
+/// Tries all of these, `at_once` at the same time. Returns those that failed or were not judged.
 ///
 /// # Errors
 /// One cannot be set up.
@@ -69,7 +67,7 @@ pub fn try_all(lines: &[Line], at_once: usize) -> Result<Vec<Surprise>, String> 
     let folder = std::env::temp_dir().join(format!("valkey-rdma-trust-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let tried = try_in(&folder, lines, at_once);
-    // Another user of the machine may have removed it.
+    // Something else may have removed it.
     let _removed = std::fs::remove_dir_all(&folder);
     tried
 }
@@ -85,44 +83,25 @@ fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Ve
     if examples.values().any(Option::is_none) {
         println!("skipped: there is no C compiler for the example client");
     }
-    let cases = blackbox::cases::<SoftSim>();
-    // Such a case looks at the whole process, so no other case may run meanwhile.
-    let is_alone = |(_, role, id): &&Line| {
-        cases.iter().any(|case| case.role == Some(*role) && case.id == *id && case.is(Tag::Local))
-    };
-    let (alone, together): (Vec<&Line>, Vec<&Line>) = lines.iter().partition(is_alone);
     let surprises = Mutex::new(Vec::new());
-    for (lines, at_once) in [(together, at_once), (alone, 1)] {
-        let next = Mutex::new(lines.into_iter());
-        std::thread::scope(|scope| {
-            for _ in 0..at_once {
-                scope.spawn(|| {
-                    let take = || next.lock().ok().and_then(|mut next| next.next());
-                    while let Some(line) = take() {
-                        let (right, role, case) = line;
-                        let example = examples.get(&right.window).and_then(Option::as_ref);
-                        if right.who == Who::Example && example.is_none() {
-                            continue;
-                        }
-                        if let Some(told) = surprise(right, case, judge(right, *role, case, example))
-                            && let Ok(mut surprises) = surprises.lock()
-                        {
-                            surprises.push((*line, told));
-                        }
-                    }
-                });
-            }
-        });
-    }
+    let case = |(_, role, case): &&Line| (*role, *case);
+    each(lines.iter().collect(), case, at_once, |line| {
+        let (right, role, case) = line;
+        let example = examples.get(&right.window).and_then(Option::as_ref);
+        if right.who == Who::Example && example.is_none() {
+            return;
+        }
+        if let Some(told) = surprise(right, case, judge(right, *role, case, example))
+            && let Ok(mut surprises) = surprises.lock()
+        {
+            surprises.push((*line, told));
+        }
+    });
     surprises.into_inner().map_err(|error| error.to_string())
 }
 
 /// Returns what is wrong with a verdict on a right implementation.
-fn surprise(
-    right: &Right,
-    case: &str,
-    judged: Result<CaseResult, conformance::client::Failure>,
-) -> Option<String> {
+fn surprise(right: &Right, case: &str, judged: Result<CaseResult, Failure>) -> Option<String> {
     match judged {
         Ok(result) if is_right(right, case, result.verdict) => None,
         Ok(result) => Some(format!("{}: {}", result.verdict, result.reason)),
@@ -130,7 +109,7 @@ fn surprise(
     }
 }
 
-/// Returns every case that this implementation is tried with.
+/// Returns the cases that this implementation is tried with.
 #[must_use]
 pub fn lines(right: Right) -> Vec<Line> {
     let cases = all_cases().into_iter();

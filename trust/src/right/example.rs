@@ -1,5 +1,4 @@
-//! The example client in C as a client under test. It speaks TCP, and a relay carries its bytes
-//! over our own side.
+//! The example client in C as a client under test. A relay carries its TCP over our own side.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -32,7 +31,6 @@ pub(super) fn build(folder: &Path, long: usize) -> Result<Option<PathBuf>, Strin
     }
 }
 
-/// The client.
 pub(super) struct Example<B> {
     pub(super) backend: B,
     pub(super) options: Options,
@@ -52,8 +50,7 @@ impl<B: Descriptors> TargetClients for Example<B> {
             let begun = Instant::now();
             while begun.elapsed() < STARTING {
                 match listener.accept() {
-                    // A failure ends the client's connection, and the client reports it to the
-                    // suite.
+                    // A failure ends the client's connection, which it reports to the suite.
                     Ok((client, _)) => return drop(carry(&backend, address, options, client)),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(TURN),
                     Err(_) => return,
@@ -104,14 +101,9 @@ fn pass(from: &mut impl Read, to: &mut impl Write, chunk: &mut [u8]) -> std::io:
             to.flush()?;
             Ok(false)
         }
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-            ) =>
-        {
-            Ok(false)
-        }
-        Err(error) => Err(error),
+        Err(error) => match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => Ok(false),
+            _ => Err(error),
+        },
     }
 }

@@ -1,10 +1,9 @@
 //! Right implementations under the conformance suite. None may fail for anything that is allowed.
 //!
 //! A verdict on other people's software needs stricter tests than our own side. So the suite meets
-//! sides that are right in other ways than ours: windows of any length, devices of every kind,
-//! latency, ends wherever they are allowed, questions at any time, pipelined requests, and the
-//! example client in C. The constant `UNDECIDED` lists the cases that cannot decide anything for
-//! some windows; all others must pass.
+//! sides that are right in other ways: windows of any length, devices of every kind, latency, ends
+//! wherever they are allowed, questions at any time, pipelined requests, and the example client in
+//! C. `UNDECIDED` lists the cases that decide nothing for some windows; all others must pass.
 
 pub mod command;
 mod example;
@@ -23,7 +22,6 @@ use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, WINDOW, with
 use conformance::blackbox::context::Side;
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
-use conformance::blackbox::select::Harm;
 use conformance::client::Failure;
 use conformance::requirements::Role;
 use conformance::tester::Listener;
@@ -34,8 +32,7 @@ use example::Example;
 /// How long a right implementation may take for anything: more than a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Lengths of windows where something could go wrong: short ones, odd ones, and those where a
-/// number gains a digit.
+/// Lengths of windows where something could go wrong: short, odd, and where a number gains a digit.
 pub const WINDOWS: [u32; 12] =
     [1, 17, 64, 999, 1000, 1001, 4096, 10_000, 65_536, 100_000, 1_000_000, 1 << 20];
 
@@ -74,17 +71,15 @@ impl Who {
 }
 
 /// A right implementation, and its environment.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// The implementation.
     pub who: Who,
-    /// The length of its windows.
     pub window: u32,
     /// The kind of its device and of the suite's.
     pub kind: DeviceKind,
     /// How long a message travels, one way.
     pub latency: Duration,
-    /// The seed of the devices.
     pub seed: u64,
 }
 
@@ -104,8 +99,7 @@ impl fmt::Display for Right {
     }
 }
 
-/// Cases that decide nothing for some windows, or are about the length of windows: the shortest and
-/// the longest window that they are for.
+/// Cases that decide nothing for some windows: the shortest and the longest that they are for.
 const UNDECIDED: &[(&str, u32, u32)] = &[
     // It is about the length.
     ("mem.length", 64 << 10, 16 << 20),
@@ -153,8 +147,7 @@ const LONG: &[(&str, u32)] = &[
     ("res.nothing-left-of-the-vanished", 64),
 ];
 
-/// Cases about what a client counts. A client that asks repeatedly adds questions that it does not
-/// count.
+/// Cases about what a client counts: not the questions of one that asks repeatedly.
 const COUNTED: [&str; 2] = ["flow.unhandled", "flow.room-to-ask"];
 
 /// Returns whether a case is tried with these windows.
@@ -198,15 +191,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
     let target = mistakes::variant(fabric.host(&[theirs.ip()]), right.who.variant());
     let backend = fabric.host(&[ours.ip()]);
-    let plan = Plan {
-        patience: PATIENCE,
-        harm: Harm::Allowed,
-        again: "",
-        arguments: &[],
-        selected: false,
-        recorder: None,
-        interrupted: None,
-    };
+    let plan = Plan::harmful(PATIENCE);
     let judged = |side| {
         let cases = conformance::blackbox::cases();
         let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);
@@ -215,8 +200,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
     };
     let options = |options| {
         let mut options = with_window(options, right.window);
-        // Its own limits are not part of the trial: on a busy machine a case may keep it waiting
-        // longer.
+        // Its own limits are not part of the trial.
         options.protocol.stall_limit = Some(PATIENCE);
         options
     };

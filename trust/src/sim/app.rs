@@ -12,12 +12,10 @@ use rdma_softsim::{Random, SoftSim};
 /// Longer than any run.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A connection as its program sees it: a handle on the endpoint that drives it, which may drive
-/// others.
+/// A connection as its program sees it: a handle on its endpoint, which may drive others.
+#[allow(missing_docs)] // the others are plain
 pub struct Handle<'a> {
-    /// The endpoint.
     pub endpoint: &'a mut Endpoint<SoftSim>,
-    /// The connection.
     pub id: ConnectionId,
     /// Whether the program wants no more events of a connection that it ends.
     pub abandons: bool,
@@ -26,7 +24,7 @@ pub struct Handle<'a> {
 }
 
 impl Handle<'_> {
-    /// The connection itself.
+    /// Returns the connection itself.
     pub fn connection(&self) -> &Connection<SoftSim> {
         match self.endpoint.connection(self.id) {
             Some(connection) => connection,
@@ -53,8 +51,7 @@ impl Handle<'_> {
         closed.is_ok() && !self.abandons
     }
 
-    /// Returns a call that would still wait, although the connection has ended and nothing more can
-    /// arrive.
+    /// Returns a call that would still wait, although the connection has ended.
     fn waits_for_ever(&mut self, lent: Option<&Arc<RegisteredBuffer<SoftSim>>>) -> Option<&'static str> {
         if !matches!(self.connection().state(), State::Closed | State::Failed(_)) {
             return None;
@@ -72,7 +69,7 @@ impl Handle<'_> {
     }
 }
 
-/// The workload of a connection: what its program writes and reads, when, and how it ends.
+/// What a program writes and reads, when, and how it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Bytes that it writes.
@@ -95,21 +92,15 @@ pub struct Workload {
 }
 
 /// How a program ends a connection.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppEnd {
-    /// Closes once it has written everything and, with `reads_first`, has read everything of the
-    /// peer's.
-    Close {
-        /// Whether it waits for the peer's bytes.
-        reads_first: bool,
-    },
+    /// Closes once it has written everything and, with `reads_first`, has read the peer's.
+    Close { reads_first: bool },
     /// Waits for the peer's end.
     Wait,
     /// Drops the connection once it has written `after` bytes.
-    Drop {
-        /// Bytes.
-        after: u64,
-    },
+    Drop { after: u64 },
 }
 
 impl Workload {
@@ -133,8 +124,7 @@ impl Workload {
         }
     }
 
-    /// A peer that breaks the rules may never let this program finish, so it finishes without the
-    /// peer.
+    /// A peer that breaks the rules may never let it finish, so it finishes without the peer.
     pub fn faces_rogue(&mut self) {
         // Less than the windows that rogues register, so that they never fill.
         self.bytes = self.bytes.min(2000);
@@ -174,23 +164,19 @@ impl Workload {
 /// A running program.
 pub struct App {
     workload: Workload,
-    /// The streams that it writes and expects.
     writes: Stream,
     reads: Stream,
-    /// How many bytes the peer writes.
     expected: u64,
     written: u64,
     read: u64,
     random: Random,
-    /// Decides what is lent instead of written, in programs that lend.
+    /// Decides what is lent instead of written.
     lends: Option<Random>,
-    /// Decides what is received into registered memory instead of read, in programs that receive
-    /// so.
+    /// Decides what is received into registered memory instead of read.
     lands: Option<Random>,
     /// Bytes that are being received into registered memory.
     landing: Option<Landing>,
-    /// How many bytes had arrived when it gave up receiving so, while windows may still lie in that
-    /// memory.
+    /// How many bytes had arrived when it gave up receiving so, while windows may still lie there.
     gave_up: Option<u64>,
     next_write: Instant,
     next_read: Instant,
@@ -199,7 +185,7 @@ pub struct App {
     closing: bool,
     /// Whether the bytes before a close are known to be delivered.
     delivered: bool,
-    /// Whether it waits until its data has left, before it writes more.
+    /// Whether it waits until its data has left.
     flushing: bool,
     /// The last lent buffer, until it has been returned.
     lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
@@ -263,7 +249,7 @@ impl Stream {
 }
 
 impl App {
-    /// A program with its streams.
+    /// Creates a program with its streams.
     pub fn new(
         workload: Workload,
         writes: Stream,
@@ -307,8 +293,8 @@ impl App {
         self.wrong
     }
 
-    /// Returns whether windows still lie in memory that it gave up: one may have been announced
-    /// there and be full by now. The bytes in it are read.
+    /// Returns whether windows still lie in memory that it gave up, although one may be full by now
+    /// and its bytes are read.
     pub fn is_kept_from_memory(&self, connection: &Connection<SoftSim>) -> bool {
         self.gave_up.is_some_and(|at| {
             let window = u64::from(connection.options().protocol.window);
@@ -333,8 +319,7 @@ impl App {
         let writes = !self.closing && !self.flushing && now >= self.next_write;
         let wrote = writes && self.write_some(link, now)?;
         if self.closing && link.connection().state() == State::Closed {
-            // The peer may have closed first. Then it is unknown how much of our data it still
-            // received.
+            // If the peer closed first, it is unknown how much of our data it received.
             self.delivered = link.connection().unconfirmed() == 0;
             return Err(self.ending(EndCause::Own));
         }
@@ -346,8 +331,8 @@ impl App {
             AppEnd::Wait | AppEnd::Drop { .. } => false,
         };
         let late = self.gives_up.is_some_and(|at| now >= at);
-        // Before the connection is established, a close delivers what was written. If nothing was
-        // written, the peer would never learn of the connection.
+        // Before the establishment, a close delivers what was written. If nothing was, the peer
+        // would never learn of the connection.
         let closes = link.connection().state() != State::Connecting || self.written > 0;
         if (finished || late) && !self.closing && closes {
             self.closing = true;
@@ -377,12 +362,10 @@ impl App {
             }
         };
         if self.wrong.is_none() && !self.trusts_nobody {
-            let read = (self.read..).zip(&buffer);
+            let mut read = (self.read..).zip(&buffer);
             let limit = self.expected;
-            self.wrong = read
-                .clone()
-                .find(|(at, byte)| *at >= limit || **byte != self.reads.byte(*at))
-                .map(|(at, _)| at);
+            let wrong = read.find(|(at, byte)| *at >= limit || **byte != self.reads.byte(*at));
+            self.wrong = wrong.map(|(at, _)| at);
         }
         self.read += buffer.len() as u64;
         if !self.workload.read_rest.is_zero() {
@@ -391,9 +374,8 @@ impl App {
         Ok(true)
     }
 
-    /// Returns the bytes that were received into registered memory since the last call. Returns
-    /// `None` if the program reads now. Data that arrived before an end is then read as well, and
-    /// reading returns the cause of the end.
+    /// Returns the bytes received into registered memory since the last call; `None` if the program
+    /// reads now: also what arrived before an end, and its cause.
     fn land_some(&mut self, link: &mut Handle<'_>) -> Option<Vec<u8>> {
         let random = self.lands.as_mut()?;
         if self.landing.is_none() {
@@ -443,8 +425,7 @@ impl App {
                 }
                 Ok(true)
             }
-            // There was no memory for a send buffer. That ends nothing, but this program has no
-            // other use for the connection.
+            // No memory for a send buffer ends nothing, but this program is done.
             Err(_) if link.check().is_ok() => Err(self.ending(EndCause::Own)),
             // Data that arrived before the end can still be read, and reading returns the cause.
             Err(_) if now < self.next_read => {
@@ -471,8 +452,7 @@ impl App {
         link.endpoint.write(link.id, &[IoSlice::new(one), IoSlice::new(other)])
     }
 
-    /// Returns its ending, unless a rule was broken: an error must stay the same, and every waiting
-    /// call must return.
+    /// Returns its ending, or the broken rule: an error stays the same, and waiting calls return.
     pub fn checked(&self, ending: Ending, link: &mut Handle<'_>) -> Ending {
         if let EndCause::Failed(error) = &ending.cause {
             let again = link.endpoint.read(link.id, &mut [0]).err().map(|error| error.to_string());

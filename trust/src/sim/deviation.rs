@@ -47,13 +47,12 @@ pub enum Deviation {
     FeatureFlood,
     /// Writes beyond the end of the peer's window.
     WriteOutside,
-    /// Fills each window of the peer's by its announcements, and writes into the windows before it.
-    /// Some of these may lie in memory that the program has taken back, or deregistered.
+    /// Fills each window of the peer's by its announcements, and writes into earlier windows, which
+    /// may lie in memory that the program has taken back, or deregistered.
     Trespass,
     /// Reads the peer's window.
     ReadWindow,
-    /// Odd things that are allowed: keepalives, reserved bits, unknown features, immediates of no
-    /// bytes.
+    /// Odd things that are allowed: keepalives, reserved bits, unknown features, empty immediates.
     Odd,
 }
 
@@ -97,8 +96,7 @@ impl Deviation {
         }
     }
 
-    /// Returns whether the victim must end the connection with a certain error, and `error` is that
-    /// one.
+    /// Returns whether `error` is one with which the victim may, or must, end the connection.
     pub fn is_answered_by(self, error: Option<&Error>) -> bool {
         if self == Self::NeverReady {
             return matches!(error, Some(Error::TimedOut { .. }));
@@ -136,8 +134,7 @@ impl Deviation {
             }
             Self::WrappedWindow => misbehaved(|m| matches!(m, PeerMisbehaved::WindowWraps { .. })),
             Self::BogusKey => {
-                // Or nothing was ever written: a rogue answers no question, so its receives are
-                // never proven.
+                // Or nothing was written: a rogue's receives are never proven.
                 matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WindowRefused)
             }
             Self::EarlyRegistration | Self::WindowsWithoutEnd => {
@@ -165,7 +162,6 @@ impl Deviation {
     /// Sets the client up so that this is a deviation for it.
     pub const fn prepare(self, victim: &mut Config) {
         if matches!(self, Self::UnaskedFeatures) {
-            // A client that never asks.
             victim.negotiate = false;
             victim.peer_receives = 64;
         }

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::app::{App, EndCause, Ending, Handle};
 
-/// A connection's end, with the program that uses it.
+/// A connection's end, with its program.
 pub struct End {
     /// Its host.
     pub host: u32,
@@ -59,7 +59,7 @@ impl End {
         self.pair
     }
 
-    /// Forgets its queue pair: all of its events were recorded, and its number may be reused.
+    /// Forgets its queue pair, whose events were recorded: its number may be reused.
     pub const fn forget_pair(&mut self) {
         self.pair = None;
     }
@@ -77,8 +77,7 @@ impl End {
     }
 
     /// Runs the program when the endpoint has an event for it, or its time has come. Returns true
-    /// if it has ended. Between two steps of the program, a diligent event loop lets the endpoint
-    /// progress again. The program must not need that.
+    /// if it has ended. Between its steps a diligent event loop lets the endpoint progress again.
     pub fn run(&mut self, handle: &mut Handle<'_>, diligent: bool) -> bool {
         loop {
             match self.app.run(handle) {
@@ -113,9 +112,8 @@ impl Acceptor {
     /// # Errors
     /// As [`Listener::bind`].
     pub fn open(backend: &SoftSim, address: SocketAddr, options: Options) -> Result<Self, Error> {
-        Ok(Self {
-            listener: Some(Listener::bind_with(backend, address, options, rdma_conn::Limits::default())?),
-        })
+        let listener = Listener::bind_with(backend, address, options, rdma_conn::Limits::default())?;
+        Ok(Self { listener: Some(listener) })
     }
 
     /// Returns whether its descriptor is readable.
@@ -128,7 +126,7 @@ impl Acceptor {
         match self.listener.as_ref()?.try_accept() {
             Ok(accepted) => accepted,
             Err(error) => {
-                // It continues with the next one when its descriptor reports it.
+                // The next one comes when its descriptor reports it.
                 tracing::debug!(%error, "a connection was not accepted");
                 if matches!(error, Error::DeviceRemoved | Error::Device { .. }) {
                     self.listener = None;

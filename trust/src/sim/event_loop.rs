@@ -1,9 +1,7 @@
-//! An event loop on an [`Endpoint`]: one for all connections of a host, or one for a single
-//! connection.
+//! An event loop on an [`Endpoint`] for all connections of a host, or for a single one.
 //!
-//! A program runs only on an event of its connection, or at a time that it chose. Nothing else
-//! checks on it: an event that the endpoint does not report stays unnoticed, and the run does not
-//! end.
+//! A program runs only on an event of its connection, or at a time that it chose: with an event
+//! that the endpoint does not report, the run does not end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -63,18 +61,10 @@ impl EventLoop {
         Self::of(Endpoint::new(backend, usage.limits)?, host, usage)
     }
 
-    /// Wraps an existing endpoint.
     fn of(endpoint: Endpoint<SoftSim>, host: u32, usage: Usage) -> Result<Self, Error> {
         let poller = watch(&endpoint, usage.edges).map_err(|errno| Error::Wait(Arc::new(errno.into())))?;
-        Ok(Self {
-            host,
-            endpoint: Some(endpoint),
-            usage,
-            poller,
-            dials: Vec::new(),
-            ends: Vec::new(),
-            places: BTreeMap::new(),
-        })
+        let (dials, ends, places) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Ok(Self { host, endpoint: Some(endpoint), usage, poller, dials, ends, places })
     }
 
     /// Wraps the endpoint of one connection that a listener has accepted.
@@ -97,7 +87,7 @@ impl EventLoop {
         Ok(this)
     }
 
-    /// Lets programs run although their connections are not established yet.
+    /// Lets programs run before their connections are established.
     pub fn begin(&mut self) {
         self.ends.iter_mut().for_each(End::open);
     }
@@ -115,17 +105,17 @@ impl EventLoop {
         self.ends.push(End::new(self.host, connection, app));
     }
 
-    /// Its host.
+    /// Returns its host.
     pub const fn host(&self) -> u32 {
         self.host
     }
 
-    /// All ends so far.
+    /// Returns all ends so far.
     pub fn ends(&self) -> &[End] {
         &self.ends
     }
 
-    /// All ends so far.
+    /// Returns all ends so far.
     pub fn ends_mut(&mut self) -> &mut [End] {
         &mut self.ends
     }
@@ -159,7 +149,6 @@ impl EventLoop {
     pub fn oversleeps(&self) -> bool {
         let Some(endpoint) = &self.endpoint else { return false };
         let connections = self.places.keys().filter_map(|id| endpoint.connection(*id));
-        // An overdue time-out is due now.
         let soonest = connections.filter_map(Connection::next_timeout).min().map(|at| at.max(endpoint.now()));
         soonest.is_some_and(|soonest| endpoint.next_timeout().is_none_or(|at| at > soonest))
     }
@@ -171,8 +160,8 @@ impl EventLoop {
         self.endpoint = None;
     }
 
-    /// Runs one turn of the event loop, which then sleeps again. `program` is the program of a
-    /// connection that was accepted. Returns whether more than one thing had woken it.
+    /// Runs one turn of the event loop, which then sleeps again. `program` is that of an accepted
+    /// connection. Returns whether more than one thing had woken it.
     ///
     /// # Errors
     /// The endpoint is lost.
@@ -215,7 +204,6 @@ impl EventLoop {
         }
     }
 
-    /// Returns the ends whose programs run because of an event.
     fn take(
         &mut self,
         event: Event,
@@ -240,8 +228,7 @@ impl EventLoop {
         if let Event::Opened { .. } = event {
             end.open();
         }
-        // A connection that was not established has no queue pair number that the program could
-        // know.
+        // One that was not established has no number that the program could know.
         if let Some(connection) = endpoint.connection(id).filter(|_| end.is_open()) {
             end.found(connection.queue_pair_number());
         }
@@ -284,14 +271,12 @@ impl EventLoop {
     }
 }
 
-/// Returns the number of ready descriptors that `poller` watches, at most `most`.
 fn ready(poller: &impl AsFd, most: usize) -> usize {
     let mut events = Vec::with_capacity(most);
     let polled = epoll::wait(poller, spare_capacity(&mut events), Some(&Timespec::default()));
     polled.unwrap_or(0)
 }
 
-/// An epoll instance that watches an endpoint.
 fn watch(endpoint: &Endpoint<SoftSim>, edges: bool) -> rustix::io::Result<OwnedFd> {
     let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let flags = if edges { epoll::EventFlags::IN | epoll::EventFlags::ET } else { epoll::EventFlags::IN };

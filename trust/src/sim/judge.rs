@@ -23,40 +23,27 @@ fn judge(
         [("client", client, &connection.client, server), ("server", server, &connection.server, client)];
     let dropped = sides.iter().any(|(_, _, workload, _)| matches!(workload.end, AppEnd::Drop { .. }));
     for (name, ending, workload, peer) in sides {
-        // A server with nothing to send may leave at once, before its window is known. Its client
-        // waits for nothing else.
+        // A server with nothing to send may leave before its window is known.
         let left_at_once = peer.written == 0 && ending.read == 0 && matches!(peer.cause, EndCause::Own);
         if let EndCause::Failed(error) = &ending.cause
             && !dropped
             && !left_at_once
         {
-            return Err(Violation::new(
-                "no cause",
-                format!("connection {place}: the {name} failed without a cause: {error}"),
-            ));
+            let what = format!("connection {place}: the {name} failed without a cause: {error}");
+            return Err(Violation::new("no cause", what));
         }
         let lost = ending.delivered && peer.read < ending.written && matches!(peer.cause, EndCause::Eof);
-        // A program that waits for the end reads everything. One that closes early does not check.
+        // Only a program that waits for the end reads everything.
         if lost {
-            return Err(Violation::new(
-                "delivery",
-                format!(
-                    "connection {place}: the {name} closed with {} bytes delivered, its peer read {} and then the end",
-                    ending.written, peer.read
-                ),
-            ));
+            let (written, read) = (ending.written, peer.read);
+            let what =
+                format!("closed with {written} bytes delivered, its peer read {read} and then the end");
+            return Err(Violation::new("delivery", format!("connection {place}: the {name} {what}")));
         }
-        if matches!(workload.end, AppEnd::Close { reads_first: true })
-            && !dropped
-            && peer.read < workload.bytes
-        {
-            return Err(Violation::new(
-                "delivery",
-                format!(
-                    "connection {place}: the {name} closed and only {} of {} bytes were delivered",
-                    peer.read, workload.bytes
-                ),
-            ));
+        let reads_first = matches!(workload.end, AppEnd::Close { reads_first: true });
+        if reads_first && !dropped && peer.read < workload.bytes {
+            let what = format!("closed and only {} of {} bytes were delivered", peer.read, workload.bytes);
+            return Err(Violation::new("delivery", format!("connection {place}: the {name} {what}")));
         }
     }
     Ok(())
@@ -69,17 +56,14 @@ pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> 
     }
     if let Some(connection) = connection {
         if end.app().is_kept_from_memory(connection) {
-            return Err(Violation::new(
-                "landing",
-                format!("{}: memory is kept that was given up", name(end)),
-            ));
+            let what = format!("{}: memory is kept that was given up", name(end));
+            return Err(Violation::new("landing", what));
         }
         let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
         if counters.most_in_flight > limit.into() {
-            return Err(Violation::new(
-                "credit",
-                format!("{}: {} notifications in flight of {limit}", name(end), counters.most_in_flight),
-            ));
+            let most = counters.most_in_flight;
+            let what = format!("{}: {most} notifications in flight of {limit}", name(end));
+            return Err(Violation::new("credit", what));
         }
     }
     if let Some(Ending { cause: EndCause::Waits(call), .. }) = end.ending() {
@@ -93,7 +77,6 @@ pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> 
     Ok(())
 }
 
-/// Names an end in a violation.
 fn name(end: &End) -> String {
     let side = if end.host == SERVER { "server" } else { "client" };
     format!("{side} of connection {}", end.connection)
@@ -106,19 +89,14 @@ impl World<'_> {
             let silent_ends = event_loop.ends().iter().enumerate().filter(|(_, end)| silent(end));
             silent_ends.map(|(place, end)| format!("{}: {:?}", name(end), event_loop.connection(place)))
         });
-        let event_loops = self
-            .event_loops
-            .iter()
-            .filter(|event_loop| !event_loop.is_over())
-            .map(|event_loop| format!("{event_loop:?}"));
-        let who: Vec<String> = silent_ends.chain(event_loops).collect();
-        Violation::new(
-            "liveness",
-            format!("{cause} at {:?}: {}", self.sim.now().since_start(), who.join("; ")),
-        )
+        let unfinished = self.event_loops.iter().filter(|event_loop| !event_loop.is_over());
+        let unfinished = unfinished.map(|event_loop| format!("{event_loop:?}"));
+        let who: Vec<String> = silent_ends.chain(unfinished).collect();
+        let now = self.sim.now().since_start();
+        Violation::new("liveness", format!("{cause} at {now:?}: {}", who.join("; ")))
     }
 
-    /// Returns whether anything happened to the connection by which it may have ended.
+    /// Returns whether something may have ended the connection.
     fn is_excused(&self, place: usize) -> bool {
         let concerned = |host: u32| host == SERVER || host as usize == place + 1;
         self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
@@ -140,10 +118,8 @@ impl World<'_> {
                 None if self.is_excused(place) => {}
                 None => {
                     let (Some(client), Some(server)) = (client, server) else {
-                        return Err(Violation::new(
-                            "connection",
-                            format!("connection {place} never came about"),
-                        ));
+                        let what = format!("connection {place} never came about");
+                        return Err(Violation::new("connection", what));
                     };
                     judge(place, connection, &client, &server)?;
                 }
@@ -164,14 +140,10 @@ impl World<'_> {
             _ => None,
         };
         let excused = self.is_excused(place) || !self.struck.is_empty();
-        if !excused
-            && (deviation.is_fatal() && rogue.executed || error.is_some())
-            && !deviation.is_answered_by(error)
-        {
-            return Err(Violation::new(
-                "rogue",
-                format!("{deviation:?} ended the connection with {cause:?}"),
-            ));
+        let must = deviation.is_fatal() && rogue.executed || error.is_some();
+        if !excused && must && !deviation.is_answered_by(error) {
+            let what = format!("{deviation:?} ended the connection with {cause:?}");
+            return Err(Violation::new("rogue", what));
         }
         if error.is_some() {
             self.failure_counts.observe(FailureClass::WrongPeer);

@@ -1,5 +1,4 @@
-//! Invariants that hold at every step, judged from the trace: on the wire, and in the state of each
-//! queue pair.
+//! Invariants at every step, judged from the trace: on the wire, and in each queue pair's state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +9,7 @@ use rdma_softsim::trace::{Entry, EntryKind, Work};
 /// Windows that may wait behind the one that is being filled (VM-003).
 const WAITING: usize = 3;
 
-/// A rule that was broken.
+/// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The oracle that reports it: a stable name.
@@ -34,7 +33,6 @@ pub struct Oracle {
     windows_ahead: u64,
 }
 
-/// The state of a queue pair.
 #[derive(Default)]
 struct WatchedQueuePair {
     /// Whether its owner is expected to follow the rules.
@@ -44,14 +42,12 @@ struct WatchedQueuePair {
     receives: BTreeSet<u64>,
     /// The window that its owner may write to.
     target: Option<Target>,
-    /// The windows it announced.
     announced: Announced,
     /// The features in the last `GetServerFeature` that it sent.
     said: Option<FeatureSet>,
     /// The features in the last one that it received: those of its server, or a question.
     heard: Option<FeatureSet>,
-    /// Whether windows may be announced before they are needed. The client decides it by the
-    /// server's answer (VM-001).
+    /// Whether windows may be announced early: the server's answer decides (VM-001).
     queues: bool,
     /// Its identifier, and whether its owner has posted, failed or disconnected.
     identifier: u64,
@@ -63,15 +59,13 @@ struct WatchedQueuePair {
     read: u64,
 }
 
-/// A window of the peer's, as announced, and how much of it is used.
 struct Target {
     window: Window,
     used: u32,
     /// Bytes written since the last immediate.
     unannounced: u32,
-    /// Windows that were registered before this one was full, in order (VM-002). This includes
-    /// those of a rogue that registers too early: this window was not full on the wire, but it may
-    /// have been full for its owner, which counts what it has posted.
+    /// Windows that were registered before this one was full, in order (VM-002), also those of a
+    /// rogue that registers too early: its own count of what it posted may differ from the wire.
     next: VecDeque<Window>,
 }
 
@@ -80,7 +74,6 @@ impl Target {
         Self { window, used: 0, unannounced: 0, next: VecDeque::new() }
     }
 
-    /// Returns whether another window must wait until this one, and those behind it, are full.
     fn comes_first(&self) -> bool {
         !self.is_full() || !self.next.is_empty()
     }
@@ -91,7 +84,6 @@ impl Target {
 }
 
 impl WatchedQueuePair {
-    /// Records a message that it sends, other than a registration.
     fn says(&mut self, number: u32, message: Message) -> Result<(), Violation> {
         let wrong = |what: &str| Err(Violation::new("features", format!("pair {number} {what}")));
         match message {
@@ -112,7 +104,6 @@ impl WatchedQueuePair {
         Ok(())
     }
 
-    /// Records a message that it receives.
     fn hears(&mut self, message: Message) {
         match message {
             Message::RegisterXferMemory(window) => match &mut self.target {
@@ -131,14 +122,12 @@ impl WatchedQueuePair {
 
 #[derive(Default)]
 struct Announced {
-    /// Bytes of all windows so far.
     total: u64,
     /// For each address, the byte of the stream up to which it was last used.
     ends: BTreeMap<u64, u64>,
 }
 
 impl Announced {
-    /// Returns how many windows are not full once `arrived` bytes have arrived.
     fn not_full(&self, arrived: u64) -> usize {
         self.ends.values().filter(|end| **end > arrived).count()
     }
@@ -151,14 +140,13 @@ impl Oracle {
         self.windows_ahead
     }
 
-    /// Records an entry of the trace. `honest` returns whether the program on a host follows the
-    /// rules.
+    /// Records an entry of the trace. `honest` returns whether a host's program follows the rules.
     pub fn look(&mut self, entry: &Entry, honest: impl Fn(u32) -> bool) -> Result<(), Violation> {
         match &entry.what {
             EntryKind::Created { host, pair, identifier } => {
                 let (honest, identifier) = (honest(*host), *identifier);
-                self.pairs
-                    .insert(*pair, WatchedQueuePair { honest, identifier, ..WatchedQueuePair::default() });
+                let pair_of = WatchedQueuePair { honest, identifier, ..WatchedQueuePair::default() };
+                self.pairs.insert(*pair, pair_of);
                 Ok(())
             }
             EntryKind::Registered { host, access } if honest(*host) && access.allows(Access::REMOTE_READ) => {
@@ -172,15 +160,14 @@ impl Oracle {
             EntryKind::NotReady { from, to, injected: false, limited: true }
                 if self.is_honest(*from) && self.is_honest(*to) =>
             {
-                Err(Violation::new(
-                    "credit",
-                    format!("pair {from} outran the receives of pair {to}, which cannot wait"),
-                ))
+                let what = format!("pair {from} outran the receives of pair {to}, which cannot wait");
+                Err(Violation::new("credit", what))
             }
-            EntryKind::Tampered { pair, id } if self.is_honest(*pair) => Err(Violation::new(
-                "ownership",
-                format!("pair {pair}: bytes of work {id:#x} changed before its completion was polled"),
-            )),
+            EntryKind::Tampered { pair, id } if self.is_honest(*pair) => {
+                let what =
+                    format!("pair {pair}: bytes of work {id:#x} changed before its completion was polled");
+                Err(Violation::new("ownership", what))
+            }
             EntryKind::Busy { host, what } if honest(*host) => {
                 Err(Violation::new("teardown", format!("host {host}: {what} destroyed while in use")))
             }
@@ -202,8 +189,7 @@ impl Oracle {
         }
     }
 
-    /// Checks that a connection that fails tells its peer itself, and does not leave that to a
-    /// later drop.
+    /// Checks that a connection that fails tells its peer itself, and not by a later drop.
     fn called(&mut self, identifier: u64, what: &str) -> Result<(), Violation> {
         let Some((number, pair)) = self.pairs.iter_mut().find(|(_, pair)| pair.identifier == identifier)
         else {
@@ -211,10 +197,8 @@ impl Oracle {
         };
         pair.disconnected |= what == "disconnect";
         if what == "destroy" && pair.spoke && pair.failed && !pair.disconnected {
-            return Err(Violation::new(
-                "disconnect",
-                format!("pair {number} failed and did not tell its peer"),
-            ));
+            let what = format!("pair {number} failed and did not tell its peer");
+            return Err(Violation::new("disconnect", what));
         }
         Ok(())
     }
@@ -262,10 +246,8 @@ impl Oracle {
     fn received(&mut self, number: u32, id: u64) -> Result<(), Violation> {
         let Some(pair) = self.pairs.get_mut(&number) else { return Ok(()) };
         if !pair.receives.insert(id) && pair.honest {
-            return Err(Violation::new(
-                "exactly once",
-                format!("pair {number}: receive {id} is posted twice"),
-            ));
+            let what = format!("pair {number}: receive {id} is posted twice");
+            return Err(Violation::new("exactly once", what));
         }
         Ok(())
     }
@@ -276,10 +258,8 @@ impl Oracle {
             SendOp::Send | SendOp::SendImmediate(_) => {
                 let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
                 if honest && (work.len != 32 || message.is_none()) {
-                    return Err(Violation::new(
-                        "wire",
-                        format!("pair {from} sent {} bytes of nonsense", work.len),
-                    ));
+                    let what = format!("pair {from} sent {} bytes of nonsense", work.len);
+                    return Err(Violation::new("wire", what));
                 }
                 if let (Some(message), Some(peer)) = (message, self.pairs.get_mut(&to)) {
                     peer.hears(message);
@@ -307,13 +287,10 @@ impl Oracle {
                 {
                     if target.unannounced > 0 {
                         // VM-004.
-                        return Err(Violation::new(
-                            "immediate",
-                            format!(
-                                "pair {from} begins a window with {} bytes unannounced",
-                                target.unannounced
-                            ),
-                        ));
+                        let unannounced = target.unannounced;
+                        let what =
+                            format!("pair {from} begins a window with {unannounced} bytes unannounced");
+                        return Err(Violation::new("immediate", what));
                     }
                     (target.window, target.used) = (window, 0);
                 }
@@ -325,20 +302,16 @@ impl Oracle {
                         work.len, at.address
                     ));
                 }
-                // It is at most `room`, a u32.
                 target.used += work.len as u32;
                 target.unannounced += work.len as u32;
-                match immediate {
-                    Some(immediate) if immediate != target.unannounced => Err(Violation::new(
-                        "immediate",
-                        format!("pair {from} announced {immediate} bytes and wrote {}", target.unannounced),
-                    )),
-                    Some(_) => {
-                        target.unannounced = 0;
-                        Ok(())
+                if let Some(immediate) = immediate {
+                    let written = std::mem::take(&mut target.unannounced);
+                    if immediate != written {
+                        let what = format!("pair {from} announced {immediate} bytes and wrote {written}");
+                        return Err(Violation::new("immediate", what));
                     }
-                    None => Ok(()),
                 }
+                Ok(())
             }
             SendOp::Read(_) if honest => Err(Violation::new("wire", format!("pair {from} reads"))),
             SendOp::Read(_) => Ok(()),

@@ -14,7 +14,6 @@ use super::deviation::Deviation;
 
 /// The number of windows that a rogue records, and that a trespasser fills.
 const MOST_WINDOWS: usize = 12;
-/// The queue pair and memory of a rogue.
 const SHAPE: Shape =
     Shape { sends: 512, receives: 64, window: 4096, access: Access::REMOTE_WRITE, outbox: 32 << 10 };
 /// How long it waits for its victim.
@@ -27,7 +26,6 @@ pub struct Rogue {
     deviation: Deviation,
     backend: SoftSim,
     stage: Stage,
-    /// When it gives up.
     until: Instant,
     /// Whether it began its script.
     acted: bool,
@@ -48,11 +46,8 @@ struct Connected {
     established: bool,
     /// The victim's first windows.
     windows: Vec<Window>,
-    /// Whether it has asked for the victim's features.
     asked: bool,
-    /// Whether the victim has answered.
     told: bool,
-    /// The rest of the script, once it has begun.
     script: VecDeque<Step>,
 }
 
@@ -90,8 +85,7 @@ impl Rogue {
         }
     }
 
-    /// Returns the deviation that its victim could notice. It is silence if the victim ended before
-    /// the rogue began its script.
+    /// Returns the deviation that its victim could notice: silence, if it ended before the script.
     pub const fn shown(&self) -> Deviation {
         if self.acted { self.deviation } else { Deviation::Silence }
     }
@@ -144,14 +138,10 @@ impl Rogue {
                     session.reposts = !starves;
                     session.take(Step::Receive(if starves { 2 } else { receives as usize })).ok()?;
                     if asked { session.accept(&PARAMS, &[]) } else { session.connect(&PARAMS, &[]) }.ok()?;
-                    let connected = Box::new(Connected {
-                        session,
-                        established: false,
-                        windows: Vec::new(),
-                        asked: false,
-                        told: false,
-                        script: VecDeque::new(),
-                    });
+                    let (windows, script) = (Vec::new(), VecDeque::new());
+                    let connected =
+                        Connected { session, established: false, windows, asked: false, told: false, script };
+                    let connected = Box::new(connected);
                     if self.deviation == Deviation::NeverReady {
                         // The side that reads reports that it was accepted.
                         (self.acted, self.executed) = (true, true);
@@ -209,7 +199,7 @@ impl Rogue {
         Some(())
     }
 
-    /// Begins the deviation itself, once everything that it needs is there.
+    /// Begins the deviation, once everything that it needs is there.
     fn act(&mut self, connected: &mut Connected) -> Option<()> {
         let needs_window = matches!(
             self.deviation,
@@ -255,8 +245,7 @@ fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
     std::iter::once(fill).chain(writes)
 }
 
-/// Returns the script of a deviation, from a window of its own and the victim's. `None` means that
-/// the rogue disappears.
+/// Returns the script of a deviation; `None` if the rogue disappears.
 fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>> {
     let remote = RemoteAddress { address: victim.address, rkey: victim.rkey };
     let bytes = |bytes: &[u8]| Step::Post(SendOp::Send, bytes.to_vec());
@@ -277,11 +266,9 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
         Deviation::Length(length) => vec![bytes(&vec![0; length.into()])],
         Deviation::EmptyWindow => vec![register(Window { length: 0, ..own })],
         Deviation::HugeWindow => vec![register(Window { length: 4097, ..own })],
-        Deviation::WrappedWindow => {
-            vec![register(Window { address: u64::MAX - 10, length: 100, ..own })]
-        }
+        Deviation::WrappedWindow => vec![register(Window { address: u64::MAX - 10, length: 100, ..own })],
         Deviation::BogusKey => vec![register(Window { rkey: own.rkey ^ 0x100, ..own })],
-        // Longer than anything that could be written in between.
+        // Longer than what could be written in between.
         Deviation::EarlyRegistration => vec![register(Window { length: 4096, ..own }); 2],
         Deviation::WindowsWithoutEnd => {
             let choice = Message::SetClientFeature { select: 0, features: FeatureSet::MULTI_BUFFER };

@@ -86,22 +86,20 @@ fn plan(text: &str) -> Result<Plan, String> {
 }
 
 /// A run that broke a rule.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its seed, which reproduces it together with the kind.
+    /// Together with the kind, it reproduces the run.
     pub seed: u64,
-    /// Its kind of device.
     pub device_kind: DeviceKind,
-    /// The rule.
     pub violation: Violation,
 }
 
 /// The results of many runs.
+#[allow(missing_docs)] // the others are plain
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// The number of runs.
     pub runs: u64,
-    /// Events of all runs.
     pub events: u64,
     /// Bytes read by programs.
     pub bytes: u64,
@@ -109,9 +107,8 @@ pub struct Summary {
     pub windows_ahead: u64,
     /// Faults that found no target.
     pub idle_faults: u64,
-    /// Classes of failure that occurred.
     pub failure_counts: FailureCounts,
-    /// Runs that broke a rule. Each processor stops at its first.
+    /// Each processor stops at its first.
     pub failures: Vec<Failure>,
 }
 
@@ -191,14 +188,13 @@ pub fn main(options: &Options) -> ExitCode {
     if options.trace {
         return show(options);
     }
-    // A run that panics is reported as a failure. The backtraces of thousands would hide it.
+    // A panic is reported as a failure. Thousands of backtraces would hide it.
     std::panic::set_hook(Box::new(|_| {}));
     let begun = Instant::now();
     let seeds = options.seeds.end.saturating_sub(options.seeds.start);
     let (bar, told) = (progress(seeds), AtomicU64::new(0));
     let summary = search(options, || {
         bar.inc(1);
-        // Without a terminal, it prints a line each minute.
         let minutes = begun.elapsed().as_secs() / 60;
         if bar.is_hidden() && told.fetch_max(minutes, Ordering::Relaxed) < minutes {
             eprintln!("{} of {seeds} seeds in {minutes} min", bar.position());
@@ -207,17 +203,12 @@ pub fn main(options: &Options) -> ExitCode {
     bar.finish_and_clear();
     println!("{}", classes(&summary.failure_counts));
     let seconds = begun.elapsed().as_secs_f64();
+    let Summary { runs, events, bytes, windows_ahead, idle_faults, failures, .. } = &summary;
     println!(
-        "{} runs, {} events, {} bytes delivered, {} windows registered ahead, {} faults struck nothing\n\
-         {:.1} s, {:.0} runs/s, {} violations",
-        summary.runs,
-        summary.events,
-        summary.bytes,
-        summary.windows_ahead,
-        summary.idle_faults,
-        seconds,
-        summary.runs as f64 / seconds,
-        summary.failures.len()
+        "{runs} runs, {events} events, {bytes} bytes delivered, {windows_ahead} windows registered ahead, \
+         {idle_faults} faults struck nothing\n{seconds:.1} s, {:.0} runs/s, {} violations",
+        *runs as f64 / seconds,
+        failures.len()
     );
     if options.keep_going {
         for Failure { seed, device_kind, violation } in &summary.failures {
@@ -242,7 +233,6 @@ pub fn main(options: &Options) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints one run in full.
 fn show(options: &Options) -> ExitCode {
     let DeviceKinds(device_kinds) = &options.device_kind;
     let Some(device_kind) = device_kinds.first() else { return ExitCode::FAILURE };
@@ -263,7 +253,6 @@ fn report(scenario: &Scenario, most: usize) {
     }
 }
 
-/// Returns the counts of each class of failure, as a table.
 fn classes(failure_counts: &FailureCounts) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);

@@ -14,63 +14,53 @@ use super::deviation::Deviation;
 use super::event_loop::Usage;
 
 /// A run, as data.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The seed of everything else.
     pub seed: u64,
-    /// The kind of the devices.
     pub device_kind: DeviceKind,
-    /// The fabric's delays.
     pub settings: SimulationSettings,
-    /// The server's settings.
     pub server: Options,
     /// The limits of the server's device, and of the clients' devices.
     pub limits: Limits,
     /// Whether the limits are so tight that connections may fail because of them.
     pub tight: bool,
-    /// The connections.
     pub connections: Vec<ScenarioConnection>,
     /// How long a woken runner may wait until it runs.
     pub sluggishness: Duration,
-    /// The sides that have one endpoint for all their connections.
+    /// Which sides have one endpoint for all their connections.
     pub endpoints: Endpoints,
-    /// Whether the programs of servers with an endpoint for each connection begin when it is
-    /// accepted, and not when it is established.
+    /// Whether programs of servers with an endpoint for each connection begin at the acceptance.
     pub eager: bool,
-    /// The faults.
     pub plan: FaultPlan,
 }
 
 /// Hosts that have an endpoint, and how they use it.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Endpoints {
-    /// The server.
     pub server: Option<Usage>,
-    /// Each client.
     pub clients: Option<Usage>,
 }
 
 /// One connection. The host of its client is its index in the list, plus one.
+#[allow(missing_docs)] // the others are plain
 #[derive(Clone, Debug)]
 pub struct ScenarioConnection {
-    /// When the client begins.
     pub begins: Duration,
-    /// The client's settings.
     pub options: Options,
-    /// What the client does.
     pub client: Workload,
-    /// What its peer does.
     pub server: Workload,
-    /// The side that is a raw peer which breaks the rules, if one is.
+    /// The side that breaks the rules, if one does.
     pub rogue: Option<Rogue>,
 }
 
 /// The side that breaks a rule, and the rule.
+#[allow(missing_docs)] // the other is plain
 #[derive(Clone, Copy, Debug)]
 pub struct Rogue {
     /// Whether it is the server, not the client.
     pub serves: bool,
-    /// The deviation.
     pub deviation: Deviation,
 }
 
@@ -90,15 +80,11 @@ impl Scenario {
             ..Limits::default()
         };
         let tight = random.chance(1, 16);
-        let limits = if tight {
-            Limits {
-                locked_memory: random.within(1000..=100_000),
-                max_queue_pairs: random.within(1..=3) as u32,
-                ..limits
-            }
-        } else {
-            limits
+        let (locked_memory, max_queue_pairs) = match tight {
+            true => (random.within(1000..=100_000), random.within(1..=3) as u32),
+            false => (limits.locked_memory, limits.max_queue_pairs),
         };
+        let limits = Limits { locked_memory, max_queue_pairs, ..limits };
         let server = options(&mut random, Role::Server);
         let count = random.pick(&[1, 1, 1, 1, 2, 2, 3]);
         let connections: Vec<_> =
@@ -132,8 +118,7 @@ impl Scenario {
     /// Draws settings that independent draws hardly ever combine, and where defects hide.
     fn corners(&mut self, random: &mut Random) {
         if random.chance(1, 8) {
-            // One side sends nothing, and there are no keepalives: a side that misses a wake-up
-            // sleeps on.
+            // One side is silent, without keepalives: a side that misses a wake-up sleeps on.
             self.server.protocol.keepalive = Some(Keepalive::NONE);
             for connection in &mut self.connections {
                 connection.options.protocol.keepalive = Some(Keepalive::NONE);
@@ -203,8 +188,8 @@ impl Scenario {
         }
     }
 
-    /// Draws rogues that return to earlier windows, of victims that expect enough data for windows
-    /// in memory of their own.
+    /// Draws rogues that return to earlier windows, of victims that expect enough data for memory
+    /// of their own.
     fn trespassers(&mut self, random: &mut Random) {
         for connection in &mut self.connections {
             if let Some(rogue) = &mut connection.rogue
@@ -221,9 +206,9 @@ impl Scenario {
         }
     }
 
-    /// Draws properties of processes and devices: processes that have forked, whose children hold
-    /// all descriptors; programs of servers that begin before their connections are established;
-    /// and devices that do not report whose requests they have flushed.
+    /// Draws processes that have forked, whose children hold all descriptors; servers' programs
+    /// that begin before their connections are established; and devices that do not report whose
+    /// requests they have flushed.
     fn processes(&mut self, random: &mut Random) {
         self.settings.held_descriptors = random.chance(1, 3);
         self.settings.unnamed_flushes = random.chance(1, 4);
@@ -245,7 +230,7 @@ impl Scenario {
             self.settings.accept_rnr_retry = None;
         }
         if self.settings.accept_rnr_retry.is_some() {
-            // One receive that is not ready would end the connection, without any program's fault.
+            // One receive that is not ready would end the connection.
             self.plan.retain(|injection| !matches!(injection.fault, Fault::NotReady { .. }));
         }
         if self.plan.iter().any(|injection| injection.fault.may_end_connections()) {
@@ -318,19 +303,16 @@ impl ScenarioConnection {
         }
         let mut client = Workload::draw(random, &options.protocol, &server.protocol);
         let mut peer = Workload::draw(random, &server.protocol, &options.protocol);
-        // One side must end the connection. A side that waits for everything needs a peer that lets
-        // it finish.
+        // One side must end the connection. If it waits for all, its peer must let it finish.
+        let read = AppEnd::Close { reads_first: true };
         match random.below(8) {
             0 => (client.end, peer.end) = (AppEnd::Close { reads_first: false }, AppEnd::Wait),
             1 => (client.end, peer.end) = (AppEnd::Wait, AppEnd::Close { reads_first: false }),
             2 => client.end = AppEnd::Drop { after: random.below(client.bytes + 1) },
             3 => peer.end = AppEnd::Drop { after: random.below(peer.bytes + 1) },
-            4 => (client.end, peer.end) = (AppEnd::Wait, AppEnd::Close { reads_first: true }),
-            5 => {
-                (client.end, peer.end) =
-                    (AppEnd::Close { reads_first: true }, AppEnd::Close { reads_first: true });
-            }
-            _ => (client.end, peer.end) = (AppEnd::Close { reads_first: true }, AppEnd::Wait),
+            4 => (client.end, peer.end) = (AppEnd::Wait, read),
+            5 => (client.end, peer.end) = (read, read),
+            _ => (client.end, peer.end) = (read, AppEnd::Wait),
         }
         if rogue.is_some() {
             (client.end, peer.end) = (AppEnd::Wait, AppEnd::Wait);
@@ -341,8 +323,7 @@ impl ScenarioConnection {
     }
 }
 
-/// Draws faults by two coins: the first decides which kinds this run has, the second how many of
-/// each.
+/// Draws faults: first which kinds this run has, then how many of each.
 fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
     let mut plan = FaultPlan::new();
     for kind in 0..25 {
@@ -352,11 +333,8 @@ fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
         loop {
             let fault = fault(random, kind);
             if !(harmless && fault.may_end_connections()) {
-                plan.push(Injection {
-                    when: when(random, fault),
-                    host: random.below(u64::from(clients) + 1) as u32,
-                    fault,
-                });
+                let (when, host) = (when(random, fault), random.below(u64::from(clients) + 1) as u32);
+                plan.push(Injection { when, host, fault });
             }
             if random.chance(2, 3) || plan.len() > 12 {
                 break;

@@ -4,11 +4,10 @@ use rdma_softsim::{Fault, FaultPlan, Injection, When};
 
 use super::{Outcome, Scenario, run};
 
-/// Runs that shrinking may take.
 const MOST_RUNS: u32 = 500;
 
-/// Makes the plan of a scenario that breaks a rule smaller, as long as `breaks` returns that it
-/// still does: first by leaving faults out, then by making the rest earlier and shorter.
+/// Makes the plan of a scenario smaller, as long as `breaks` returns that it still breaks the rule:
+/// first by leaving faults out, then by making the rest earlier and shorter.
 #[must_use]
 pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Scenario {
     let mut runs = 0;

@@ -9,8 +9,7 @@ use intercept::trace::recording::Request;
 use intercept::trace::timeline::{Column, Line, lanes};
 use intercept::trace::words;
 
-/// Returns the last `most` lines of a trace, with the clients' to the left and the server's to the
-/// right.
+/// Returns the last `most` lines of a trace, the clients' to the left.
 #[must_use]
 pub fn render(trace: &[Entry], most: usize) -> String {
     let mut hosts = BTreeMap::new();
@@ -33,8 +32,7 @@ pub fn render(trace: &[Entry], most: usize) -> String {
     lanes(&format!("{:>7} {:>13}", "event", "µs"), last)
 }
 
-/// Returns the host of an entry and its text. Posted receives and waiting completions are left out:
-/// polling shows them.
+/// Returns the host of an entry and its text. What polling shows anyway is left out.
 fn describe(what: &EntryKind, hosts: &BTreeMap<u32, u32>) -> Option<(u32, String)> {
     let on = |pair: &u32| hosts.get(pair).copied().unwrap_or(0);
     Some(match what {

@@ -27,19 +27,18 @@ const MOST_EVENTS: u64 = 1_000_000;
 const MOST_TURNS: u32 = 200;
 
 /// The result of a run.
-#[derive(Clone, Debug)]
+#[allow(missing_docs)] // the others are plain
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// The first rule that was broken.
     pub violation: Option<Violation>,
     /// A hash of all events.
     pub hash: u64,
-    /// The number of events.
     pub events: u64,
     /// Bytes read by all programs.
     pub bytes: u64,
     /// Windows that were registered before the last one was full.
     pub windows_ahead: u64,
-    /// Classes of failure met.
+    /// Classes of failure that occurred.
     pub failure_counts: FailureCounts,
     /// Faults that found no target.
     pub idle_faults: usize,
@@ -51,16 +50,7 @@ impl Outcome {
     /// The outcome of a run that panicked.
     #[must_use]
     pub fn panicked(message: String) -> Self {
-        Self {
-            violation: Some(Violation::new("panic", message)),
-            hash: 0,
-            events: 0,
-            bytes: 0,
-            windows_ahead: 0,
-            failure_counts: FailureCounts::default(),
-            idle_faults: 0,
-            trace: Vec::new(),
-        }
+        Self { violation: Some(Violation::new("panic", message)), ..Self::default() }
     }
 }
 
@@ -70,13 +60,11 @@ pub(super) struct World<'a> {
     server: SoftSim,
     random: Random,
     acceptor: Option<Acceptor>,
-    /// All endpoints: of a host, or of one connection.
     pub(super) event_loops: Vec<EventLoop>,
     pub(super) rogues: Vec<(usize, Rogue)>,
-    /// When woken runners run: the acceptor, the endpoints, the rogues.
+    /// When woken runners run.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
-    /// Classes of failure that the fabric cannot see.
     pub(super) failure_counts: FailureCounts,
     trace: Option<Vec<Entry>>,
     /// Faults that took effect: on which host, and whether connections may end because of them.
@@ -91,7 +79,6 @@ pub(super) struct World<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Runner {
     Acceptor,
-    /// Adds an endpoint.
     EventLoop(usize),
     Rogue(usize),
 }
@@ -122,7 +109,6 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     }
 }
 
-/// The program at one end of a connection.
 fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize, client: bool) -> App {
     let ScenarioConnection { client: ours, server: theirs, .. } = scenario.connections[place];
     let stream = |client: bool| Stream(scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
@@ -179,13 +165,8 @@ impl<'a> World<'a> {
                     if let Ok(rogue) = Rogue::listen(&backend, target, rogue.deviation) {
                         self.rogues.push((place, rogue));
                     }
-                    self.dial(
-                        &self.server.clone(),
-                        (SERVER, place),
-                        target,
-                        begins,
-                        self.scenario.endpoints.server,
-                    );
+                    let (server, usage) = (self.server.clone(), self.scenario.endpoints.server);
+                    self.dial(&server, (SERVER, place), target, begins, usage);
                 }
                 Some(rogue) => {
                     if let Ok(rogue) = Rogue::dial(&backend, listening, rogue.deviation) {
@@ -217,20 +198,17 @@ impl<'a> World<'a> {
             return;
         }
         let usage = usage.unwrap_or_else(|| Usage::draw(&mut self.random));
-        // Without an endpoint, for instance after a fault, there is no connection, and no side to
-        // blame.
+        // Without an endpoint, say after a fault, there is no connection to blame a side for.
         if let Ok(mut event_loop) = EventLoop::new(backend, host, usage) {
             event_loop.dial(peer, options, at, place, app);
             self.event_loops.push(event_loop);
         }
     }
 
-    /// Returns all ends of connections, of all endpoints.
     pub(super) fn all_ends(&self) -> impl Iterator<Item = &End> {
         self.event_loops.iter().flat_map(EventLoop::ends)
     }
 
-    /// Runs the loop.
     fn live(&mut self) -> Result<(), Violation> {
         while !self.is_over() {
             self.wake();
@@ -291,7 +269,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns the runner that has the next turn, and when.
     fn next_turn(&mut self, now: Instant) -> Option<(Instant, Runner)> {
         let woken = self.turns.iter().map(|(runner, at)| (*at, *runner));
         let event_loops = self.event_loops.iter().enumerate();
@@ -338,22 +315,19 @@ impl<'a> World<'a> {
         self.failure_counts.inject(FailureClass::Scheduling);
         let lost = self.sim.is_killed(host)
             || match event_loop.run(&mut self.random, accepted) {
-                Ok(several) => {
-                    if several {
-                        self.failure_counts.observe(FailureClass::Scheduling);
-                    }
+                Ok(true) => {
+                    self.failure_counts.observe(FailureClass::Scheduling);
                     false
                 }
+                Ok(false) => false,
                 Err(_) => true,
             };
         for (place, end) in event_loop.ends().iter().enumerate() {
             check_end(end, event_loop.connection(place))?;
         }
         if !lost && event_loop.oversleeps() {
-            return Err(Violation::new(
-                "timers",
-                format!("{event_loop:?} sleeps longer than its connections"),
-            ));
+            let what = format!("{event_loop:?} sleeps longer than its connections");
+            return Err(Violation::new("timers", what));
         }
         if lost {
             event_loop.give_up();
@@ -384,7 +358,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Judges what happened since the last call.
     fn look(&mut self) -> Result<(), Violation> {
         let entries = self.sim.take_trace();
         if entries.is_empty() {
@@ -398,9 +371,8 @@ impl<'a> World<'a> {
             }
             if verdict.is_ok() {
                 let connections = &self.scenario.connections;
-                verdict = self
-                    .oracle
-                    .look(entry, |host| host == SERVER || connections[host as usize - 1].rogue.is_none());
+                let honest = |host| host == SERVER || connections[host as usize - 1].rogue.is_none();
+                verdict = self.oracle.look(entry, honest);
             }
         }
         if let Some(trace) = &mut self.trace {

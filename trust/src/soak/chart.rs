@@ -34,7 +34,6 @@ pub(crate) struct Arguments {
     output: PathBuf,
 }
 
-/// Draws the picture.
 pub(super) fn run(arguments: &Arguments) -> ExitCode {
     let lines = match figures::read(&arguments.files) {
         Ok(lines) => lines,
@@ -73,7 +72,6 @@ struct FaultPeriod {
     colour: RGBAColor,
 }
 
-/// The whole picture, as SVG.
 pub(super) fn draw(lines: &[Line]) -> ChartResult<String> {
     let at = |line: &Line| match line {
         Line::Clients(figures) => figures.at - figures.seconds,

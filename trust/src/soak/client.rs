@@ -1,5 +1,4 @@
-//! One client: sessions in a row until it is told to stop, and one last session that checks all
-//! keys.
+//! One client: sessions in a row until it is told to stop, and a last one that checks all keys.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +12,12 @@ use resp_rs::resp2::Frame;
 use super::face::{ExchangeError, Face, LIMIT, SessionEnd};
 use super::keys::{Exchange, Fault, Keys};
 
-/// The longest path through a client: a dial that finds nothing, a second one, and a reply that
-/// does not arrive.
+/// The longest path through a client: a dial in vain, a second one, a reply that does not arrive.
 const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
 /// Within this time after the worst faults each client must have reached its server.
 const UNREACHED: Duration = Duration::from_secs(180);
 
-/// The state that all clients share: counts, failures, and whether to stop.
+/// The state that all clients share.
 pub(super) struct LoadState {
     begun: Instant,
     /// Clients finish when it is set.
@@ -30,7 +28,6 @@ pub(super) struct LoadState {
     watched: Mutex<Vec<Watched>>,
 }
 
-/// The counts since the last call.
 pub(super) struct Tally {
     pub operations: u64,
     pub bytes_sent: u64,
@@ -40,7 +37,6 @@ pub(super) struct Tally {
     pub lost: u64,
     /// Times of exchanges, in microseconds.
     pub latency: Histogram<u64>,
-    /// Exchanges by client.
     pub exchanges: BTreeMap<String, u64>,
     /// Why connections were lost or not established, and how often.
     pub reasons: BTreeMap<String, u64>,
@@ -67,9 +63,7 @@ impl Default for Tally {
 /// A loss that is a failure unless the server has ended.
 #[derive(Clone, Debug)]
 pub(super) struct ConditionalFailure {
-    /// The server.
     pub server: String,
-    /// A description of the loss.
     pub what: String,
 }
 
@@ -124,13 +118,11 @@ impl LoadState {
         lock(&self.conditional_failures).clone()
     }
 
-    /// Returns the counts since the last call.
     pub(super) fn take_tally(&self) -> Tally {
         std::mem::take(&mut lock(&self.tally))
     }
 
-    /// Reports each client, once, that is in one call for longer than any call may take, or that
-    /// has not reached its server for long.
+    /// Reports each client, once, that is in one call for too long, or has not reached its server.
     pub(super) fn look_for_hung(&self) {
         let mut late = Vec::new();
         for client in lock(&self.watched).iter_mut().filter(|client| !client.told) {
@@ -147,18 +139,15 @@ impl LoadState {
         late.into_iter().for_each(|what| self.fail(what));
     }
 
-    /// Returns the number of running clients, except those that were reported as hung: waiting for
-    /// these would not end.
+    /// Returns the number of running clients, except hung ones: waiting for these would not end.
     pub(super) fn at_work(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.told).count()
     }
 
-    /// Returns the number of clients that have not finished.
     pub(super) fn hung(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.over).count()
     }
 
-    /// Adds a client, and returns its number.
     pub(super) fn watch(&self, name: &str) -> usize {
         let mut watched = lock(&self.watched);
         let (name, through) = (name.to_string(), Instant::now());
@@ -167,7 +156,6 @@ impl LoadState {
     }
 }
 
-/// What a client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Stores, reads and deletes keys of its own.
@@ -176,17 +164,14 @@ pub(super) enum Work {
     Echoes,
 }
 
-/// A running client.
 pub(super) struct LoadClient {
     pub name: String,
     pub face: Box<dyn Face + Send>,
     pub work: Work,
-    /// Its server's name.
     pub server: String,
     /// Whether its server is killed from time to time, and loses all its data.
     pub server_is_killed: bool,
-    /// Whether it pauses now and then, some times for so long that it asks whether its peer is
-    /// alive.
+    /// Whether it pauses now and then, at times so long that it asks whether its peer is alive.
     pub idles: bool,
     pub seed: u64,
 }
@@ -200,7 +185,6 @@ struct Run<'a> {
 }
 
 impl LoadClient {
-    /// Works until it is told to stop.
     pub(super) fn run(self, progress: &LoadState, number: usize) {
         let mut rng = Rng::with_seed(self.seed);
         let keys = Keys::new(self.name.clone(), rng.fork());
@@ -288,9 +272,8 @@ impl Run<'_> {
         Ok(replies)
     }
 
-    /// Makes an exchange whose replies must be right. A connection that reconnects may reach a
-    /// server that was started again. Then a missing key ends the session, and the next session
-    /// checks for the mark.
+    /// Makes an exchange whose replies must be right. If a connection reconnects to a server that
+    /// was started again, a missing key ends the session, and the next session checks for the mark.
     fn checked(&mut self, exchange: &Exchange) -> Result<(), ExchangeError> {
         let replies = self.exchange(exchange)?;
         self.keys.judge(exchange, &replies).map_err(|fault| match fault {
@@ -348,7 +331,6 @@ impl Run<'_> {
         self.checked(&mark)
     }
 
-    /// Pauses, or ends when everything ends.
     fn idle(&self, time: Duration) {
         let begun = Instant::now();
         while begun.elapsed() < time && !self.progress.stopped() {

@@ -1,5 +1,4 @@
-//! The clients under test: blocking streams, tokio streams, redis-rs. Each makes the same
-//! exchanges.
+//! The clients under test: blocking streams, tokio streams, redis-rs, with the same exchanges.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -18,12 +17,11 @@ use tokio::runtime::Handle;
 
 use super::keys::Command;
 
-/// How long anything may take: a reply, a connection with its handshake. A fault of the network
-/// ends a connection long before: retries run out after 20 s, and a client that waits asks after 10
-/// s.
+/// How long anything may take. A fault of the network ends a connection long before: retries run
+/// out after 20 s, and a client that waits asks after 10 s.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long an orderly end may take. Unsent data is dropped afterwards.
+/// How long an orderly end may take.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// Why an exchange failed.
@@ -31,35 +29,29 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) enum ExchangeError {
     /// The connection was lost or not established: an effect of faults.
     Lost(String),
-    /// An effect of a server that ends: it has lost its data, or its device refuses its own window,
+    /// An effect of a server that ends: it has lost its data, or its device refuses its window,
     /// because a process loses its memory before its queue pairs (seen on kernel 6.1).
     Died(String),
     /// An error that no fault may cause.
     Wrong(String),
 }
 
-/// How a session ends.
 #[derive(Debug)]
 pub(super) enum SessionEnd {
     /// All data is delivered first.
     Orderly,
-    /// The stream is dropped.
     Dropped,
     /// The stream is dropped after these commands, without a wait for their replies.
     MidReply(Vec<Command>),
 }
 
-/// A client of one kind.
 pub(super) trait Face {
-    /// Connects.
     fn connect(&mut self) -> Result<(), ExchangeError>;
     /// Sends commands together, and receives their replies.
     fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError>;
-    /// Ends the session.
     fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError>;
 }
 
-/// Returns the options with which all of them connect.
 fn connect() -> Connect {
     Connect::default().timeout(Duration::from_secs(15))
 }
@@ -132,7 +124,7 @@ impl<B: Descriptors> Blocking<B> {
 }
 
 impl<B: Descriptors> Open<B> {
-    /// Writes all commands in as few writes as possible, except lent values.
+    /// Writes all commands in few writes, except lent values.
     fn send(&mut self, commands: &[Command]) -> io::Result<()> {
         let mut head = Vec::new();
         for command in commands {
@@ -235,7 +227,6 @@ impl<B: Descriptors> Tasks<B> {
     }
 }
 
-/// Writes commands and reads as many replies, at the same time.
 async fn talk<B: Descriptors>(
     (stream, received): &mut (AsyncStream<B>, Frames),
     commands: &[Command],
@@ -302,7 +293,7 @@ impl<B: Descriptors> Face for Tasks<B> {
                     },
                 },
                 SessionEnd::Dropped => Ok(()),
-                // The future is dropped wherever it is at that moment.
+                // The future is dropped wherever it is.
                 SessionEnd::MidReply(commands) => {
                     match tokio::time::timeout(Duration::from_millis(2), talk(&mut open, &commands)).await {
                         Ok(Err(wrong @ ExchangeError::Wrong(_))) => Err(wrong),
@@ -314,8 +305,7 @@ impl<B: Descriptors> Face for Tasks<B> {
     }
 }
 
-/// redis-rs, with the connection that reconnects. The commands of an exchange are concurrent
-/// requests.
+/// redis-rs, with the connection that reconnects. The commands of an exchange are concurrent.
 pub(super) struct Redis<B: Descriptors> {
     client: Client<B>,
     runtime: Handle,
@@ -347,16 +337,14 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     })
 }
 
-/// Classifies an error of redis-rs. Requests find their connection themselves, so any request may
-/// fail because there is none, with a text of rdma-conn or rdma-redis. A time-out without such a
-/// text is redis-rs's own: a reply that did not arrive.
+/// Classifies an error of redis-rs. Any request may fail because there is no connection, with a
+/// text of rdma-conn or rdma-redis. A time-out without such a text is redis-rs's: a missing reply.
 fn failed(error: &RedisError) -> ExchangeError {
     let Some(io) = io_error(error) else {
         // The driver that carried the requests is gone, and redis-rs reports nothing more.
         return match error.to_string() {
             text if error.is_connection_dropped() => ExchangeError::Lost(text),
-            // The server's device gave up and the server disconnected: a stream that ends within a
-            // reply cannot be parsed.
+            // The server's device gave up, and the server disconnected.
             text if text.contains("end of input") => {
                 ExchangeError::Lost("the stream ended within a reply".into())
             }

@@ -1,5 +1,5 @@
 //! Faults of the network, by `tc netem` on the interface of one side. Each side has its own
-//! sequence of faults, so both directions are affected, at times both at once.
+//! sequence, so both directions are affected, at times at once.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::figures::{Line, Log};
 
-/// One state of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Its name in the log.
     pub name: &'static str,
     /// The arguments of `netem`. The queue is long enough that waiting packets are not dropped.
     pub netem: &'static str,
-    /// How long it lasts.
     pub lasts: Duration,
 }
 
@@ -26,9 +23,9 @@ const fn fault(name: &'static str, netem: &'static str, seconds: u64) -> Fault {
 /// No fault.
 pub(super) const NONE: Fault = fault("none", "limit 20000", 15);
 
-/// All faults. A link goes down and up by losing every packet: an interface that is down would
-/// break soft-RoCE's connection manager permanently (`lab/README.md`). Of the two outages,
-/// retransmission repairs the shorter; the longer ends connections.
+/// All faults. A link goes down by losing every packet: an interface that is down would break
+/// soft-RoCE's connection manager permanently (`lab/README.md`). Retransmission repairs the shorter
+/// outage; the longer ends connections.
 pub(super) const ALL: &[Fault] = &[
     NONE,
     fault("loss 0.1 %", "limit 20000 loss 0.1%", 15),
@@ -44,8 +41,7 @@ pub(super) const ALL: &[Fault] = &[
     fault("outage 30 s", "limit 20000 loss 100%", 30),
 ];
 
-/// Returns all faults in an order drawn from this seed, endlessly. The time between two outages
-/// varies.
+/// Returns all faults endlessly, each time in an order drawn from this seed.
 pub(super) fn schedule(seed: u64) -> impl Iterator<Item = Fault> {
     let mut order = fastrand::Rng::with_seed(seed);
     std::iter::repeat_with(move || {
@@ -56,7 +52,6 @@ pub(super) fn schedule(seed: u64) -> impl Iterator<Item = Fault> {
     .flatten()
 }
 
-/// Puts the network behind `interface` into this state.
 pub(super) fn apply(interface: &str, fault: Fault) -> Result<(), String> {
     let mut command = Command::new("tc");
     command.args(["qdisc", "replace", "dev", interface, "root", "netem"]).args(fault.netem.split(' '));
@@ -85,7 +80,6 @@ pub(super) fn take_turns(
     apply(interface, NONE)
 }
 
-/// Waits, but not beyond the end.
 pub(super) fn pause(time: Duration, over: &AtomicBool) {
     let begun = Instant::now();
     while begun.elapsed() < time && !over.load(Ordering::Relaxed) {

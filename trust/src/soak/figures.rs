@@ -10,69 +10,37 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// One line of a soak's file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(super) enum Line {
     /// The work of the clients since the previous line.
     Clients(Clients),
     /// The resources of a server.
-    Server {
-        /// Seconds since both sides began.
-        at: f64,
-        /// Its name.
-        name: String,
-        /// The resources of the process.
-        process: Process,
-    },
-    /// A fault of the network or of a process.
-    Fault {
-        /// Seconds since both sides began.
-        at: f64,
-        /// The side whose network it is: `clients` or `servers`.
-        side: String,
-        /// The name of the fault.
-        what: String,
-    },
+    Server { at: f64, name: String, process: Process },
+    /// A fault of the network or of a process, on a side: `clients` or `servers`.
+    Fault { at: f64, side: String, what: String },
     /// How it ended.
-    Verdict {
-        /// Seconds since both sides began.
-        at: f64,
-        /// `clients` or `servers`.
-        side: String,
-        /// The failures; none, if it passed.
-        failures: Vec<String>,
-        /// Totals of the whole run.
-        totals: BTreeMap<String, u64>,
-    },
+    Verdict { at: f64, side: String, failures: Vec<String>, totals: BTreeMap<String, u64> },
 }
 
-/// The work of all clients in one interval.
+/// The work of all clients in one interval. Its end is in seconds since both sides began.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Clients {
-    /// Its end, in seconds since both sides began.
     pub at: f64,
-    /// Its length in seconds.
     pub seconds: f64,
     /// Commands answered and compared.
     pub operations: u64,
-    /// Bytes of commands answered.
     pub bytes_sent: u64,
-    /// Bytes of their replies.
     pub bytes_received: u64,
-    /// Connections established.
     pub connected: u64,
-    /// Attempts that failed.
+    /// Failed attempts.
     pub refused: u64,
     /// Connections that ended by an error.
     pub lost: u64,
-    /// Median time from the first byte of an exchange to its last, in microseconds.
+    /// Microseconds from the first byte of an exchange to its last: median, 99th percentile, most.
     pub p50: u64,
-    /// The 99th percentile of that time, in microseconds.
     pub p99: u64,
-    /// The maximum of that time, in microseconds.
     pub max: u64,
-    /// The resources of the clients' process.
     pub process: Process,
     /// Objects of the device in use, by kind.
     pub objects: Objects,
@@ -80,21 +48,16 @@ pub(super) struct Clients {
     pub device: BTreeMap<String, u64>,
 }
 
-/// The resources of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Process {
-    /// Open descriptors.
     pub descriptors: u64,
-    /// Resident memory, in KiB.
     pub resident_kib: u64,
-    /// Memory pinned for RDMA, in KiB.
     pub pinned_kib: u64,
-    /// Threads.
     pub threads: u64,
 }
 
 impl Process {
-    /// Reads those of the process with this id, or of this process for "self".
+    /// Reads those of the process with this id, or of "self".
     pub(super) fn of(id: &str) -> io::Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
         let number = |name: &str| {
@@ -109,8 +72,7 @@ impl Process {
         })
     }
 
-    /// Returns the resources held beyond `before`, as text. Memory in use is left out: it is judged
-    /// by its trend.
+    /// Returns what is held beyond `before`, except memory in use, which is judged by its trend.
     pub(super) fn beyond(self, before: Self) -> Option<String> {
         (self.descriptors > before.descriptors || self.pinned_kib > before.pinned_kib).then(|| {
             format!(
@@ -124,7 +86,6 @@ impl Process {
 /// Objects of a device in use, by kind: protection domains, queues, regions, identifiers.
 pub(super) type Objects = BTreeMap<String, u64>;
 
-/// An RDMA device, as the system reports it.
 #[derive(Clone, Debug)]
 pub(super) struct Device(pub String);
 
@@ -143,7 +104,7 @@ impl Device {
             .collect()
     }
 
-    /// Returns the counts of the device since it was created; nothing if it has no counters.
+    /// Returns the counts of the device since it was created, if it has any.
     pub(super) fn counters(&self) -> BTreeMap<String, u64> {
         let folder = format!("/sys/class/infiniband/{}/ports/1/hw_counters", self.0);
         let Ok(files) = std::fs::read_dir(folder) else { return BTreeMap::new() };
@@ -158,14 +119,12 @@ impl Device {
     }
 }
 
-/// Returns the output of the tool `rdma` for one kind of objects, on all devices; nothing if it is
-/// not installed.
+/// Returns the output of the tool `rdma` for one kind of objects; nothing if it is not installed.
 fn shown(kind: &str) -> Vec<serde_json::Value> {
     let output = Command::new("rdma").args(["-j", "resource", "show", kind]).output();
     output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok()).unwrap_or_default()
 }
 
-/// Objects of all devices that a process has in use.
 pub(super) fn objects_of(pid: u32) -> Objects {
     ["pd", "cq", "qp", "mr", "cm_id"]
         .into_iter()
@@ -173,12 +132,10 @@ pub(super) fn objects_of(pid: u32) -> Objects {
         .collect()
 }
 
-/// Returns the number of identifiers that listen.
 pub(super) fn listening() -> u64 {
     shown("cm_id").iter().filter(|one| one["state"] == "LISTEN").count() as u64
 }
 
-/// Returns the kinds of objects of which there are more than `before`, as text.
 pub(super) fn more(now: &Objects, before: &Objects) -> Option<String> {
     let grown: Vec<String> = now
         .iter()
@@ -202,8 +159,8 @@ pub(super) fn settled(limit: Duration, complaint: impl Fn() -> Option<String>) -
     }
 }
 
-/// Returns a description of the growth of memory in use, if the maximum of the second half of a run
-/// exceeds the maximum of its first half by more than a quarter and 16 MiB.
+/// Describes the growth of memory in use, if the maximum of a run's second half exceeds that of the
+/// first by more than a quarter and 16 MiB.
 pub(super) fn growth(resident_kib: &[u64]) -> Option<String> {
     let (first, second) = resident_kib.split_at(resident_kib.len() / 2);
     let (first, second) = (first.iter().max()?, second.iter().max()?);
@@ -223,13 +180,11 @@ impl Log {
         Ok(Self { begun: Instant::now(), file: Mutex::new(File::create(path)?) })
     }
 
-    /// Returns the seconds since then.
     pub(super) fn now(&self) -> f64 {
         (self.begun.elapsed().as_secs_f64() * 10.0).round() / 10.0
     }
 
-    /// Appends a line. If a line cannot be written, the reader of the file notices that it is
-    /// missing.
+    /// Appends a line. The file's reader notices if one is missing.
     pub(super) fn write(&self, line: &Line) {
         let Ok(mut text) = serde_json::to_string(line) else { return };
         text.push('\n');
@@ -240,7 +195,6 @@ impl Log {
     }
 }
 
-/// Reads the lines of several files.
 pub(super) fn read(files: &[PathBuf]) -> io::Result<Vec<Line>> {
     let mut lines = Vec::new();
     for file in files {

@@ -16,21 +16,16 @@ const SLOTS: u32 = 12;
 /// The longest value.
 const LONGEST: usize = 2 << 20;
 
-/// One command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    /// Stores a value.
     Set(String, Bytes),
-    /// Reads a value.
     Get(String),
-    /// Deletes a key.
     Del(String),
     /// Sends text that the server echoes.
     Echo(Bytes),
 }
 
 impl Command {
-    /// Returns its words.
     pub(super) fn words(&self) -> Vec<&[u8]> {
         match self {
             Self::Set(key, value) => vec![b"SET", key.as_bytes(), value],
@@ -40,8 +35,7 @@ impl Command {
         }
     }
 
-    /// Appends it in wire format, up to the value of a SET. The caller appends the value and the
-    /// line end behind it.
+    /// Appends it in wire format, without a value to SET and its line end: the caller adds these.
     pub(super) fn write_head(&self, into: &mut Vec<u8>) {
         let words = self.words();
         let whole = words.len() - usize::from(self.value().is_some());
@@ -51,7 +45,6 @@ impl Command {
         }
     }
 
-    /// Returns the value that it stores.
     pub(super) const fn value(&self) -> Option<&Bytes> {
         match self {
             Self::Set(_, value) => Some(value),
@@ -88,7 +81,6 @@ impl Value {
 /// Commands that belong together, and their expected replies.
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
-    /// The commands.
     pub commands: Vec<Command>,
     expected: Vec<Expected>,
 }
@@ -114,11 +106,9 @@ impl Exchange {
     }
 }
 
-/// A fault in replies.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// A key is missing on a server that may have lost everything. The next session finds out by
-    /// the mark.
+    /// A key is missing on a server that may have lost everything. The next session's mark decides.
     Missing(String),
     /// A fault that no loss explains.
     Wrong(String),
@@ -131,7 +121,6 @@ struct EndedSession {
     certain: BTreeMap<u32, Option<Value>>,
 }
 
-/// The keys of one client.
 pub(super) struct Keys {
     name: String,
     rng: Rng,
@@ -168,11 +157,9 @@ impl Keys {
     }
 
     /// Begins a session. The exchange requests all keys of the last session that left any, its mark
-    /// first. It requests them together, because a connection that reconnects may find another
-    /// server each time.
+    /// first: together, because a connection that reconnects may find another server each time.
     pub(super) fn begin(&mut self) -> Option<Exchange> {
-        // A session that never got its mark knows of no keys that must be there; those before it
-        // stay as they were.
+        // A session without its mark knows of no keys that must be there; those before it stay.
         let certain = std::mem::take(&mut self.certain);
         if self.marked {
             self.past = Some(EndedSession { session: self.session, certain });
@@ -282,8 +269,7 @@ impl Keys {
         exchange
     }
 
-    /// Returns commands that fit into one window together, for a client that writes everything
-    /// before it reads anything.
+    /// Appends commands that fit one window, for a client that writes all before it reads.
     fn say(&mut self, count: usize, exchange: &mut Exchange) {
         for _ in 0..count {
             let value = Value { seed: self.rng.u64(..), len: self.rng.usize(0..=16 << 10) };
@@ -354,7 +340,6 @@ fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
     Some(format!("byte {at} of {} differs", expected.len()))
 }
 
-/// Returns a reply in a few words.
 fn told(reply: Option<&Frame>) -> String {
     match reply {
         None => "no reply".into(),

@@ -55,12 +55,9 @@ pub(crate) struct Arguments {
     echoes: bool,
 }
 
-/// A server by name.
 #[derive(Clone, Debug)]
 pub(super) struct NamedServer {
-    /// Its name in figures.
     pub name: String,
-    /// Where it listens.
     pub address: SocketAddr,
 }
 
@@ -93,7 +90,6 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// All clients.
 pub(super) fn clients<B: Descriptors>(
     backend: &B,
     arguments: &Arguments,
@@ -146,7 +142,6 @@ fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
     super::conclude("a client that is killed", &progress.failures())
 }
 
-/// The resources before the run.
 struct Baseline {
     process: Process,
     objects: Objects,
@@ -179,18 +174,11 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     let progress = Arc::new(LoadState::new());
     start(clients(backend, arguments, &runtime)?, &progress);
     let over = Arc::new(AtomicBool::new(false));
-    let helpers = [
-        thread::spawn({
-            let (arguments, log, over, progress) =
-                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&progress));
-            move || disturb(&arguments, &log, &over, &progress)
-        }),
-        thread::spawn({
-            let (arguments, log, over, progress) =
-                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&progress));
-            move || kill_clients(&arguments, &log, &over, &progress)
-        }),
-    ];
+    let helpers = [disturb, kill_clients].map(|help| {
+        let (arguments, log, over, progress) =
+            (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&progress));
+        thread::spawn(move || help(&arguments, &log, &over, &progress))
+    });
     let mut totals = Totals::default();
     let begun = Instant::now();
     let mut counted = device.counters();
@@ -234,7 +222,6 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     Ok(failures)
 }
 
-/// The totals of the whole run.
 #[derive(Default)]
 struct Totals {
     totals: BTreeMap<String, u64>,
@@ -292,7 +279,6 @@ fn measured(
     Ok(figures)
 }
 
-/// A line of progress.
 fn show(since: Duration, figures: &Clients) {
     let Clients { operations, connected, refused, lost, p50, p99, max, process, .. } = figures;
     let mib = (figures.bytes_sent + figures.bytes_received) as f64 / f64::from(1 << 20) / figures.seconds;
@@ -308,7 +294,6 @@ fn show(since: Duration, figures: &Clients) {
     );
 }
 
-/// Judges the finished run.
 fn judge(
     progress: &LoadState,
     phases: &Phases,

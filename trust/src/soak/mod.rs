@@ -36,7 +36,6 @@ pub(crate) enum Command {
     Chart(chart::Arguments),
 }
 
-/// Runs one part.
 pub(crate) fn run(command: &Command) -> ExitCode {
     match command {
         Command::Load(arguments) => load::run(arguments),
@@ -45,7 +44,6 @@ pub(crate) fn run(command: &Command) -> ExitCode {
     }
 }
 
-/// A verdict as text, and as an exit status.
 fn conclude(who: &str, failures: &[String]) -> ExitCode {
     if failures.is_empty() {
         println!("{who}: passed");
@@ -57,7 +55,6 @@ fn conclude(who: &str, failures: &[String]) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// There is no device to run it on.
 fn cannot_run(why: impl std::fmt::Display) -> ExitCode {
     eprintln!("cannot run here: {why}");
     ExitCode::from(NO_ENVIRONMENT)

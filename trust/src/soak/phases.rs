@@ -27,12 +27,10 @@ impl Phases {
         self.0.join(format!("{phase:?}").to_lowercase())
     }
 
-    /// Announces a phase to the other side.
     pub(super) fn tell(&self, phase: Phase) -> io::Result<()> {
         std::fs::write(self.file(phase), [])
     }
 
-    /// Returns whether the other side has announced it.
     pub(super) fn told(&self, phase: Phase) -> bool {
         self.file(phase).exists()
     }
@@ -42,7 +40,6 @@ impl Phases {
         std::fs::write(self.0.join(format!("ended.{server}")), [])
     }
 
-    /// Returns whether this server has ended on its own.
     pub(super) fn has_ended(&self, server: &str) -> bool {
         self.0.join(format!("ended.{server}")).exists()
     }

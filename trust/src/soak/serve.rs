@@ -53,7 +53,6 @@ pub(crate) struct Arguments {
     out: PathBuf,
 }
 
-/// A server's name and command.
 #[derive(Clone, Debug)]
 struct Program {
     name: String,
@@ -69,7 +68,6 @@ impl std::str::FromStr for Program {
     }
 }
 
-/// A running server.
 struct ServerProcess {
     program: Program,
     child: Child,
@@ -110,7 +108,6 @@ fn spawn(program: &Program, out: &Path) -> std::io::Result<Child> {
     command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn()
 }
 
-/// Runs the servers.
 pub(super) fn run(arguments: &Arguments) -> ExitCode {
     match soak(arguments) {
         Ok(failures) => super::conclude("servers", &failures),
@@ -126,8 +123,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
         .chain(arguments.killed_server.iter().map(|program| (program, true)))
         .map(|(program, killed)| ServerProcess::start(program, killed, out))
         .collect::<Result<Vec<_>, _>>()?;
-    // Clients start when every server accepts connections. Each shows that by a listening
-    // identifier.
+    // Clients start when every server accepts connections: each has a listening identifier then.
     let wanted = servers.len() as u64;
     let listening = || {
         let count = figures::listening();
@@ -178,8 +174,7 @@ fn attend(
     let mut rng = Rng::with_seed(arguments.seed ^ 4);
     let (begun, mut measured) = (Instant::now(), Instant::now());
     let mut kill_at = Duration::from_secs(rng.u64(15..30));
-    // The clients' side has limits of its own for everything. This limit is for the case that it is
-    // gone.
+    // Only for the case that the clients' side is gone: it has limits of its own for everything.
     let limit = Duration::from_secs(arguments.seconds + 900);
     while !phases.told(Phase::Ended) {
         if begun.elapsed() > limit {
@@ -254,7 +249,7 @@ fn look_after(
     Ok(())
 }
 
-/// Returns the resources that our server must not hold when all clients have left.
+/// Returns what our server still holds, and must not, when all clients have left.
 fn judge(server: &ServerProcess, before: Process, objects: &Objects, ours: bool) -> Option<String> {
     let name = &server.program.name;
     let left = || {

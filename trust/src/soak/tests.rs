@@ -1,5 +1,4 @@
-//! Tests that the soak finds the faults that it is for: changed bytes, lost keys, calls that hang,
-//! and resources that stay.
+//! Tests that the soak finds changed bytes, lost keys, calls that hang, and resources that stay.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,8 +26,7 @@ enum Wrong {
     Forgets,
     /// All keys are gone then, as on a server that was killed.
     Killed,
-    /// All keys are gone in the middle of a session. A connection that reconnects does not report
-    /// it.
+    /// All keys are gone within a session; a connection that reconnects does not tell.
     KilledUnseen,
 }
 
@@ -91,8 +89,7 @@ fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> LoadClien
     LoadClient { name, face, work: Work::Keys, server, server_is_killed, idles: false, seed: 5 }
 }
 
-/// Lets a client run until it has completed some sessions or reported a failure, and returns the
-/// failure.
+/// Lets a client run until it has completed some sessions or failed, and returns its failures.
 fn complaints(client: LoadClient) -> Vec<String> {
     let (failures, conditional_failures) = all_failures(client);
     assert_eq!(conditional_failures, [""; 0]);

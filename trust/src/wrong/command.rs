@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum as _};
 use glob::Pattern;
 use rdma_softsim::SoftSim;
 
-use super::table::{NO_MISTAKE, TABLE};
+use super::table::{NO_MISTAKE, rows};
 use super::{Target, Unresponsive, judge};
 use conformance::blackbox::report::first_lines;
 use conformance::blackbox::run::SANITY;
@@ -59,30 +59,44 @@ pub fn judge_all(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
 }
 
 fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
-    let cases = blackbox::cases::<SoftSim>();
-    // Such a case looks at the whole process, so no other case may run meanwhile.
-    let is_alone = |(_, role, id): &Line| {
-        cases.iter().any(|case| case.role == Some(*role) && case.id == *id && case.is(Tag::Local))
-    };
-    let (alone, together): (Vec<_>, Vec<_>) = lines.iter().enumerate().partition(|(_, line)| is_alone(line));
     let done = Mutex::new(BTreeMap::new());
-    for (lines, at_once) in [(together, AT_ONCE), (alone, 1)] {
+    let case = |(_, (_, role, case)): &(usize, &Line)| (*role, *case);
+    each(lines.iter().enumerate().collect(), case, AT_ONCE, |(number, (target, role, case))| {
+        let judged = judge(*target, *role, case).map_err(|error| error.to_string());
+        if let Ok(mut done) = done.lock() {
+            done.insert(number, judged);
+        }
+    });
+    done.into_inner().map_err(|error| error.to_string())?.into_values().collect()
+}
+
+/// Calls `work` for each line, of which `case` tells the case, `at_once` at the same time. A case
+/// that looks at the whole process runs while no other does.
+pub(crate) fn each<L: Send>(
+    lines: Vec<L>,
+    case: impl Fn(&L) -> (Role, &'static str),
+    at_once: usize,
+    work: impl Fn(L) + Sync,
+) {
+    let cases = blackbox::cases::<SoftSim>();
+    let is_alone = |line: &L| {
+        let (role, id) = case(line);
+        cases.iter().any(|case| case.role == Some(role) && case.id == id && case.is(Tag::Local))
+    };
+    let (alone, together): (Vec<_>, Vec<_>) = lines.into_iter().partition(is_alone);
+    for (lines, at_once) in [(together, at_once), (alone, 1)] {
         let next = Mutex::new(lines.into_iter());
         std::thread::scope(|scope| {
             for _ in 0..at_once {
                 scope.spawn(|| {
                     let take = || next.lock().ok().and_then(|mut next| next.next());
-                    while let Some((number, (target, role, case))) = take() {
-                        let judged = judge(*target, *role, case).map_err(|error| error.to_string());
-                        if let Ok(mut done) = done.lock() {
-                            done.insert(number, judged);
-                        }
+                    while let Some(line) = take() {
+                        work(line);
                     }
                 });
             }
         });
     }
-    done.into_inner().map_err(|error| error.to_string())?.into_values().collect()
 }
 
 /// Prints the table.
@@ -105,10 +119,10 @@ fn wanted(options: &Verdicts, case: &str) -> bool {
 /// Returns all trials: each mistake with its case, each unresponsive target with every case, and
 /// the right side with the cases of the mistakes.
 pub fn lines() -> Vec<Line> {
-    let mut right: Vec<Line> = TABLE.iter().map(|(_, role, case)| (Target::Right, *role, *case)).collect();
+    let mut right: Vec<Line> = rows().map(|(_, role, case)| (Target::Right, role, case)).collect();
     right.sort_by_key(|(_, role, case)| (*case, role.name()));
     right.dedup();
-    let mistaken = TABLE.iter().map(|(mistake, role, case)| (Target::Mistaken(*mistake), *role, *case));
+    let mistaken = rows().map(|(mistake, role, case)| (Target::Mistaken(mistake), role, case));
     let unresponsive = all_cases().into_iter().flat_map(|(role, case)| {
         Unresponsive::ALL.map(|unresponsive| (Target::Unresponsive(unresponsive), role, case))
     });
@@ -158,9 +172,9 @@ fn table(options: &Verdicts) -> Result<ExitCode, String> {
 pub fn firsts() -> Result<Vec<(Mistake, Role, CaseResult)>, String> {
     let order: Vec<_> = blackbox::cases::<SoftSim>().iter().map(|case| case.id).collect();
     let mut sides: Vec<(Mistake, Role)> = Vec::new();
-    for (mistake, role, _) in TABLE {
-        if !sides.contains(&(*mistake, *role)) {
-            sides.push((*mistake, *role));
+    for (mistake, role, _) in rows() {
+        if !sides.contains(&(mistake, role)) {
+            sides.push((mistake, role));
         }
     }
     let line = |case: fn(&[&'static str], Mistake, Role) -> &'static str| {
@@ -172,8 +186,8 @@ pub fn firsts() -> Result<Vec<(Mistake, Role, CaseResult)>, String> {
     let lines: Vec<Line> = line(|_, _, _| SANITY)
         .chain(line(|order, mistake, role| {
             let place = |case: &str| order.iter().position(|one| *one == case);
-            let of = TABLE.iter().filter(|(one, side, _)| (*one, *side) == (mistake, role));
-            of.map(|(.., case)| *case).min_by_key(|case| place(case)).unwrap_or(SANITY)
+            let of = rows().filter(|(one, side, _)| (*one, *side) == (mistake, role));
+            of.map(|(.., case)| case).min_by_key(|case| place(case)).unwrap_or(SANITY)
         }))
         .collect();
     let mut results = judge_all(&lines)?;

@@ -1,6 +1,6 @@
 //! Wrong implementations, which the suite must notice: those of [`intercept::mistakes`], which make
-//! one mistake each, and some that do not respond. [`table::TABLE`] has for each mistake the case
-//! that must notice it; [`judge`] runs that case.
+//! one mistake each, and some that do not respond. [`table::rows`] has for each mistake the cases
+//! that must notice it; [`judge`] runs one.
 
 pub mod command;
 pub mod table;
@@ -17,7 +17,6 @@ use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, small};
 use conformance::blackbox::context::Side;
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, RECORDED, Runner};
-use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::TargetClients;
 use conformance::client::Failure;
 use conformance::requirements::Role;
@@ -32,8 +31,7 @@ pub use unresponsive::Unresponsive;
 /// How long a right implementation may take for anything, and any to be connected: more than a busy
 /// machine needs.
 const MUCH_PATIENCE: Duration = Duration::from_secs(20);
-/// How long a wrong implementation may take for anything: less than our side takes to give up for
-/// another reason.
+/// How long a wrong implementation may take: less than our side takes to give up otherwise.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How long an unresponsive target may take. It does nothing, however long the suite waits.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
@@ -88,15 +86,7 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         Target::Mistaken(_) => PATIENCE,
         Target::Unresponsive(_) => LITTLE_PATIENCE,
     };
-    let plan = Plan {
-        patience,
-        harm: Harm::Allowed,
-        again: "",
-        arguments: &[],
-        selected: false,
-        recorder: Some(&recorder),
-        interrupted: None,
-    };
+    let plan = Plan { recorder: Some(&recorder), ..Plan::harmful(patience) };
     let judged = |side| {
         let cases = conformance::blackbox::cases();
         let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);

@@ -75,7 +75,6 @@ impl Drop for Background {
     }
 }
 
-/// An unresponsive server.
 pub(super) struct UnresponsiveServer {
     address: SocketAddr,
     how: Unresponsive,
@@ -132,7 +131,6 @@ impl TargetServer for UnresponsiveServer {
     }
 }
 
-/// Unresponsive clients.
 pub(super) struct UnresponsiveClients<B> {
     pub(super) backend: B,
     pub(super) how: Unresponsive,

@@ -12,8 +12,7 @@ use conformance::blackbox;
 use rdma_softsim::SoftSim;
 use suite::Tag;
 
-/// Runs the program once with each of these arguments, all at the same time, and returns their
-/// output. Each must succeed.
+/// Runs the program with each of these arguments at once. Each must succeed. Returns the outputs.
 fn programs(all: &[Vec<&str>]) -> Vec<String> {
     let started = all.iter().map(|arguments| {
         let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust"));
@@ -35,9 +34,8 @@ fn programs(all: &[Vec<&str>]) -> Vec<String> {
 }
 
 /// The cases of the suite, as `--select` takes them, in two rounds. The first runs the cases that
-/// no other case disturbs, in one process. The second runs those that look at their process, in a
-/// process each: they have narrower time limits, and need a processor that the first round does not
-/// use.
+/// no other disturbs, in one process. The second runs those that look at their process, in one
+/// each: they have narrower time limits, and need a processor that the first does not use.
 fn rounds() -> [Vec<String>; 2] {
     let (looking, together): (Vec<_>, Vec<_>) =
         blackbox::cases::<SoftSim>().into_iter().partition(|case| case.is(Tag::Local));

@@ -52,7 +52,6 @@ struct World {
     sim: Simulation,
     oracle: Oracle,
     random: Random,
-    /// The endpoint of our connection, which the peer attacks.
     victim: Option<(Endpoint<SoftSim>, ConnectionId)>,
     acceptor: Option<Acceptor>,
     peer: Peer,
@@ -154,7 +153,6 @@ impl World {
         }
     }
 
-    /// Returns our connection, once data can flow.
     fn open(&mut self) -> Option<(&mut Endpoint<SoftSim>, ConnectionId)> {
         let (endpoint, id) = self.victim.as_mut()?;
         endpoint.is_open(*id).then_some((endpoint, *id))
@@ -251,8 +249,7 @@ impl World {
         let Some((endpoint, id)) = &mut self.victim else { return };
         endpoint.progress().expect("nothing befell the endpoint");
         while endpoint.next_event().is_some() {}
-        // A connection that was not established has no queue pair number that the program could
-        // know.
+        // Before it is established it has no queue pair number that the program could know.
         if self.acceptor.is_some() || endpoint.is_open(*id) {
             self.pair = endpoint.connection(*id).map(Connection::queue_pair_number).or(self.pair);
         }

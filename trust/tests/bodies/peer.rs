@@ -90,7 +90,6 @@ impl Peer {
         Some(Stage::Connected(Box::new(Connected { session, target: None, used: 0 })))
     }
 
-    /// Takes one step of its program.
     pub(crate) fn step(&mut self, step: u8, script: &mut Script<'_>) {
         if let Stage::Connected(connected) = &mut self.stage
             && let Some(step) = connected.draw(step, script)
@@ -109,7 +108,7 @@ impl Peer {
 }
 
 impl Connected {
-    /// Takes what arrived. It always looks, and need not act on it.
+    /// Takes what arrived, and need not act on it.
     fn look(&mut self) {
         while let Ok(Some(incoming)) = self.session.poll() {
             match incoming {

@@ -105,8 +105,7 @@ fn the_wire_contract_has_no_hardening_in_it() {
     assert_none(&wrong);
 }
 
-/// Normative text names no products: their behavior belongs in `differs`, in notes and in
-/// spec/deployed.md.
+/// Rules name no products: their behavior belongs in `differs`, notes and spec/deployed.md.
 #[test]
 fn rules_name_no_products() {
     let names = |text: &str| {

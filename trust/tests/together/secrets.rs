@@ -82,8 +82,7 @@ fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
 }
 
-/// A server that gives the same answer to everything. It serves as long as the test's process
-/// lives.
+/// A server with one answer to everything. It serves as long as the test's process lives.
 fn answers(host: &SoftSim, reply: &'static [u8]) {
     let listener = Listener::bind(host, SERVER).expect("a free port");
     std::thread::spawn(move || {

@@ -14,8 +14,7 @@ pub(crate) const SERVER: SocketAddr =
     SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
 const LONG: Duration = Duration::from_secs(60);
 
-/// The error contains all of these texts, and becomes an [`io::Error`] of this kind with the same
-/// text.
+/// The error contains these texts, and becomes an [`io::Error`] of this kind with its text.
 #[track_caller]
 fn says(error: &Error, kind: io::ErrorKind, parts: &[&str]) {
     let text = error.to_string();
@@ -37,7 +36,6 @@ fn soon(client: &SoftSim, host: &str) -> Error {
     Stream::connect_with(client, host, &impatient).expect_err("this cannot work")
 }
 
-/// A fabric with two hosts of ours.
 pub(crate) fn hosts() -> (Fabric, SoftSim, SoftSim) {
     let fabric = Fabric::new();
     let (server, client) = (fabric.host(&[SERVER.ip()]), fabric.host(&[CLIENT]));
@@ -122,8 +120,7 @@ fn address_in_use() {
     says(&error, io::ErrorKind::AddrNotAvailable, &["listening: 192.0.2.1:6379 is in use"]);
 }
 
-/// The client learns what it lacks, the server why it turned a client away, and that client that it
-/// was turned away.
+/// The client learns what it lacks; the server why it refused one, and that client that it was.
 #[test]
 fn locked_memory_too_small() {
     let fabric = Fabric::new();

@@ -3,9 +3,9 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
+use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region, lock};
 use rdma_backend::time::Instant;
 use rdma_backend::{
     Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
@@ -31,20 +31,14 @@ const WIDE: usize = 4096;
 /// The id of requests that a mistake adds.
 const ADDED: u64 = u64::MAX;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// An interceptor that makes a mistake, or none.
 pub struct Mistaken {
     mistake: Option<Mistake>,
     conduct: Conduct,
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
-    /// Leaked objects.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
     /// Connect requests that have arrived.
     requests: AtomicU32,
-    /// When it was created.
     made: Instant,
 }
 
@@ -100,8 +94,7 @@ impl MistakenQueuePair {
         let _added = below.post_send(&[request]);
     }
 
-    /// Applies the mistake to a message before the side gets it, and returns a message to send in
-    /// return.
+    /// Applies the mistake to a message before the side gets it, and returns an answer to send.
     fn receive(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
         let Ok(Completed::Recv { len, immediate }) = &mut completion.result else { return None };
         let (region, offset, number) = lock(&self.receives).get(&completion.id).cloned()?;
@@ -184,7 +177,6 @@ impl Interceptor<SoftSim> for Mistaken {
         self.keep(Mistake::NeverLetsGo, inner);
     }
 
-    /// Makes room for messages that a mistake adds.
     fn limits(&self, limits: QueuePairLimits) -> QueuePairLimits {
         QueuePairLimits { send_depth: 2 * limits.send_depth + 64, ..limits }
     }
@@ -212,7 +204,6 @@ impl Interceptor<SoftSim> for Mistaken {
         match self.mistake {
             Some(Mistake::ReadableWindows) if is_window => (len, access.and(Access::REMOTE_READ)),
             Some(Mistake::WindowsTooOpen) if is_window => (len + 4096, access),
-            // Room for one more byte.
             Some(Mistake::WritesBehind) => (len + 8, access),
             _ => (len, access),
         }

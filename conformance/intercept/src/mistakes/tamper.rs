@@ -32,7 +32,6 @@ impl OutgoingSend {
     }
 }
 
-/// Returns the write with an immediate of zero.
 pub(super) const fn zero(op: SendOp) -> SendOp {
     match op {
         SendOp::WriteImmediate(to, _) => SendOp::WriteImmediate(to, Immediate(0)),
@@ -40,7 +39,6 @@ pub(super) const fn zero(op: SendOp) -> SendOp {
     }
 }
 
-/// An incoming message.
 pub(super) struct IncomingMessage {
     pub(super) bytes: Bytes,
     pub(super) len: u32,
@@ -53,7 +51,6 @@ pub(super) struct IncomingMessage {
 pub(super) struct Tamper {
     mistake: Option<Mistake>,
     variant: Option<Variant>,
-    /// Something has arrived.
     pub(super) has_heard: bool,
     /// The program has said that it is idle, and has sent nothing since.
     pub(super) is_idle: bool,
@@ -74,8 +71,7 @@ pub(super) struct Tamper {
     /// Since when it waits for a window.
     waiting: Instant,
     done: bool,
-    /// Notifications of payload so far, and its open questions for features: whether the variant
-    /// added each question.
+    /// Notifications of payload so far, and whether the variant added each open question.
     tellings: u32,
     questions: VecDeque<bool>,
 }
@@ -258,7 +254,6 @@ impl Tamper {
         }
     }
 
-    /// Returns the immediate that the side gets in place of `count`.
     pub(super) fn notified(&mut self, count: u32) -> u32 {
         let room = 64 << 10;
         let told = match self.mistake {
@@ -276,8 +271,7 @@ impl Tamper {
         told
     }
 
-    /// Applies the mistake to a message before the side gets it, and returns a message to send in
-    /// return.
+    /// Applies the mistake to a message before the side gets it, and returns an answer to send.
     pub(super) fn receive(&mut self, incoming: &mut IncomingMessage) -> Option<Vec<u8>> {
         let keepalive = Message::Keepalive.encode();
         if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, incoming.immediate) {
@@ -290,25 +284,19 @@ impl Tamper {
         }
         let decoded = Message::decode(incoming.bytes.get(..incoming.len as usize).unwrap_or_default());
         let Ok(message) = decoded else {
-            match self.mistake {
-                Some(Mistake::ShortAccepted) if incoming.len < 32 => {
-                    incoming.bytes = keepalive;
-                    incoming.len = 32;
-                }
-                Some(Mistake::LongAccepted) if incoming.len > 32 => {
-                    incoming.bytes = keepalive;
-                    incoming.len = 32;
-                }
-                Some(Mistake::UnknownAccepted) if incoming.len == 32 => incoming.bytes = keepalive,
-                _ => {}
+            let accepted = match self.mistake {
+                Some(Mistake::ShortAccepted) => incoming.len < 32,
+                Some(Mistake::LongAccepted) => incoming.len > 32,
+                Some(Mistake::UnknownAccepted) => incoming.len == 32,
+                _ => false,
+            };
+            if accepted {
+                (incoming.bytes, incoming.len) = (keepalive, 32);
             }
             return None;
         };
-        if self.refuses(message, incoming.immediate) {
-            incoming.bytes = REFUSED;
-            return None;
-        }
-        if self.mistake == Some(Mistake::ReservedJudged) && incoming.bytes != message.encode() {
+        let judged = self.mistake == Some(Mistake::ReservedJudged) && incoming.bytes != message.encode();
+        if judged || self.refuses(message, incoming.immediate) {
             incoming.bytes = REFUSED;
             return None;
         }
@@ -365,20 +353,16 @@ impl Tamper {
 
     fn window(&mut self, incoming: &mut IncomingMessage, window: Window) -> Option<Vec<u8>> {
         let room = self.windows.is_some_and(|(_, latest)| self.used < latest.length);
+        let wraps = window.address.checked_add(u64::from(window.length)).is_none();
+        let ignored = Message::Keepalive.encode();
         match self.mistake {
-            Some(Mistake::EmptyWindowIgnored) if window.length == 0 => {
-                incoming.bytes = Message::Keepalive.encode();
-            }
-            Some(Mistake::WrappingWindowIgnored)
-                if window.address.checked_add(u64::from(window.length)).is_none() =>
-            {
-                incoming.bytes = Message::Keepalive.encode();
-            }
+            Some(Mistake::EmptyWindowIgnored) if window.length == 0 => incoming.bytes = ignored,
+            Some(Mistake::WrappingWindowIgnored) if wraps => incoming.bytes = ignored,
             Some(Mistake::LateWindowRefused) if self.waiting.elapsed() > Duration::from_millis(80) => {
                 incoming.bytes = REFUSED;
             }
             Some(Mistake::SecondWindowRefused) if self.windows.is_some() => incoming.bytes = REFUSED,
-            Some(Mistake::EarlyWindowIgnored) if room => incoming.bytes = Message::Keepalive.encode(),
+            Some(Mistake::EarlyWindowIgnored) if room => incoming.bytes = ignored,
             Some(Mistake::SmallWindowRefused) if window.length < 4096 => incoming.bytes = REFUSED,
             Some(Mistake::OddWindowRefused) if window.address % 2 == 1 => incoming.bytes = REFUSED,
             _ => {

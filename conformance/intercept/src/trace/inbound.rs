@@ -58,7 +58,6 @@ impl<R: Region> Inbound<R> {
         place.region.upgrade().map(|region| bytes(&*region, place.offset, len)).unwrap_or_default()
     }
 
-    /// Records an announced window of `region`.
     pub(super) fn announce(&mut self, window: Window, region: Weak<R>) {
         match self.window {
             Some((current, _, filled)) if filled < current.length => self.next = Some((window, region)),

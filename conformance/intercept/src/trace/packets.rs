@@ -119,8 +119,7 @@ struct Wire<'a> {
     ends: &'a BTreeMap<u32, ConnectionEnd>,
     /// The next sequence number of packets from an end (true) or to it (false).
     sequences: HashMap<(u32, bool), u32>,
-    /// The end of the latest request with this id: its last sequence number, and its length for a
-    /// READ.
+    /// Where the latest request with this id ends: its last sequence number; a READ's length.
     last: HashMap<(u32, u64), (u32, Option<usize>)>,
     frames: Vec<Frame>,
 }

@@ -1,7 +1,7 @@
 //! A backend that records its calls.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use rdma_backend::{
     Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier as _, IdentifierKey, PostError,
@@ -12,7 +12,7 @@ use rdma_proto::wire::Message;
 use super::inbound::{Inbound, Place, bytes};
 use super::recording::{EntryKind, Op, Outcome, Recorder, Request};
 use super::words;
-use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
+use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region, lock};
 use suite::hex::Bytes;
 
 /// Records the calls of `B`. The recorder itself keeps no region alive.
@@ -33,7 +33,6 @@ pub struct Recording<B: Backend> {
     regions: Mutex<HashMap<u32, Weak<B::Region>>>,
 }
 
-/// The destination of entries.
 struct Log<B> {
     backend: B,
     recorder: Recorder,
@@ -44,10 +43,6 @@ impl<B: Backend> Log<B> {
     fn record(&self, end: u32, what: EntryKind) {
         self.recorder.record(|| self.backend.now(), end, what);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// One end of a connection, while events for it can come.

@@ -36,76 +36,45 @@ pub struct Entry {
 }
 
 /// An event at one end of a connection.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum EntryKind {
     /// An identifier for an outgoing connection was created: this end is a client.
     Created,
     /// A connect request arrived: this end is a server.
-    Requested {
-        /// The parameters that the peer offered.
-        peer: Params,
-    },
+    Requested { peer: Params },
     /// The identifier's queue pair was created.
-    QueuePair {
-        /// Its number.
-        number: u32,
-        /// Send work requests it holds.
-        sends: u32,
-        /// Receives it holds.
-        receives: u32,
-    },
+    QueuePair { number: u32, sends: u32, receives: u32 },
     /// The program requested a connection, or accepted one.
-    Connecting {
-        /// This end's address.
-        local: Option<SocketAddr>,
-        /// The other's.
-        peer: Option<SocketAddr>,
-        /// The parameters that this end offered.
-        params: Params,
-    },
+    Connecting { local: Option<SocketAddr>, peer: Option<SocketAddr>, params: Params },
     /// The program made another call to the connection manager.
     Called {
         /// The call, as in rdma_cma.h without its prefix.
         call: String,
     },
     /// An event of the connection manager.
-    Event {
-        /// The name of the event.
-        event: String,
-    },
+    Event { event: String },
     /// A send work request was posted.
     Posted(Request),
     /// Receives were posted.
-    Receives {
-        /// How many.
-        count: usize,
-    },
+    Receives { count: usize },
     /// Posting was refused.
     Refused {
         /// How many requests of the chain before, the last ones recorded, were not posted.
         requests: usize,
-        /// Why.
         error: String,
     },
     /// A completion was polled.
     Completed {
-        /// The id of its work request.
         id: u64,
-        /// How that ended.
         #[serde(flatten)]
         outcome: Outcome,
     },
     /// Receives were flushed: returned unused after the end of the connection.
-    Flushed {
-        /// How many.
-        count: usize,
-    },
+    Flushed { count: usize },
     /// Entries are missing here: the recorder was full.
-    Dropped {
-        /// How many.
-        count: u64,
-    },
+    Dropped { count: u64 },
 }
 
 impl EntryKind {
@@ -143,19 +112,16 @@ impl From<ConnectParams> for Params {
 }
 
 /// A send work request.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Its id.
     pub id: u64,
-    /// The operation.
     pub op: Op,
     /// The place in the peer's memory, for WRITE and READ.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub remote: Option<Remote>,
-    /// The immediate.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub immediate: Option<u32>,
-    /// The number of bytes.
     pub len: usize,
     /// Whether success is reported.
     pub signaled: bool,
@@ -203,36 +169,29 @@ impl Op {
 }
 
 /// A place in memory, with its key.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remote {
-    /// The address.
     pub address: u64,
-    /// The key.
     pub rkey: u32,
 }
 
 /// The result of a work request.
+#[allow(missing_docs)] // plain fields
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub enum Outcome {
     /// It was acknowledged.
-    Done {
-        /// The operation that completed.
-        op: Op,
-    },
+    Done { op: Op },
     /// A receive took a SEND.
     Received {
-        /// Its length.
         len: u32,
-        /// Its immediate.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         immediate: Option<u32>,
-        /// Its first bytes.
         bytes: Bytes,
     },
     /// A receive was consumed by a WRITE with immediate.
     Notified {
-        /// The immediate.
         immediate: u32,
         /// The place of its bytes in this end's window, if a window was announced.
         #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -244,7 +203,6 @@ pub enum Outcome {
     Failed {
         /// `enum ibv_wc_status`.
         status: u32,
-        /// The vendor's code.
         vendor: u32,
     },
 }
@@ -269,8 +227,7 @@ impl Outcome {
 /// The limits of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The most entries: half of them from the start, the others from the end. With 0, nothing is
-    /// recorded.
+    /// The most entries: half from the start, the others from the end. With 0 it records nothing.
     pub entries: usize,
     /// The most bytes of each request.
     pub bytes: usize,
@@ -287,8 +244,7 @@ impl Limits {
     pub const NOTHING: Self = Self { entries: 0, bytes: 0 };
 }
 
-/// Collects entries in bounded memory. Clones share one recorder: both ends of a connection may use
-/// it.
+/// Collects entries in bounded memory. Clones share it: both ends of a connection may use it.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     limits: Limits,

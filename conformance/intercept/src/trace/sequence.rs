@@ -1,5 +1,4 @@
-//! Parses the rendered pages of a timeline into messages between the two sides. Results keep the
-//! text, and the report draws it.
+//! Parses the rendered pages of a timeline, which results keep, for the report to draw.
 
 use super::timeline::{Column, split};
 
@@ -54,8 +53,7 @@ pub fn read(pages: &str) -> Vec<Page> {
     read
 }
 
-/// Parses a line. `alone` says that only one side was recorded. `None` for the heads of the
-/// columns.
+/// Parses a line; `None` for the heads of the columns. `alone`: only one side was recorded.
 fn step(line: &str, alone: bool) -> Option<Step> {
     let (millis, column, text) = split(line)?;
     let named = |prefix: &str, names: &[&str]| {
@@ -93,8 +91,7 @@ mod tests {
         read(&format!("{head}\n{}", lanes(&format!("{:>12} {:>12}", "ms", "µs"), &lines)))
     }
 
-    /// Posted requests, and arrivals from an unrecorded side, cross. Local calls and completions do
-    /// not.
+    /// Posted requests and arrivals from an unrecorded side cross; local calls and completions do not.
     #[test]
     fn rendered_lines_say_who_did_what() {
         let lines = [
@@ -125,8 +122,7 @@ mod tests {
         assert!(page.steps[5].is_trouble() && !page.steps[4].is_trouble());
     }
 
-    /// If both sides are recorded, an event belongs to its own side, because the other side's call
-    /// is recorded.
+    /// If both sides are recorded, the other side's call crosses, and the event does not.
     #[test]
     fn an_event_crosses_only_from_a_side_that_is_not_recorded() {
         let lines = [(Column::Server, "event: ConnectRequest, retry 6, rnr_retry 7")];

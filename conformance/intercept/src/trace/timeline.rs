@@ -1,5 +1,4 @@
-//! Shows a recording to people: a page for each connection, the client's column on the left, the
-//! server's on the right.
+//! Shows a recording to people: a page for each connection, the client left, the server right.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -64,8 +63,8 @@ pub fn lanes(moment: &str, lines: &[Line]) -> String {
     page
 }
 
-/// Fits rendered pages to an output of `columns`: unchanged, or, if a line would not fit, with both
-/// sides below each other and without the times between lines.
+/// Fits rendered pages to an output of `columns`. If a line would not fit, both sides are below
+/// each other, without the times between lines.
 #[must_use]
 pub fn narrow(pages: &str, columns: usize) -> String {
     if pages.lines().all(|line| line.chars().count() <= columns) {
@@ -91,8 +90,7 @@ pub fn narrow(pages: &str, columns: usize) -> String {
 /// Columns of a line of [`last`].
 const LAST_WIDTH: usize = 72;
 
-/// Returns the last `count` meaningful lines of rendered pages, without their times, each `client
-/// …` or `server …` and short enough for a terminal.
+/// Returns the last `count` meaningful lines of pages, each `client …` or `server …`, without times.
 #[must_use]
 pub fn last(pages: &str, count: usize) -> Vec<String> {
     // The completion of a request, or a returned receive, adds nothing to the request itself.
@@ -110,8 +108,7 @@ pub fn last(pages: &str, count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].iter().map(short).collect()
 }
 
-/// Splits a rendered line into the milliseconds since the beginning, the column and the text.
-/// `None` for the heads of pages.
+/// Splits a line into its milliseconds, column and text. `None` for the heads of pages.
 pub(super) fn split(line: &str) -> Option<(&str, Column, &str)> {
     // Two times precede the text, each without a space.
     let (millis, rest) = line.trim_start().split_once(' ')?;
@@ -144,7 +141,7 @@ fn of<'a>(
         .filter(move |entry| entry.end == number || Some(entry.end) == other || entry.end == 0)
 }
 
-/// Renders all connections of a recording, a page for each, in the order in which they began.
+/// Renders all connections of a recording, a page for each, in the order of their beginnings.
 #[must_use]
 pub fn render(recording: &Recording) -> String {
     let ends = ends::of(recording);
@@ -163,13 +160,9 @@ pub fn render(recording: &Recording) -> String {
 
 fn page(count: usize, number: u32, ends: &BTreeMap<u32, ConnectionEnd>, lines: &[Line]) -> String {
     let [client, server] = sides(number, ends);
-    let moment = format!("{:>12} {:>12}", "ms", "µs");
-    format!(
-        "connection {count}: client {}; server {}\n{}",
-        name(client.as_ref()),
-        name(server.as_ref()),
-        lanes(&moment, lines)
-    )
+    let (client, server) = (name(client.as_ref()), name(server.as_ref()));
+    let lanes = lanes(&format!("{:>12} {:>12}", "ms", "µs"), lines);
+    format!("connection {count}: client {client}; server {server}\n{lanes}")
 }
 
 /// Returns the client's and the server's end of a connection, if recorded.
@@ -224,7 +217,6 @@ struct Side {
     recorded: bool,
     /// The window that it writes into.
     direction: Direction,
-    /// Receives posted in all.
     receives: usize,
 }
 
@@ -243,8 +235,7 @@ impl LineContext {
         }
     }
 
-    /// Returns the text of an event and its column. The work of an unrecorded peer is shown in the
-    /// peer's column when it arrives.
+    /// Returns an event's text and column. An unrecorded peer's work is shown there when it arrives.
     fn tell(&mut self, column: Column, what: &EntryKind) -> Option<(Column, String)> {
         let (this, other) = self.sides(column);
         let text = match what {

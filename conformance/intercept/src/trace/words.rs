@@ -7,8 +7,7 @@ use rdma_proto::wire::{Message, Window};
 
 use super::recording::{Op, Outcome, Remote, Request};
 
-/// The last window that one end's peer announced, and the bytes written into it since a
-/// notification.
+/// The last window that one end's peer announced, and the bytes written since a notification.
 #[derive(Clone, Copy, Debug)]
 pub struct Direction {
     window: Option<Window>,
@@ -32,8 +31,7 @@ impl Direction {
         }
     }
 
-    /// Handles missing entries: they may have announced the next window, and written bytes that the
-    /// next immediate counts.
+    /// Handles missing entries, which may have announced a window, or written bytes.
     pub const fn missed(&mut self) {
         *self = Self { window: None, written: None };
     }
@@ -55,16 +53,12 @@ impl Direction {
     }
 }
 
-/// Describes a place in a window.
 fn place(window: Window, remote: Remote, len: u64) -> String {
     let Window { address, length, rkey } = window;
     let offset = remote.address.checked_sub(address).filter(|offset| *offset <= length.into());
     let Some(offset) = offset else {
-        return if len == 0 {
-            "nowhere".into()
-        } else {
-            format!("-> {:#x} [outside the window]", remote.address)
-        };
+        let outside = || format!("-> {:#x} [outside the window]", remote.address);
+        return if len == 0 { "nowhere".into() } else { outside() };
     };
     let end = offset.saturating_add(len);
     let mut text = format!("at {offset} of {length}");
@@ -94,7 +88,6 @@ pub fn request(request: &Request) -> String {
     text
 }
 
-/// Describes a SEND.
 fn message(len: usize, bytes: &[u8]) -> String {
     match Message::decode(bytes) {
         Ok(message) if len == bytes.len() => {

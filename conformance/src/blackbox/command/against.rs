@@ -28,17 +28,11 @@ use intercept::trace::{Recorded, Recorder};
 use suite::Verdict;
 use suite::terminal;
 
-/// Returns hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
     let fabric = Fabric::new();
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
     (fabric.host(&[theirs.ip()]), theirs, fabric.host(&[ours.ip()]), ours)
-}
-
-/// Returns a recorder that keeps enough of a case to explain it.
-fn recorder() -> Recorder {
-    Recorder::new(RECORDED)
 }
 
 /// Returns the address of a target.
@@ -54,12 +48,10 @@ pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
 
-/// Returns whether an address belongs to this machine.
 fn is_local(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }
 
-/// Tests a server.
 pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, CommandError> {
     let common = &options.common;
     options.exec.as_deref().map_or(Ok(()), one_command)?;
@@ -73,7 +65,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
         };
         let server = server.map_err(no_environment)?;
         let target = common.target(Role::Server, true, "in this process", "softsim");
-        let recorder = recorder();
+        let recorder = Recorder::new(RECORDED);
         let ours = Recorded::new(ours, &recorder);
         return go(common, arguments, (&ours, &recorder), Side::Server(&server), target, true);
     }
@@ -101,19 +93,18 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
         }
     };
     let target = common.target(Role::Server, own, &how, &server.address().ip().to_string());
-    let recorder = recorder();
+    let recorder = Recorder::new(RECORDED);
     let ours = Recorded::new(verbs, &recorder);
     go(common, arguments, (&ours, &recorder), Side::Server(&*server), target, local)
 }
 
-/// Tests a client.
 pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, CommandError> {
     let common = &options.common;
     options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.exec.is_some() || options.wait;
     if common.on_softsim(given)? {
         let (theirs, _, ours, address) = hosts();
-        let recorder = recorder();
+        let recorder = Recorder::new(RECORDED);
         let ours = Recorded::new(ours, &recorder);
         let listener = Listener::new(&ours, address).map_err(no_environment)?;
         let (mistake, options) = common.own(Options::default());
@@ -131,7 +122,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
     let local = !options.wait;
     common.harm(local)?;
     let verbs = device()?;
-    let recorder = recorder();
+    let recorder = Recorder::new(RECORDED);
     let ours = Recorded::new(verbs.clone(), &recorder);
     let listener = Listener::new(&ours, listen).map_err(no_environment)?;
     let (clients, how): (Box<dyn TargetClients>, _) = match &options.exec {

@@ -1,5 +1,4 @@
-//! `demo`: commands of a client, what each does on the wire, and the suite's report on a faulty
-//! server. Needs no RDMA device and no privileges.
+//! `demo`: a client's commands, what each does on the wire, and the report on a faulty server.
 
 use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
@@ -24,7 +23,6 @@ use intercept::trace::{Limits, Recorded, Recorder, Recording, timeline};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The client's window, small so that a value of 40 kB needs several.
 const WINDOW: u32 = 16 << 10;
-/// The length of a long value.
 const LONG: usize = 40_000;
 /// A mistake that leaves a server able to answer, and the case about it.
 const MISTAKE: &str = "registers-early";
@@ -55,7 +53,6 @@ fn shown(options: &Demo) -> Result<u8, CommandError> {
     wrong()
 }
 
-/// Runs a correct client and server, and shows their messages.
 fn right() -> Result<Recording, Failure> {
     let recorder = Recorder::new(Limits::default());
     let fabric = Fabric::new();
@@ -74,7 +71,7 @@ fn right() -> Result<Recording, Failure> {
 
     let mut client = RespClient::new(stream);
     let mut wire = Wire { recorder, told: 0 };
-    // So that both windows exist before the wire is shown.
+    // Both windows exist before the wire is shown.
     ask(&mut client, &["ECHO", "hello"])?;
     wire.tell("connect: both sides register a window that the other may write to; ECHO hello");
     let long = "x".repeat(LONG);
@@ -108,7 +105,6 @@ fn ask(client: &mut RespClient<Stream<Recorded<SoftSim>>>, words: &[&str]) -> Re
     })
 }
 
-/// The wire, up to the last printed entry.
 struct Wire {
     recorder: Recorder,
     told: usize,
@@ -122,7 +118,6 @@ impl Wire {
         self.recorder.recording().entries.iter().any(is_end)
     }
 
-    /// Prints the entries since the last call.
     fn tell(&mut self, title: &str) {
         println!("{title}");
         let lines = timeline::first(&self.recorder.recording());

@@ -1,5 +1,4 @@
-//! `doctor`: what this machine has for runs on a device, and what is missing. It checks everything,
-//! even after something is missing.
+//! `doctor`: what this machine has for runs on a device, and everything that is missing.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -47,7 +46,6 @@ impl Finding {
     }
 }
 
-/// The indentation of wrapped text.
 const HANGING: usize = 9;
 
 /// Prints its findings. Succeeds if a run on a device is possible.
@@ -117,8 +115,7 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
 /// The environment variable by which programs under softrdma find their fabric.
 const SOFTRDMA: &str = "SOFTRDMA_SOCKET";
 
-/// Returns the findings about the provider of devices: softrdma if this program runs under it, else
-/// the kernel.
+/// Returns the findings about devices: softrdma's if this program runs under it, else the kernel's.
 fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
     match softrdma {
         Some(socket) => [
@@ -140,7 +137,6 @@ fn kernel() -> Result<String, String> {
         .ok_or_else(|| "no rdma_cm: put `softrdma run --` before a command to try it without (no root); with a device, `modprobe rdma_ucm`, and in a container pass in /dev/infiniband".into())
 }
 
-/// Lists every device with the state of each of its ports.
 fn devices(folder: &Path) -> Result<String, String> {
     let devices = environment::devices(folder);
     if devices.is_empty() {
@@ -153,8 +149,7 @@ fn devices(folder: &Path) -> Result<String, String> {
     Ok(devices.join(", "))
 }
 
-/// Finds whether the connection manager supports `Options::traffic_class` and
-/// `Options::ack_timeout`.
+/// Finds whether `Options::traffic_class` and `Options::ack_timeout` are supported.
 fn connection_options(channel: Option<&EventChannel>) -> String {
     let Some(channel) = channel else { return "need a connection manager".into() };
     let id = match channel.create_id() {
@@ -180,8 +175,7 @@ const fn relaxed_ordering(has: Option<bool>) -> &'static str {
     }
 }
 
-/// Finds how many huge pages of 2 MiB are reserved and free, and whether the kernel makes others of
-/// normal ones.
+/// Finds how many huge pages of 2 MiB are reserved and free, and whether the kernel makes others.
 fn huge_pages(folder: &Path) -> String {
     let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default();
     let free = read("hugepages/hugepages-2048kB/free_hugepages");
@@ -205,7 +199,6 @@ fn locked_memory() -> String {
     format!("{} (soft, hard; a run wants about 32 MiB)", words.join(" "))
 }
 
-/// Looks for a server to try.
 fn valkey() -> String {
     on_path(VALKEY).map_or_else(|| format!("no {VALKEY} on the PATH"), |file| file.display().to_string())
 }
@@ -213,7 +206,6 @@ fn valkey() -> String {
 /// The server that many will want to try.
 const VALKEY: &str = "valkey-server";
 
-/// Returns the file of a program that a shell would find.
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
@@ -223,7 +215,6 @@ fn on_path(program: &str) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Under softrdma nothing of the kernel is missing.
     #[test]
     fn softrdma_needs_no_kernel() {
         let [kernel, devices] = provided(Some("/run/fabric".into()));

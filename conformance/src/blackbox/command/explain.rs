@@ -78,7 +78,6 @@ fn about_requirement(requirement: &Requirement, cases: &[Case<'_, SoftSim>]) -> 
     told
 }
 
-/// The indentation of the text of a [`line`].
 const HANGING: usize = 12;
 
 fn line(told: &mut String, name: &str, text: &str) {

@@ -67,7 +67,7 @@ fn judged(common: &Common, run: impl FnOnce() -> Result<Run, CommandError>) -> R
     Ok(if run.is_interrupted() { INTERRUPTED } else { code })
 }
 
-/// Returns the exit code of the program. Prints the reason if the run could not be judged.
+/// Returns the exit code of the program. Prints the reason if nothing could be judged.
 pub fn finish(outcome: Result<u8, CommandError>) -> ExitCode {
     let (code, reason) = match outcome {
         Ok(code) => return ExitCode::from(code),

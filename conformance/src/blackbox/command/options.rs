@@ -117,8 +117,7 @@ pub(super) struct Common {
     pub(super) out: Option<PathBuf>,
 }
 
-/// Rejects a shell command of which only the first part would run. It is started with `exec`, so
-/// that its end is the target's.
+/// Rejects a command of which only a part would run: it is started with `exec`.
 pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
     let mut quote = None;
     let mut before = ' ';
@@ -142,7 +141,6 @@ pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Parses a command line of `run`.
 pub(super) fn parse(arguments: &[String]) -> Result<TargetCommand, String> {
     #[derive(Parser)]
     #[command(no_binary_name = true)]
@@ -170,8 +168,7 @@ impl Common {
             .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
     }
 
-    /// Returns the harm that a run may do to a target. `local` says that the target is on this
-    /// machine.
+    /// Returns the harm that a run may do to a target, which may be `local`.
     pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),
@@ -201,7 +198,6 @@ impl Common {
         })
     }
 
-    /// Returns our own side's mistake, if any, and its options.
     pub(super) fn own(&self, options: Options) -> (Option<Mistake>, Options) {
         let mut options = small(options);
         if let Some(mistake) = self.demo_mistake {
@@ -226,7 +222,6 @@ impl Common {
 
 /// Returns the command that repeats the run, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
-    /// These select cases or say what to do with the results.
     const LEFT_OUT: [&str; 8] =
         ["--select", "--skip", "--random", "--seed", "--out", "--format", "--baseline", "--write-baseline"];
     let mut words = vec!["valkey-rdma-conformance".to_string()];

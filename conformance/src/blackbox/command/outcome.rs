@@ -46,8 +46,7 @@ fn folded(text: &str, columns: usize) -> String {
     folded
 }
 
-/// Returns the exit code of a run without the expected failures. Prints the expected failures that
-/// no longer occur.
+/// Returns a run's exit code without expected failures. Prints those that no longer occur.
 pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     let stale = baseline.apply(run);
     stale.iter().for_each(|stale| terminal::complain(stale, 4));
@@ -62,7 +61,6 @@ pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     if stale.is_empty() { code } else { worse(code, FAILED) }
 }
 
-/// Writes a run in all formats.
 pub(super) fn write_all(run: &Run, out: &Path, strict: bool) -> Result<(), CommandError> {
     let told = |error: std::io::Error| (BROKEN, format!("{}: {error}", out.display()));
     std::fs::create_dir_all(out).map_err(told)?;

@@ -91,8 +91,7 @@ pub(super) fn run(options: &PairRun) -> Result<u8, CommandError> {
     Ok(code)
 }
 
-/// Returns the exit code, from how the client ended, whether the server ended, and what was seen of
-/// both.
+/// Returns the exit code, from the ends of both and what was seen of them.
 const fn code(client: Option<&Exit>, server_ended: bool, breaches: usize, relayed: usize) -> u8 {
     match client {
         _ if server_ended => LOST,
@@ -106,7 +105,6 @@ const fn code(client: Option<&Exit>, server_ended: bool, breaches: usize, relaye
     }
 }
 
-/// What was seen of both.
 #[derive(Clone, Copy)]
 struct Watched<'a> {
     breaches: &'a Mutex<Vec<(&'static str, Breach)>>,
@@ -127,7 +125,6 @@ fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Resul
     }
 }
 
-/// Forwards both directions until one side disconnects.
 fn relay(
     mut ahead: Peer<Verbs>,
     mut behind: Peer<Verbs>,
@@ -170,7 +167,6 @@ fn between(
     Ok(())
 }
 
-/// Names the side of a failure.
 fn by(side: &'static str) -> impl Fn(Failure) -> Failure {
     move |failure| match failure {
         // The relay's own device is no side's fault.
@@ -205,7 +201,7 @@ fn pass_on(
 mod tests {
     use super::*;
 
-    /// A client that never came shows nothing about either, however well it ended.
+    /// A client that never came shows nothing about either.
     #[test]
     fn nothing_is_well_that_was_not_seen() {
         let failed = Exit::Failure("1".into());

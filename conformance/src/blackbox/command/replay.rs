@@ -48,7 +48,6 @@ fn again(options: &Replay) -> Result<u8, CommandError> {
             Some(one) if one.verdict.is_pass() => (DONE, "FIXED", &one.reason),
             Some(one) if one.verdict == Verdict::Fail => (FAILED, "STILL-FAILING", &one.reason),
             Some(one) => (UNDECIDED, "NOT-REPRODUCED", &one.reason),
-            // Nothing shows that it is fixed.
             None => (UNDECIDED, "NO-SUCH-CASE", &result.reason),
         };
         terminal::tell(&format!("{told:15} {}: {reason}", result.id), 16);
@@ -60,7 +59,6 @@ fn again(options: &Replay) -> Result<u8, CommandError> {
 /// Runs the wanted cases: those of the suite in one run, and one run for each random peer.
 fn results(arguments: &[String], wanted: &[&CaseResult]) -> Result<Vec<CaseResult>, CommandError> {
     let mut now = Vec::new();
-    // Only the wanted ones.
     let arguments = &without(arguments, &["--select", "--skip"]);
     let mut cases = arguments.clone();
     for result in wanted {

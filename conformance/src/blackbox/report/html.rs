@@ -1,5 +1,4 @@
-//! One page with everything: several runs side by side, the observations of each case, and the
-//! texts of the requirements. Its templates are in `templates/`. The page is complete without
+//! One page with everything, from the templates in `templates/`. It is complete without
 //! JavaScript, which only filters, compares and opens the drawer.
 
 use std::fmt;
@@ -26,8 +25,7 @@ const AREAS: [(&str, &str, &str); 10] = [
     ("sec", "SEC", "Memory"),
 ];
 
-/// Returns the page. `spec` is the address of the specification, for links. Without it, links stay
-/// on the page.
+/// Returns the page. `spec` is the specification's address, for links; without it, they stay here.
 ///
 /// # Errors
 /// None is known.
@@ -45,8 +43,8 @@ pub fn html(runs: &[Run], spec: Option<&str>) -> Result<String, String> {
         areas: AREAS.iter().map(|area| Area::new(area, runs)).collect(),
         verdicts: Verdict::ALL.map(Verdict::name),
         tables: [Role::Server, Role::Client]
-            .into_iter()
-            .filter_map(|role| Table::new(role, runs, &rows))
+            .iter()
+            .filter_map(|role| Table::new(*role, runs, &rows))
             .collect(),
         asked: AREAS.iter().map(|area| Asked::new(area, runs, &all, spec)).collect(),
         details: rows.iter().map(|row| Detail::new(row, runs, &all)).collect(),
@@ -54,7 +52,6 @@ pub fn html(runs: &[Run], spec: Option<&str>) -> Result<String, String> {
     page.render().map_err(|error| error.to_string())
 }
 
-/// A case of a role, with its result in each run that lists it.
 struct Row<'a> {
     role: Role,
     sample: &'a CaseResult,
@@ -67,7 +64,7 @@ impl Row<'_> {
     }
 }
 
-/// Returns the cases of all runs, in the order of the runs that list every case.
+/// Returns the cases of all runs. The order is that of the runs that list every case.
 fn rows(runs: &[Run]) -> Vec<Row<'_>> {
     let mut rows: Vec<Row<'_>> = Vec::new();
     let (whole, partly): (Vec<_>, Vec<_>) =
@@ -103,7 +100,6 @@ struct Page<'a> {
     details: Vec<Detail<'a>>,
 }
 
-/// A run's summary.
 struct Card<'a> {
     name: &'a str,
     role: Role,
@@ -116,7 +112,6 @@ struct Card<'a> {
     machine: Option<String>,
 }
 
-/// Results of one kind, in a run.
 struct Part {
     kind: &'static str,
     name: &'static str,
@@ -139,10 +134,9 @@ impl<'a> Card<'a> {
         parts.rotate_left(2);
         parts.retain(|part| part.count > 0);
         let machine = run.environment.as_ref().map(|machine| {
-            let devices = if machine.devices.is_empty() {
-                "no RDMA device of the kernel's".into()
-            } else {
-                machine.devices.join(", ")
+            let devices = match &machine.devices[..] {
+                [] => "no RDMA device of the kernel's".into(),
+                devices => devices.join(", "),
             };
             let libraries = machine.libraries.join(", ");
             let of = [&*machine.kernel, &*devices, &*libraries].map(str::to_string);
@@ -163,14 +157,12 @@ impl<'a> Card<'a> {
     }
 }
 
-/// Causes of a run's failures, the most frequent first.
 struct Causes<'a> {
     name: &'a str,
     role: Role,
     groups: Vec<CauseGroup<'a>>,
 }
 
-/// Failures of one cause: the first lines of one, and the cases.
 struct CauseGroup<'a> {
     first: Cell<'a>,
     expected: Option<&'a str>,
@@ -194,7 +186,6 @@ impl<'a> Causes<'a> {
     }
 }
 
-/// Passed cases among the decided ones.
 struct Score<'a> {
     name: &'a str,
     passed: usize,
@@ -236,7 +227,6 @@ impl fmt::Display for Score<'_> {
     }
 }
 
-/// An area's scores in all runs.
 struct Area {
     title: &'static str,
     scores: Vec<String>,
@@ -249,12 +239,10 @@ impl Area {
     }
 }
 
-/// Returns the part of a case's id that names its area.
 fn area(id: &str) -> &str {
     id.split('.').next().unwrap_or_default()
 }
 
-/// The runs against targets of one role.
 struct Table<'a> {
     role: Role,
     columns: Vec<Heading<'a>>,
@@ -267,13 +255,11 @@ struct Heading<'a> {
     backend: &'a str,
 }
 
-/// The cases of one profile and area.
 struct Group<'a> {
     title: String,
     cases: Vec<Line<'a>>,
 }
 
-/// The line of a case in a table.
 struct Line<'a> {
     key: String,
     id: &'a str,
@@ -284,7 +270,6 @@ struct Line<'a> {
     cells: Vec<Option<Cell<'a>>>,
 }
 
-/// The result of a case in one run.
 struct Cell<'a> {
     number: usize,
     name: &'a str,
@@ -360,13 +345,11 @@ impl<'a> Table<'a> {
     }
 }
 
-/// The requirements of one area.
 struct Asked<'a> {
     title: &'static str,
     requirements: Vec<Requested<'a>>,
 }
 
-/// A requirement, and how the runs fared with the cases about it.
 struct Requested<'a> {
     requirement: Requirement,
     link: Option<String>,
@@ -396,7 +379,6 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// All that is known of a case.
 struct Detail<'a> {
     key: String,
     id: &'a str,
@@ -408,7 +390,6 @@ struct Detail<'a> {
     requirements: Vec<(&'a str, String)>,
 }
 
-/// All that is known of a result.
 struct Got<'a> {
     cell: Cell<'a>,
     teardown: &'static str,

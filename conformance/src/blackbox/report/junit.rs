@@ -1,6 +1,6 @@
-//! JUnit's XML for CI systems: a test suite for each profile, the wire contract first, with its
-//! score as a property. Cases that were not run or not decided are skipped there, never passed, and
-//! so are failures that the exit status does not count.
+//! JUnit's XML: a test suite for each profile, the wire contract first, with its score as a
+//! property. Cases that were not run or not decided, and failures that do not count, are skipped
+//! there.
 
 use askama::Template;
 
@@ -24,24 +24,19 @@ struct TestCase {
     name: String,
     class: String,
     seconds: f64,
-    /// The element in place of success.
     told: Option<Told>,
 }
 
-/// An element of a case.
 struct Told {
     element: &'static str,
     message: String,
-    /// The type and the text of a failure.
     details: Option<(String, String)>,
 }
 
 impl TestSuite {
     fn count(&self, element: &str) -> usize {
-        self.cases
-            .iter()
-            .filter(|case| case.told.as_ref().is_some_and(|told| told.element == element))
-            .count()
+        let is_told = |case: &&TestCase| case.told.as_ref().is_some_and(|told| told.element == element);
+        self.cases.iter().filter(is_told).count()
     }
 }
 
@@ -69,7 +64,6 @@ pub(super) fn junit(run: &Run, strict: bool) -> Result<String, String> {
             cases: run.of(profile).map(|result| case(result, strict)).collect(),
         });
     }
-    // It has a profile, which is not revealed.
     if let Some(reason) = run.unexcused() {
         let told = Told { element: "failure", message: plain(&reason), details: None };
         let case = TestCase { name: "withheld".into(), class: String::new(), seconds: 0.0, told: Some(told) };
@@ -107,7 +101,7 @@ fn failed(result: &CaseResult, element: &'static str) -> Told {
     Told { element, message: plain(&result.why()), details: Some((requirements.join(" "), text)) }
 }
 
-/// Removes characters that XML does not allow: a reason may contain a target's last lines.
+/// Removes characters that XML does not allow, for instance from a target's last lines.
 fn plain(text: &str) -> String {
     text.chars().filter(|one| !one.is_control() || matches!(one, '\n' | '\t')).collect()
 }

@@ -1,4 +1,4 @@
-//! Two tables for each run of the cases that did not pass, the wire contract's first.
+//! Two tables of the cases that did not pass for each run, the wire contract's first.
 
 use std::fmt::Write as _;
 

@@ -59,8 +59,7 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     }
 }
 
-/// Returns a line for each run: the day, the program, its place, its scores, and how many of the
-/// cases that were run failed.
+/// Returns a line for each run: the day, the program, its place, its scores, and the suite.
 pub fn history(runs: &[Run]) -> String {
     let line = |run: &Run| {
         let [wire, hardened] = run.scores().map(|score| format!("{} of {}", score.passed, score.decided));
@@ -84,8 +83,7 @@ pub fn summary(run: &Run) -> String {
 }
 
 /// Returns the cases that did not pass, counted failures last: each with the last events on the
-/// wire, and a line that repeats it. Failures with one cause are listed once, and so are cases that
-/// were not run.
+/// wire, and a line that repeats it. Those of one cause, and those not run, are listed once.
 pub fn failures(run: &Run, strict: bool) -> String {
     let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
     let (tried, untried): (Vec<_>, Vec<_>) =
@@ -146,7 +144,6 @@ fn tell(text: &mut String, result: &CaseResult, strict: bool) {
         Some(Teardown::Clean) | None => String::new(),
         Some(teardown) => format!(", teardown {}", teardown.name()),
     };
-    // Writing to a string does not fail.
     let _ = writeln!(
         text,
         "{mark} {} {} [{}, {}: {}{teardown}]\n{}",

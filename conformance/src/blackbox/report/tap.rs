@@ -1,5 +1,5 @@
-//! The Test Anything Protocol, version 14. A case that was not run is a SKIP. A failure that the
-//! exit status does not count, such as an expected one, is a TODO.
+//! The Test Anything Protocol, version 14. A case that was not run is a SKIP. A failure that does
+//! not count, such as an expected one, is a TODO.
 
 use std::fmt::Write as _;
 

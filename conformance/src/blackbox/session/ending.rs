@@ -14,14 +14,10 @@ use crate::blackbox::results::Teardown;
 use crate::blackbox::target::{Exit, Running, with_last_lines};
 use crate::tester::Incoming;
 
-/// How long a client is answered after the case has made its point.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
-/// How long a target is kept waiting that may wait or end the connection.
 pub(in crate::blackbox) const KEPT: Duration = Duration::from_secs(2);
-/// After how many times its patience the suite calls a slow client hung.
 const HUNG: u32 = 4;
-/// The reason for which a case about the end of a client does not apply to a client that another
-/// program starts.
+/// Why a case about the end of a client does not apply to one that another program starts.
 const UNSEEN: &str = "how the client ends cannot be seen from here (--exec shows it)";
 
 impl<B: Descriptors> Session<'_, B> {
@@ -34,8 +30,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.leave()
     }
 
-    /// Ends the connection in order: disconnects from a server, and answers a client until it
-    /// disconnects.
+    /// Ends the connection in order: disconnects from a server, or answers a client to its end.
     ///
     /// # Errors
     /// The target reports a failure.
@@ -77,8 +72,7 @@ impl<B: Descriptors> Session<'_, B> {
     }
 
     /// Answers a client until it disconnects. After a long enough time, it leaves one command
-    /// unanswered and stops. So a client that is then disconnected learns of it where it waits for
-    /// the reply.
+    /// unanswered: a client that is then disconnected learns of it where it waits for the reply.
     fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
         while !self.responder.quit {
@@ -172,12 +166,8 @@ impl<B: Descriptors> Session<'_, B> {
             return Err(Stop::unmet("it ended the connection, which the suite still used"));
         }
         self.peer.disconnect()?;
-        let teardown = if self.awaits_end(self.context.patience)? == Notice::Disconnected {
-            Teardown::Clean
-        } else {
-            Teardown::Unclean
-        };
-        self.context.note(teardown);
+        let ended = self.awaits_end(self.context.patience)? == Notice::Disconnected;
+        self.context.note(if ended { Teardown::Clean } else { Teardown::Unclean });
         Ok(pass(""))
     }
 
@@ -189,8 +179,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.ends_watched(|| {})
     }
 
-    /// Waits until the target ends this connection, as required. Calls `look` all the while, and
-    /// once after the end.
+    /// Waits until the target ends this connection, as required. Calls `look` until after the end.
     ///
     /// # Errors
     /// It does not.
@@ -200,8 +189,7 @@ impl<B: Descriptors> Session<'_, B> {
             look();
             let left = deadline.saturating_duration_since(Instant::now());
             match self.awaits_end(left.min(Duration::from_millis(20)))? {
-                // An action of its device is not the target's, which must learn of it and end the
-                // connection.
+                // Its device's end is not the target's, which must learn of it.
                 Notice::None | Notice::Failed if !left.is_zero() => {}
                 end => break end,
             }
@@ -225,12 +213,11 @@ impl<B: Descriptors> Session<'_, B> {
         self.reports()
     }
 
-    /// Lets the target end this connection, which it may do at any time, in place of the actions of
-    /// `body`. Returns how it ended, if it did.
+    /// Runs `body`, in which the target may also end this connection at any time: the one place for
+    /// "… or ends this connection". Returns how it ended, if it did.
     ///
-    /// This is the one place for "… or ends this connection". An end is remembered, whatever
-    /// noticed it first. A client that reports an error has ended it. Mistakes before the end count
-    /// as without it.
+    /// An end counts whatever noticed it first. A client that reports an error has ended it.
+    /// Mistakes before the end count as without it.
     ///
     /// # Errors
     /// The target does neither.
@@ -251,8 +238,7 @@ impl<B: Descriptors> Session<'_, B> {
             .map(|ended| Some(Pass { note: format!("ended this connection; {}", ended.note), ..ended }))
     }
 
-    /// Does an exchange, and ends the connection in order: [`Session::unharmed`] within
-    /// [`Session::or_ends`].
+    /// Does [`Session::unharmed`] within [`Session::or_ends`].
     ///
     /// # Errors
     /// The target was harmed.
@@ -261,8 +247,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.leaves().map(drop)
     }
 
-    /// Fails if a server answered something before it ended the connection: then it accepted what
-    /// it had to refuse. An error reply is no such answer.
+    /// Fails if a server answered, other than by an error, before it ended the connection.
     fn acted_on_nothing(&mut self) -> Result<(), Stop> {
         let heard = self.peer.take_received();
         if self.client.is_some() || heard.is_empty() || heard.starts_with(b"-") {
@@ -288,8 +273,7 @@ impl<B: Descriptors> Session<'_, B> {
         reported(self.context, self.client.as_deref_mut(), self.context.patience)
     }
 
-    /// Releases the connection without a disconnect, like a killed process, and judges how a client
-    /// reports it.
+    /// Releases the connection without a disconnect, and judges how a client reports it.
     ///
     /// # Errors
     /// The client crashes or hangs.
@@ -310,8 +294,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
-    /// Leaves the connection unchanged until the target ends it, for 2 s at most: a target may wait
-    /// without end.
+    /// Waits until the target ends the connection, for 2 s at most: it may wait forever.
     pub(in crate::blackbox) fn lasts(&mut self) {
         self.peer.drains = false;
         let _either = self.awaits_end(self.context.patience.min(KEPT));
@@ -330,7 +313,7 @@ impl<B: Descriptors> Session<'_, B> {
                     deadline = Instant::now() + self.context.patience.min(Duration::from_secs(1));
                 }
                 Some(incoming @ Incoming::Notified(_)) if self.client.is_none() => {
-                    // A broken rule is recorded as usual. A window cannot be registered any more.
+                    // A broken rule is recorded as usual.
                     let _at_the_end = self.peer.absorb(incoming);
                 }
                 Some(_) => {}
@@ -353,12 +336,8 @@ impl<B: Descriptors> Session<'_, B> {
             };
         }
         self.peer.set_patience(within.min(Duration::from_secs(1)));
-        let serves = self.exchange().is_ok();
-        Stop::unmet(if serves {
-            format!("it did not end the connection within {within:?}, and serves it on")
-        } else {
-            format!("it did not end the connection within {within:?}, and serves it no more")
-        })
+        let serves = if self.exchange().is_ok() { "and serves it on" } else { "and serves it no more" };
+        Stop::unmet(format!("it did not end the connection within {within:?}, {serves}"))
     }
 
     /// Returns whether the client under test ends within `patience`.
@@ -388,8 +367,8 @@ enum Notice {
     None,
 }
 
-/// Judges how a client under test reports that it was cut off, or got no connection. It must end
-/// with an error, and not crash. A client that requests another connection has noticed.
+/// Judges how a client reports that it was cut off, or got no connection: it must end with an
+/// error. A client that requests another connection has noticed.
 ///
 /// # Errors
 /// It does not.
@@ -403,7 +382,6 @@ pub fn reported<B: Descriptors>(
         return Err(Stop::not_applicable(UNSEEN));
     }
     let begun = Instant::now();
-    // A slow client is not a hung one.
     let at_most = patience + (HUNG - 1) * context.patience;
     loop {
         let left = at_most.saturating_sub(begun.elapsed());

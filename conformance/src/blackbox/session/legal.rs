@@ -1,10 +1,8 @@
-//! A peer that does anything the specification allows, drawn at random: the windows it registers,
-//! how it cuts its bytes into writes and notifications, what it sends in between, when it pauses
-//! and when it disconnects.
+//! A peer that does anything the specification allows, drawn at random: its windows, writes,
+//! notifications, messages, pauses, and when it disconnects.
 //!
-//! Two oracles judge the target: the stream (every byte of every reply, or the client's own
-//! verdict) and the windows (the suite's memory holds the notified bytes and is untouched
-//! elsewhere), beside the rules that are checked in every case.
+//! Beside the rules of every case, two oracles judge the target: the stream, and the windows (the
+//! suite's memory holds the notified bytes and is untouched elsewhere).
 
 use std::time::Duration;
 
@@ -21,17 +19,14 @@ use crate::blackbox::context::Context;
 use crate::blackbox::results::{CaseResult, Teardown};
 use crate::tester::Shape;
 
-/// The id of the case.
 const ID: &str = "random.legal-peer";
 /// The prefix of the seed in the id of a peer that did not pass.
 const OF_SEED: &str = "random.seed-";
-/// The most notifications and messages of a trace, without registrations. All together are fewer
-/// than the receives that every peer has posted at first, so that none need be proven to be handled
-/// (VR-FLOW-005).
+/// The most notifications and messages of a trace, without registrations. All are fewer than the
+/// receives posted at first, so that none need be proven to be handled (VR-FLOW-005).
 const MOST: u32 = 600;
 /// The most registrations of a trace after the first. Each makes room for a window of replies.
 const REGISTRATIONS: usize = 200;
-/// Bytes of the memory for windows.
 const MEMORY: u32 = 64 << 10;
 /// Bytes of replies that a trace requests.
 const REPLIES: usize = 256 << 10;
@@ -54,8 +49,7 @@ pub fn cases<'a, B: Descriptors>(role: Role, seed: u64, count: u64) -> Vec<Case<
     (0..count).map(|number| case(seed.wrapping_add(number))).collect()
 }
 
-/// Combines all passes into one result, and names each other result by its seed. `again` is the
-/// command without a selection.
+/// Combines all passes, and names other results by their seeds. `again` is the command to repeat.
 pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResult> {
     let traces = results.len();
     let took: f64 = results.iter().map(|result| result.took).sum();
@@ -99,7 +93,7 @@ fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
     }
 }
 
-/// The drawn parameters, and the budgets used.
+/// The drawn parameters, and what is used up.
 struct Legal {
     rng: Rng,
     /// Notifications and messages so far.
@@ -113,7 +107,6 @@ impl Legal {
         from[self.rng.usize(..from.len())]
     }
 
-    /// Returns true once in `one_in` times.
     fn chance(&mut self, one_in: u32) -> bool {
         self.rng.u32(..one_in) == 0
     }
@@ -122,8 +115,7 @@ impl Legal {
         self.said >= MOST
     }
 
-    /// Draws windows of one length (VR-MEM-008) at up to three places, possibly the same place, and
-    /// returns the length.
+    /// Draws windows of one length (VR-MEM-008), which it returns, at up to three places.
     fn windows<B: Descriptors>(&mut self, session: &mut Session<'_, B>) -> u32 {
         // A client sends any amount. Its windows are long, so that it needs few registrations.
         let length = if session.client_asks() {
@@ -169,8 +161,7 @@ impl Legal {
         Ok(())
     }
 
-    /// Sends bytes: cut anywhere, each part written in any number of WRITEs, with one notification
-    /// for all of them.
+    /// Sends bytes, cut anywhere. Each part is any number of WRITEs with one notification.
     fn say<B: Descriptors>(&mut self, session: &mut Session<'_, B>, mut bytes: &[u8]) -> Result<(), Stop> {
         while !bytes.is_empty() {
             self.interject(session)?;
@@ -208,10 +199,9 @@ impl Legal {
         Ok(())
     }
 
-    /// Sends commands to a server, and checks its replies.
     fn ask<B: Descriptors>(&mut self, mut session: Session<'_, B>, window: u32) -> Judged {
-        // Commands may come before the window for their replies (VR-FLOW-004 binds the server), as
-        // long as the peer need not wait for anything before it registers (VR-MEM-001).
+        // Commands may come before the window for their replies (VR-FLOW-004 binds the server), if
+        // the peer need not wait for anything before it registers (VR-MEM-001).
         let mut early = 0;
         if self.chance(4) {
             early = session.peer.await_window()?.length as usize;
@@ -220,7 +210,6 @@ impl Legal {
         }
         let most = REPLIES.min(REGISTRATIONS * window as usize);
         let leaves = self.chance(12);
-        // In the whole trace, answered or not.
         let mut asked = 0;
         let mut expected = Vec::new();
         for _ in 0..self.rng.usize(1..=20) {
@@ -254,7 +243,6 @@ impl Legal {
         session.leave()
     }
 
-    /// Waits for all due replies.
     fn hear_out<B: Descriptors>(
         &mut self,
         session: &mut Session<'_, B>,
@@ -272,7 +260,6 @@ impl Legal {
         Ok(())
     }
 
-    /// Answers a client until it disconnects. It must report success.
     fn serve<B: Descriptors>(&mut self, mut session: Session<'_, B>) -> Judged {
         session.peer.register()?;
         loop {
@@ -294,9 +281,8 @@ impl Legal {
     }
 }
 
-/// Returns the place `len` bytes after another.
 const fn beyond(RemoteAddress { address, rkey }: RemoteAddress, len: usize) -> RemoteAddress {
-    // Within a window of the target, whose end was checked.
+    // Within a window of the target.
     RemoteAddress { address: address.wrapping_add(len as u64), rkey }
 }
 

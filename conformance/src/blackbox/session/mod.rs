@@ -1,8 +1,7 @@
 //! A session of the suite's peer with the target, in either role.
 //!
-//! To a server the peer sends commands (ECHO, with bytes that no other command has) and receives
-//! replies. It answers the commands of a client, and the client's next step shows whether the
-//! answer was right.
+//! To a server the peer sends commands (ECHO, with unique bytes) and receives replies. It answers
+//! the commands of a client, whose next step shows whether the answer was right.
 
 mod ending;
 pub mod legal;
@@ -28,7 +27,7 @@ pub(super) use ending::KEPT;
 pub use ending::reported;
 pub(super) use receives::{MANY, counts, finds_room};
 
-/// The number of commands of a client that are answered after the case has made its point.
+/// The number of a client's commands that are answered after the case has made its point.
 const ENOUGH: u64 = 3000;
 /// Lengths of a target's window that a case can fill: room for a command, and within the memory.
 const USABLE: RangeInclusive<u32> = 256..=64 << 20;
@@ -51,8 +50,7 @@ pub struct Session<'a, B: Descriptors> {
 pub struct Exchange {
     /// The bytes that the suite's peer sends.
     pub send: Vec<u8>,
-    /// The bytes that it must then receive. Empty for a client, which answers by continuing or by
-    /// reporting success.
+    /// The bytes to receive then. A client answers by continuing or by reporting success instead.
     pub expect: Vec<u8>,
 }
 
@@ -69,8 +67,8 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Returns the next exchange: with a server, a command with a payload of `length` bytes; with a
-    /// client, the reply to its next command. `None` if a client has disconnected.
+    /// Returns the next exchange: a command with a payload of `length` bytes for a server, or the
+    /// reply to a client's next command. `None` if a client has disconnected.
     ///
     /// # Errors
     /// The client sends no command.
@@ -152,8 +150,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Does one exchange with a payload of `length` bytes. Returns false if a client has
-    /// disconnected instead.
+    /// Does one exchange with a payload of `length` bytes. Returns false if a client has left.
     ///
     /// # Errors
     /// The exchange fails.
@@ -208,7 +205,6 @@ impl<'a, B: Descriptors> Session<'a, B> {
         if at == 0 && heard.starts_with(b"-") {
             return format!("; the reply is an error: {}", heard.trim_ascii_end().escape_ascii());
         }
-        // The first bytes may have been overwritten.
         let last = &expect[expect.len().saturating_sub(8)..];
         if [wanted, last].iter().any(|wanted| self.peer.earlier_window_holds(wanted)) {
             return "; it wrote into an earlier window, which was full".into();
@@ -270,8 +266,8 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Returns the place of the next byte in the target's window, for cases that write `len` bytes
-    /// there themselves.
+    /// Returns the place of the next byte in the target's window, for a case that writes `len`
+    /// bytes.
     ///
     /// # Errors
     /// The window has no room for them.
@@ -282,11 +278,6 @@ impl<'a, B: Descriptors> Session<'a, B> {
                 Err(Stop::undecided(format!("{len} bytes to say do not suit a window with room for {room}")))
             }
         }
-    }
-
-    /// Passes the rules that the target broke to the context.
-    fn account(&self) {
-        self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
     }
 }
 
@@ -303,15 +294,14 @@ enum Heard {
 
 impl<B: Descriptors> Drop for Session<'_, B> {
     fn drop(&mut self) {
-        self.account();
+        self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
         if let Some(client) = &self.client {
             self.context.printed.replace(client.last_lines());
         }
     }
 }
 
-/// Sends a server `questions` commands before it has a window for the replies. Sends a client
-/// nothing.
+/// Sends a server `questions` commands before it has a window for the replies; a client nothing.
 ///
 /// # Errors
 /// The connection ends.
@@ -337,7 +327,7 @@ pub fn asked_without_window<B: Descriptors>(
 pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32, late: Duration) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let exchanges = asked_without_window(&mut session, questions)?;
-    // A notification would be an error, because there is no window for it.
+    // A notification would be an error: it has no window.
     session.listen(late)?;
     session.peer.register()?;
     exchanges.iter().try_for_each(|exchange| session.expect_reply(exchange))?;

@@ -1,8 +1,7 @@
-//! A server whose receives are scarce, like Valkey's server for a client: 1024 of them, and no RNR
-//! retries.
+//! A server with scarce receives, like Valkey's for a client: 1024, and no RNR retries.
 //!
-//! It posts its receives again only right before it gives the client a proof of that (VR-FLOW-008):
-//! a registration, the first bytes in a window of the client's, or an answer, which it holds back.
+//! It posts its receives again only before it gives the client a proof of that (VR-FLOW-008): a
+//! registration, the first bytes in a window of the client's, or an answer, which it holds back.
 //! A client with more unhandled notifications than receives loses its connection.
 
 use std::time::{Duration, Instant};
@@ -19,21 +18,18 @@ use crate::tester::{Incoming, Shape};
 pub(in crate::blackbox) const MANY: usize = 2000;
 /// The receives that every client can count on.
 const RECEIVES: u64 = 1024;
-/// Close to that: some may be kept for a registration and for a question, and the client also
-/// counts notifications from before the suite did.
+/// Close to that: some may be kept, and the client counts notifications from before the suite did.
 const NEAR: u64 = RECEIVES - 64;
 /// How long a waiting client is silent.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// The words about a client that sends little.
 const NO_SHOW: &str =
     "the client left before it could be shown; it should do 2000 small commands, one by one";
 
-/// A session with a client whose server has scarce receives.
 struct Scarce<'a, B: Descriptors> {
     session: Session<'a, B>,
     context: &'a Context<'a, B>,
-    /// Notifications of the client whose receives were posted again, and its windows seen by then.
+    /// The client's notifications whose receives were posted again, and its windows seen by then.
     handled: u64,
     windows: usize,
 }
@@ -65,7 +61,6 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         Ok(scarce)
     }
 
-    /// Posts a receive again for everything received.
     fn post(&mut self) {
         self.session.peer.post_receives(usize::MAX);
         self.handled = self.session.peer.seen.all();
@@ -82,12 +77,10 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         loop {
             let heard = self.session.peer.take_received();
             let replies = self.session.responder.answer(&heard).map_err(Stop::unmet)?;
-            // If a reply cannot be sent, the connection has ended, which is reported next.
-            if self.session.peer.is_lost() || self.reply(&replies).is_err() && self.session.peer.is_lost() {
-                self.session.dismiss()?;
-                return Ok(Reached::End);
-            }
-            if self.session.responder.quit {
+            // If a reply cannot be sent, the connection has ended.
+            let lost =
+                self.session.peer.is_lost() || self.reply(&replies).is_err() && self.session.peer.is_lost();
+            if lost || self.session.responder.quit {
                 self.session.dismiss()?;
                 return Ok(Reached::End);
             }
@@ -117,8 +110,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         }
     }
 
-    /// Sends replies. The first bytes in a window prove that everything before its registration was
-    /// handled.
+    /// Sends replies. A window's first bytes prove that all before its registration was handled.
     fn reply(&mut self, mut replies: &[u8]) -> Result<(), Stop> {
         while !replies.is_empty() {
             let (_, room) = self.session.peer.room()?;
@@ -132,7 +124,6 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         Ok(())
     }
 
-    /// Behaves like any other server from now on.
     fn relax(&mut self) -> Result<(), Stop> {
         self.post();
         let peer = &mut self.session.peer;
@@ -144,8 +135,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
         Ok(peer.answer_now()?)
     }
 
-    /// Judges a client that has disconnected. If its last notifications used up the receives it
-    /// exceeded them, unless it reports success.
+    /// Judges a client that has disconnected: it went too far if it used up the receives and fails.
     fn left(mut self) -> Judged {
         let unhandled = self.unhandled();
         let content = self.session.is_content();
@@ -161,40 +151,39 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
 
 /// Notifications stay within the receives.
 pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
-    let mut scarce = Scarce::open(context)?;
-    let reached = scarce.press()?;
-    let unhandled = scarce.unhandled();
-    match reached {
-        Reached::End => scarce.left(),
-        Reached::Silent if unhandled < NEAR => Err(scarce.session.silent_client()),
-        Reached::Silent => {
-            // If it can still be reached, it has lost nothing.
-            scarce.relax()?;
-            scarce.session.peer.message(rdma_proto::wire::Message::Keepalive)?;
-            scarce.session.peer.settle()?;
-            Ok(lenient(format!("{unhandled} unhandled; it asks for no proof")))
-        }
-        Reached::Asked => {
-            scarce.relax()?;
-            told(scarce.session.leave(), || format!("{unhandled} unhandled"))
-        }
-    }
+    judged(context, "", |scarce, unhandled| {
+        // If it can still be reached, it has lost nothing.
+        scarce.relax()?;
+        scarce.session.peer.message(rdma_proto::wire::Message::Keepalive)?;
+        scarce.session.peer.settle()?;
+        Ok(lenient(format!("{unhandled} unhandled; it asks for no proof")))
+    })
 }
 
 /// Payload leaves room for the question.
 pub(in crate::blackbox) fn finds_room<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    judged(context, "asked with ", |_, unhandled| {
+        let told = "notifications unhandled it waits for a proof, and has not asked for one";
+        Err(Stop::unmet(format!("with {unhandled} {told}")))
+    })
+}
+
+/// Judges how far a client went. `silent` judges one that waits and has not asked.
+fn judged<'a, B: Descriptors>(
+    context: &'a Context<'a, B>,
+    asked: &str,
+    silent: impl FnOnce(&mut Scarce<'a, B>, u64) -> Judged,
+) -> Judged {
     let mut scarce = Scarce::open(context)?;
     let reached = scarce.press()?;
     let unhandled = scarce.unhandled();
     match reached {
         Reached::End => scarce.left(),
         Reached::Silent if unhandled < NEAR => Err(scarce.session.silent_client()),
-        Reached::Silent => Err(Stop::unmet(format!(
-            "with {unhandled} notifications unhandled it waits for a proof, and has not asked for one"
-        ))),
+        Reached::Silent => silent(&mut scarce, unhandled),
         Reached::Asked => {
             scarce.relax()?;
-            told(scarce.session.leave(), || format!("asked with {unhandled} unhandled"))
+            told(scarce.session.leave(), || format!("{asked}{unhandled} unhandled"))
         }
     }
 }

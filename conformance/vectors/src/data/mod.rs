@@ -1,4 +1,6 @@
-//! The files in `spec/vectors`; see the README there.
+//! The files in `spec/vectors`, whose README and schemas document the fields.
+
+#![allow(missing_docs)]
 
 mod trace;
 
@@ -50,30 +52,13 @@ impl fmt::Debug for Hex {
 #[serde(tag = "kind", deny_unknown_fields)]
 pub enum Fields {
     /// Opcode 0.
-    GetServerFeature {
-        /// The set.
-        select: u16,
-        /// The bits.
-        features: Hex,
-    },
+    GetServerFeature { select: u16, features: Hex },
     /// Opcode 1.
-    SetClientFeature {
-        /// The set.
-        select: u16,
-        /// The bits.
-        features: Hex,
-    },
+    SetClientFeature { select: u16, features: Hex },
     /// Opcode 2.
     Keepalive {},
     /// Opcode 3.
-    RegisterXferMemory {
-        /// The window's address.
-        address: Hex,
-        /// Its length.
-        length: u32,
-        /// Its key.
-        rkey: Hex,
-    },
+    RegisterXferMemory { address: Hex, length: u32, rkey: Hex },
 }
 
 impl From<Fields> for Message {
@@ -115,14 +100,10 @@ impl From<Message> for Fields {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ControlFile {
-    /// [`CONTROL_FORMAT`].
     pub format: String,
-    /// The subject of the file.
     pub about: String,
-    /// The meaning of the vectors' flags.
     #[serde(default)]
     pub notes: BTreeMap<String, Note>,
-    /// The vectors.
     pub vectors: Vec<ControlVector>,
 }
 
@@ -130,9 +111,7 @@ pub struct ControlFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Note {
-    /// The mistake that they find.
     pub about: String,
-    /// The consequence of the mistake.
     pub effect: String,
 }
 
@@ -140,22 +119,14 @@ pub struct Note {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ControlVector {
-    /// `control/<file>/<name>`.
     pub id: String,
-    /// The point that distinguishes the vector from others.
     pub comment: String,
-    /// The requirements it shows.
     pub requirements: Vec<String>,
-    /// Keys of [`ControlFile::notes`].
     #[serde(default)]
     pub flags: Vec<String>,
-    /// The required result of a receiver.
     pub result: Verdict,
-    /// The bytes of the SEND.
     pub hex: Bytes,
-    /// The fields, unless it is invalid.
     pub fields: Option<Fields>,
-    /// The reason for which it is invalid.
     pub reason: Option<Reason>,
 }
 
@@ -163,11 +134,8 @@ pub struct ControlVector {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// A message in its written form.
     Valid,
-    /// A message that must be accepted but is not written like that.
     Acceptable,
-    /// No message.
     Invalid,
 }
 
@@ -175,8 +143,6 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
-    /// Not 32 bytes.
     Length,
-    /// An unknown opcode.
     Opcode,
 }

@@ -9,11 +9,8 @@ use suite::Role;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceFile {
-    /// [`TRACE_FORMAT`](super::TRACE_FORMAT).
     pub format: String,
-    /// The subject of the file.
     pub about: String,
-    /// The traces.
     pub traces: Vec<Trace>,
 }
 
@@ -21,21 +18,14 @@ pub struct TraceFile {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// `trace/<file>/<name>`.
     pub id: String,
-    /// The trace's point.
     pub comment: String,
-    /// The requirements it shows.
     pub requirements: Vec<String>,
-    /// The implementation's side.
     pub role: Role,
-    /// Optional parts of the protocol that the trace requires.
     #[serde(default)]
     pub needs: Vec<Need>,
-    /// The connection's settings.
     #[serde(default)]
     pub settings: Settings,
-    /// The steps, in order.
     pub steps: Vec<Step>,
 }
 
@@ -75,35 +65,20 @@ pub enum Need {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Length of our receive windows.
     pub window: u32,
-    /// The number of windows, 1 or 2.
     pub windows: u8,
-    /// The address of the first one.
     pub address: Hex,
-    /// Its key.
     pub rkey: Hex,
-    /// The address of the second one.
     pub address2: Hex,
-    /// Its key.
     pub rkey2: Hex,
-    /// Receives that the peer keeps posted.
     pub peer_receives: u16,
-    /// The longest window a peer may register.
     pub window_limit: u32,
-    /// The most bytes of pending output.
     pub send_buffer: u32,
-    /// Send work requests.
     pub send_depth: u16,
-    /// The interval of keepalives, in milliseconds.
     pub keepalive_ms: u64,
-    /// The longest silence, in milliseconds.
     pub silence_ms: u64,
-    /// The longest that output may wait for the peer, in milliseconds.
     pub stall_ms: u64,
-    /// Whether a client asks for features.
     pub negotiate: bool,
-    /// Our features.
     pub features: Hex,
 }
 
@@ -133,32 +108,23 @@ impl Default for Settings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// The event.
     #[serde(rename = "in")]
     pub input: Input,
-    /// The number of repetitions.
     #[serde(default = "once")]
     pub times: u32,
-    /// The required outputs, in order; empty if absent.
     #[serde(default)]
     pub out: Expected,
-    /// Whether the order of `out` is free.
     #[serde(default)]
     pub any_order: bool,
-    /// Further allowed outputs.
     #[serde(default)]
     pub optional: Vec<Output>,
-    /// Kinds of output that are not allowed.
     #[serde(default)]
     pub forbid: Vec<OutputKind>,
-    /// False: the input is a breach by the peer. The implementation disconnects, does nothing else,
-    /// and has failed.
+    /// False: the peer is wrong. The implementation disconnects, does nothing else, and has failed.
     #[serde(default = "yes")]
     pub valid: bool,
-    /// The observable state afterwards.
     #[serde(default)]
     pub check: Check,
-    /// The reason.
     #[serde(default)]
     pub note: String,
 }
@@ -176,35 +142,17 @@ const fn yes() -> bool {
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Input {
     /// The connection is established. The peer granted this RNR retry count.
-    Established {
-        /// 0 to 7.
-        rnr_retry: u8,
-    },
+    Established { rnr_retry: u8 },
     /// A SEND arrives: a message.
-    Receive {
-        /// Its fields.
-        message: Fields,
-    },
+    Receive { message: Fields },
     /// A SEND arrives: bytes.
-    Bytes {
-        /// The bytes.
-        hex: Bytes,
-    },
+    Bytes { hex: Bytes },
     /// A WRITE with immediate arrives.
-    Immediate {
-        /// The immediate.
-        value: u32,
-    },
+    Immediate { value: u32 },
     /// The application writes.
-    Write {
-        /// The number of bytes.
-        length: u32,
-    },
+    Write { length: u32 },
     /// The application reads.
-    Read {
-        /// The most bytes to read.
-        length: u32,
-    },
+    Read { length: u32 },
     /// The device completes all posted requests.
     Acknowledged {},
     /// A work request fails.
@@ -215,15 +163,9 @@ pub enum Input {
     /// The peer has disconnected.
     Disconnected {},
     /// Time passes.
-    Advance {
-        /// Milliseconds.
-        ms: u64,
-    },
+    Advance { ms: u64 },
     /// The application closes.
-    Close {
-        /// The time for the last bytes, in milliseconds.
-        within_ms: u64,
-    },
+    Close { within_ms: u64 },
 }
 
 /// An output of an implementation.
@@ -240,7 +182,6 @@ pub enum Output {
 
 /// A kind of [`Output`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[allow(missing_docs)] // the names are those of the messages
 pub enum OutputKind {
     GetServerFeature,
     SetClientFeature,
@@ -276,10 +217,8 @@ pub enum Expected {
     Anything(Anything),
 }
 
-/// The word.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[allow(missing_docs)]
 pub enum Anything {
     Anything,
 }
@@ -294,19 +233,12 @@ impl Default for Expected {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// Its phase.
     pub state: Option<Phase>,
-    /// The side to blame for its failure; checked if the implementation reports it.
     pub blame: Option<Blame>,
-    /// Received, unread bytes.
     pub unread: Option<u64>,
-    /// Written bytes that were not sent.
     pub unsent: Option<u64>,
-    /// Notifications in this step.
     pub notifications: Option<u64>,
-    /// The most notifications allowed in this step.
     pub notifications_at_most: Option<u64>,
-    /// The most notifications allowed since the trace began.
     pub notifications_in_all_at_most: Option<u64>,
 }
 
@@ -330,14 +262,9 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Blame {
-    /// The peer sent an invalid message.
     InvalidMessage,
-    /// The peer broke a rule.
     PeerMisbehaved,
-    /// The peer requests something that this side does not support.
     PeerIncompatible,
-    /// The fabric, the device, the peer's host.
     Transport,
-    /// Anything else.
     Other,
 }
