@@ -8,7 +8,7 @@ const KEPT: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. `BytesMut` lowers its capacity by what was taken from the front.
+    /// The most memory seen. `BytesMut` lowers its capacity by what was taken from the front.
     memory: usize,
 }
 

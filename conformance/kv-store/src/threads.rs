@@ -24,8 +24,9 @@ const REQUESTS_PER_TURN: usize = 16;
 /// A listener and the threads that serve its clients.
 ///
 /// Each request for a connection goes to the next thread in turn (round robin), regardless of load.
-/// That thread moves it to the event channel of its own [`Endpoint`] (`rdma_migrate_id(3)`), accepts
-/// it there, and serves it until its end. Threads share no queue and no lock except the store's.
+/// That thread moves it to the event channel of its own [`Endpoint`] (`rdma_migrate_id(3)`),
+/// accepts it there, and serves it until its end. Threads share no queue and, except the store's,
+/// no lock.
 pub struct Threads<B: Descriptors> {
     listener: Listener<B>,
     workers: Vec<Worker<B>>,
