@@ -249,7 +249,7 @@ impl<B: Backend> Session<B> {
         Some(Window { address: region.address(), length, rkey: region.rkey() })
     }
 
-    /// Requests an event for the next completion. Poll once more afterwards: one may have come before.
+    /// Requests an event for the next completion. Poll once more afterwards: one may be there.
     ///
     /// # Errors
     /// The backend's.
@@ -269,8 +269,8 @@ impl<B: Backend> Session<B> {
         Ok(self.incoming.pop_front())
     }
 
-    /// Takes all input, completions before events: messages that the peer sent before it disconnected
-    /// may have arrived since the queue was found empty (VR-CLOSE-002).
+    /// Takes all input, completions before events: messages that the peer sent before its
+    /// disconnect may have arrived since the queue was found empty (VR-CLOSE-002).
     fn collect(&mut self) -> Result<(), B::Error> {
         self.drain()?;
         while let Some(event) = self.events.next_event()? {

@@ -172,7 +172,7 @@ impl<'a> Invariants<'a> {
         self.established && !self.ended && over
     }
 
-    /// Returns whether requests posted now count for the step in which the connection is established.
+    /// Returns whether requests posted now count for the step that establishes the connection.
     pub(super) const fn is_early(&self) -> bool {
         !self.established
     }

@@ -13,8 +13,8 @@ use super::ours::status_of;
 use super::protocol::shown;
 
 /// Returns all mistakes in the vectors: formats, ids, requirements, flags, and bytes that do not
-/// match their fields. `is_must` returns for each requirement whether it is a *must*. A trace without
-/// one is for implementations with an optional part.
+/// match their fields. `is_must` returns for each requirement whether it is a *must*. A trace
+/// without one is for implementations with an optional part.
 pub fn problems(files: &Files, is_must: impl Fn(&str) -> Option<bool>) -> Vec<String> {
     let mut problems = Vec::new();
     for (name, file) in &files.control {

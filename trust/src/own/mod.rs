@@ -3,8 +3,8 @@
 //!
 //! A peer sees that a connection ended; our own side also reports why. Every case of
 //! [`conformance::blackbox`], and the [`mod@cases`] that only our side can be shown, runs against a
-//! server and a client of ours. [`table::TABLE`] has the error, variant and text, that our side must
-//! end a connection with; a connection without a row must end in order. Every run also checks that
+//! server and a client of ours. [`table::TABLE`] has the error, variant and text, that our side
+//! must end a connection with; one without a row must end in order. Every run also checks that
 //!
 //! * a client of our server from before, and a new one, get their answers;
 //! * descriptors, device objects and registered memory return to their initial values, and never

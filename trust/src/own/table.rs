@@ -106,8 +106,8 @@ impl Row {
 }
 
 /// A table of rows: our side's role, the case, options other than the default, and the errors. An
-/// error is a pattern, a part of the text, and a number of connections other than one; `broke` stands
-/// for [`PeerMisbehaved`] and the beginning of its text.
+/// error is a pattern, a part of the text, and a number of connections other than one; `broke`
+/// stands for [`PeerMisbehaved`] and the beginning of its text.
 macro_rules! rows {
     ($($who:ident $case:literal $($options:ident)? => $(($($error:tt)+))+;)+) => {
         &[$(Row {

@@ -91,7 +91,7 @@ mod tests {
         read(&format!("{head}\n{}", lanes(&format!("{:>12} {:>12}", "ms", "µs"), &lines)))
     }
 
-    /// Posted requests and arrivals from an unrecorded side cross; local calls and completions do not.
+    /// Posted requests and an unrecorded side's arrivals cross; local calls and completions do not.
     #[test]
     fn rendered_lines_say_who_did_what() {
         let lines = [

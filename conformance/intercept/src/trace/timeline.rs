@@ -90,7 +90,7 @@ pub fn narrow(pages: &str, columns: usize) -> String {
 /// Columns of a line of [`last`].
 const LAST_WIDTH: usize = 72;
 
-/// Returns the last `count` meaningful lines of pages, each `client …` or `server …`, without times.
+/// Returns the last `count` meaningful lines of pages, `client …` or `server …`, without times.
 #[must_use]
 pub fn last(pages: &str, count: usize) -> Vec<String> {
     // The completion of a request, or a returned receive, adds nothing to the request itself.
@@ -235,7 +235,7 @@ impl LineContext {
         }
     }
 
-    /// Returns an event's text and column. An unrecorded peer's work is shown there when it arrives.
+    /// Returns an event's text and column. An unrecorded peer's work shows there at its arrival.
     fn tell(&mut self, column: Column, what: &EntryKind) -> Option<(Column, String)> {
         let (this, other) = self.sides(column);
         let text = match what {
