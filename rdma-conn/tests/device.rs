@@ -14,7 +14,7 @@ use rdma_softsim::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::world::{End, asking, hosts, pass, simulation};
+use crate::world::{End, asking, hosts, pass, serve, simulation};
 
 const LONG: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -37,6 +37,12 @@ fn struck_at(
     (sim, server, client, address)
 }
 
+/// A listener, and a client that requests a connection from it, which send no keepalives.
+fn silently(server: &SoftSim, client: &SoftSim, address: SocketAddr) -> (Listener<SoftSim>, End) {
+    let listener = Listener::bind_with(server, address, silent(Options::default()), Share::default());
+    (listener.expect("a free address"), asking(client, address, silent(Options::default())))
+}
+
 fn is_readable(descriptor: &impl AsFd) -> bool {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
@@ -45,10 +51,7 @@ fn is_readable(descriptor: &impl AsFd) -> bool {
 /// Both ends of a connection. The event hit the server while the client was writing.
 fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End, End) {
     let (sim, server, client, address) = struck_at(device_kind, when, fault);
-    let listener =
-        Listener::bind_with(&server, address, silent(Options::default()), rdma_conn::Limits::default())
-            .expect("a free address");
-    let (mut client, own) = asking(&client, address, silent(Options::default()));
+    let (listener, (mut client, own)) = silently(&server, &client, address);
     let mut accepted = None::<End>;
     while !sim.remaining_faults().is_empty() {
         assert!(sim.now().since_start() < LONG, "{:?}", sim.remaining_faults());
@@ -57,10 +60,7 @@ fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End
         if client.is_open(own) {
             _ = client.write(own, &[IoSlice::new(b"on and on")]);
         }
-        match &mut accepted {
-            Some((server, _)) => server.progress().expect("the fabric stays"),
-            None => accepted = listener.try_accept().expect("accepts"),
-        }
+        serve(&listener, &mut accepted);
     }
     pass(&sim, MOMENT);
     (sim, (client, own), accepted.expect("struck too early"))
@@ -145,19 +145,13 @@ fn a_listener_whose_events_cannot_be_read_ends() {
 fn a_first_message_establishes() {
     let late = Fault::SlowReady { micros: 5_000_000 };
     let (sim, server, client, address) = struck_at(DeviceKind::Ibta, When::Event(0), late);
-    let listener =
-        Listener::bind_with(&server, address, silent(Options::default()), rdma_conn::Limits::default())
-            .expect("a free address");
-    let (mut client, own) = asking(&client, address, silent(Options::default()));
+    let (listener, (mut client, own)) = silently(&server, &client, address);
     let mut accepted = None::<End>;
     while !client.is_open(own) {
         assert!(sim.now().since_start() < Duration::from_secs(1), "the server waits for the word");
         pass(&sim, MOMENT);
         client.progress().expect("the fabric stays");
-        match &mut accepted {
-            Some((server, _)) => server.progress().expect("the fabric stays"),
-            None => accepted = listener.try_accept().expect("accepts"),
-        }
+        serve(&listener, &mut accepted);
     }
 }
 

@@ -11,7 +11,7 @@ use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener,
 use rdma_proto::{State, TransportError, UNACKNOWLEDGED};
 use rdma_softsim::{DeviceKind, FaultPlan, Link as Wire, Simulation, SimulationSettings, SoftSim};
 
-use crate::world::{End, asking as asking_with, hosts, pass, simulation};
+use crate::world::{End, asking as asking_with, hosts, pass, serve, simulation};
 
 /// Longer than any device retries a peer that does not answer.
 const LATE: Duration = Duration::from_secs(10);
@@ -30,10 +30,7 @@ fn connected() -> (Simulation, End, End) {
     while !client.is_open(id) || accepted.as_ref().is_none_or(|(server, id)| !server.is_open(*id)) {
         sim.step();
         client.progress().expect("the fabric stays");
-        match &mut accepted {
-            Some((server, _)) => server.progress().expect("the fabric stays"),
-            None => accepted = listener.try_accept().expect("accepts"),
-        }
+        serve(&listener, &mut accepted);
     }
     (sim, (client, id), accepted.expect("both are there"))
 }
@@ -167,10 +164,7 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
             }
             _ => {}
         }
-        match &mut accepted {
-            Some((server, _)) => server.progress().expect("the fabric stays"),
-            None => accepted = listener.try_accept().expect("accepts"),
-        }
+        serve(&listener, &mut accepted);
     }
     let (mut server, id) = accepted.expect("is accepted");
     sim.fabric().set_link(IpAddr::from([192, 0, 2, 2]), Wire::Down);

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::{ConnectionId, Endpoint, Options};
+use rdma_conn::{ConnectionId, Endpoint, Listener, Options};
 use rdma_softsim::{DeviceKind, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
 
 /// An endpoint and its one connection.
@@ -29,6 +29,14 @@ pub(crate) fn asking(client: &SoftSim, address: SocketAddr, options: Options) ->
     let mut endpoint = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
     let id = endpoint.connect(address, None, Duration::from_secs(10), options).expect("begins");
     (endpoint, id)
+}
+
+/// Drives an accepted connection, or accepts it.
+pub(crate) fn serve(listener: &Listener<SoftSim>, accepted: &mut Option<End>) {
+    match accepted {
+        Some((server, _)) => server.progress().expect("the fabric stays"),
+        None => *accepted = listener.try_accept().expect("accepts"),
+    }
 }
 
 /// Bytes in which neighbouring kilobytes differ.

@@ -12,7 +12,6 @@ pub(crate) const FORMS: &str = "valkey://HOST[:PORT], rdma://HOST[:PORT], tcp://
                                 valkey+cluster://HOST[:PORT],…, or rdma+cluster or tcp+cluster; before the host may stand \
                                 [USER]:PASSWORD@, in which %XX is a byte, and behind all of it /DATABASE";
 
-/// A parsed address.
 pub(crate) struct Address {
     pub(crate) scheme: String,
     /// One host, or some nodes of a cluster. Each may have a port.

@@ -15,17 +15,14 @@ pub(crate) mod raised {
     pyo3::import_exception!(valkey_rdma.errors, ValueTooLong);
 }
 
-/// Why a method failed.
 pub(crate) enum Failure {
     /// There is no connection.
     Connect(Refusal),
     /// No memory can be registered.
     Register(io::Error),
-    /// A command failed.
     Command(rdma_kv::Error),
     /// An earlier command lost the connection, for this reason.
     Lost(String),
-    /// The client was closed.
     Closed,
 }
 

@@ -18,7 +18,6 @@ const PORT: u16 = 6379;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
-    /// How long a command may take.
     pub(crate) timeout: Option<Duration>,
     pub(crate) connect_timeout: Duration,
     /// The length of a receive window, in bytes.

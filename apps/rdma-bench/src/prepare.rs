@@ -69,7 +69,6 @@ fn ask<S>(connection: &mut Session<S>, request: &[u8], load: &Load) -> io::Resul
     }
 }
 
-/// Sends `AUTH` and `SELECT`.
 fn log_in<S>(connection: &mut Session<S>, load: &Load) -> io::Result<()> {
     load.login.say(|request| ask(connection, request, load))
 }

@@ -7,11 +7,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Schedule {
     begun: Instant,
     interval: f64,
-    /// Requests sent so far.
     pub(crate) sent: u64,
-    /// The index of the next client.
     pub(crate) next: usize,
-    /// No requests are left.
     pub(crate) over: bool,
 }
 

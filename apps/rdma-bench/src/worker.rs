@@ -15,7 +15,6 @@ use crate::replies::Replies;
 use crate::schedule::{Schedule, sleep};
 use crate::workload::{Load, Output, Requests, Test};
 
-/// Bytes read together.
 const CHUNK: usize = 256 << 10;
 
 /// The most requests in flight of one client in an open loop. Later ones wait, and their wait
@@ -29,7 +28,6 @@ const LOOK: Duration = Duration::from_millis(100);
 /// 511 places.
 const AT_ONCE: usize = 256;
 
-/// What the threads of a test share.
 pub(crate) struct Shared {
     /// Requests that are not taken yet.
     left: AtomicU64,
@@ -51,7 +49,6 @@ impl Shared {
         })
     }
 
-    /// Takes up to `wanted` requests.
     fn take(&self, wanted: usize) -> usize {
         let wanted = wanted as u64;
         let took = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {

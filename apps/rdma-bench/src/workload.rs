@@ -65,7 +65,6 @@ impl Load {
     }
 }
 
-/// Makes requests.
 pub(crate) struct Requests {
     test: Test,
     value: Box<[u8]>,
@@ -109,7 +108,6 @@ impl Requests {
         requests
     }
 
-    /// Adds `count` requests to write.
     pub(crate) fn add(&mut self, count: usize, to: &mut Output) {
         if let Some(alike) = &self.alike {
             to.left += alike.len() / self.batch * count;

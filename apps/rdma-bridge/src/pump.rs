@@ -20,7 +20,6 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
-/// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,
@@ -107,7 +106,6 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// Writes and flushes the pending bytes.
     async fn deliver(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         while let Some(rest) = self.held.get(self.at..).filter(|rest| !rest.is_empty()) {
             let written = in_time(self.stall, to.write(rest)).await?;

@@ -70,7 +70,6 @@ impl Add for Counts {
 impl Sub for Counts {
     type Output = Self;
 
-    /// Returns the counts since `before`.
     fn sub(self, before: Self) -> Self {
         Self {
             bytes_landed: self.bytes_landed - before.bytes_landed,
@@ -93,7 +92,6 @@ pub struct Client<T: Transport> {
     timeout: Option<Duration>,
     /// The TTL of keys in milliseconds.
     lives: Option<u64>,
-    /// The deadline of the current call.
     deadline: Deadline,
     lost: bool,
 }

@@ -16,7 +16,6 @@ use crate::transport::{Deadline, Transport, Wait};
 /// How many bytes of commands are made ahead.
 const AHEAD: usize = 16 << 10;
 
-/// The command for each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Get,
@@ -50,7 +49,6 @@ pub(crate) struct Pipeline<'a> {
     verb: Verb,
     /// Parts whose commands are not encoded yet.
     parts: slice::Iter<'a, Part<'a>>,
-    /// Encoded commands.
     bytes: Vec<u8>,
     /// How many of these bytes the stream has taken.
     at: usize,

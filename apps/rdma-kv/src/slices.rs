@@ -15,7 +15,6 @@ use crate::transport::Buffer;
 pub struct Slices<B: Descriptors> {
     /// Of one length, but for the last.
     slices: Arc<[Arc<RegisteredBuffer<B>>]>,
-    /// The length of a slice.
     each: usize,
     len: usize,
 }

@@ -81,7 +81,6 @@ impl Slots {
         &self.nodes
     }
 
-    /// Records that a slot has moved.
     pub(crate) fn moved(&mut self, slot: u16, node: &str) {
         if let Some(place) = self.place(node.into()) {
             self.places.resize(SLOTS.into(), None);

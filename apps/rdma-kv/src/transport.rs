@@ -161,7 +161,6 @@ pub trait Transport {
     fn end_now(&mut self);
 }
 
-/// A reader on a transport, with a deadline.
 pub(crate) struct Until<'a, T> {
     pub(crate) stream: &'a mut T,
     pub(crate) deadline: Deadline,

@@ -21,7 +21,6 @@ use crate::transport::{self, ByteStream, Loaded, Tls, Transport};
 pub struct Client<B: Descriptors> {
     endpoints: Loaded<B>,
     pub(crate) info: ConnectionInfo,
-    /// Whether TLS is required.
     secure: bool,
     tls: Option<Tls>,
     settings: Settings,

@@ -151,7 +151,6 @@ struct Clients<S: Service> {
     settings: ServerSettings,
     all: SecondaryMap<SessionId, Client<S::Client>>,
     counters: ServerCounters,
-    /// The buffer to read into.
     chunk: Box<[u8]>,
     /// Spare memory for the next client with a request or replies.
     spare: Spare,

@@ -56,7 +56,6 @@ pub(crate) struct LoopState<S> {
     pub(crate) stage: Stage,
     /// How the loop learns that the connection can continue.
     pub(crate) registered: Option<Registered>,
-    /// The text for a refused peer.
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must have ended.
     pub(crate) deadline: Option<Instant>,

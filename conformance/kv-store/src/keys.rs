@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::Frame;
 
-/// All keys and their values.
 #[derive(Default)]
 pub(crate) struct Keys {
     values: HashMap<Bytes, Value>,
@@ -19,7 +18,6 @@ const LONGEST: usize = 512 << 20;
 
 struct Value {
     bytes: Bytes,
-    /// When it expires.
     expires: Option<Instant>,
     /// The number of its last change.
     version: u64,
@@ -86,7 +84,6 @@ impl Keys {
         }
     }
 
-    /// Returns a value, if it still exists.
     fn get(&mut self, key: &Bytes) -> Option<&mut Value> {
         let expires = self.values.get(key)?.expires;
         if expires.is_some_and(|at| at <= Instant::now()) {

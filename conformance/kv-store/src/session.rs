@@ -27,7 +27,6 @@ pub(crate) type Channels = HashMap<Bytes, Vec<Weak<Inbox>>>;
 pub struct Session {
     /// It has sent HELLO 3.
     resp3: bool,
-    /// The commands of an open transaction.
     queued: Option<Queued>,
     watched: Watched,
     channels: BTreeSet<Bytes>,
@@ -196,7 +195,6 @@ impl Session {
         }
     }
 
-    /// Adds a command to the open transaction.
     fn queue(&mut self, command: &[Bytes]) -> Frame {
         let memory = command.iter().map(|word| word.len() + BESIDE).sum();
         match &mut self.queued {

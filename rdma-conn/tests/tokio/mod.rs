@@ -48,7 +48,6 @@ async fn pair() -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
     pair_with(Options::default(), Options::default()).await
 }
 
-/// Polls once.
 async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     poll_fn(|cx| match future.as_mut().poll(cx) {
         Poll::Ready(done) => Poll::Ready(Some(done)),

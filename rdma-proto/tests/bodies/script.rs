@@ -10,7 +10,6 @@ impl<'a> Script<'a> {
         Self { rest: input }
     }
 
-    /// Returns the next step, or `None` at the end.
     pub(crate) fn step(&mut self) -> Option<u8> {
         let (first, rest) = self.rest.split_first()?;
         self.rest = rest;

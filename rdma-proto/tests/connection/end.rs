@@ -377,15 +377,21 @@ fn a_backend_that_fails_is_named() {
     }
 }
 
-/// A connection that ends in the middle of a flush posts no more of it.
-#[test]
-fn an_end_within_a_flush() {
+/// A client that has posted a part of a flush: 10 of 25 bytes, behind 30 that arrived.
+fn within_a_flush() -> Pair {
     let client = quiet(Config::client()).send_buffer(40);
     let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
     pair.client.write(25);
     assert!(pair.post_one(Client));
+    pair
+}
+
+/// A connection that ends in the middle of a flush posts no more of it.
+#[test]
+fn an_end_within_a_flush() {
+    let mut pair = within_a_flush();
     assert_eq!(pair.client.writes().last(), Some(&(10, None)));
     pair.client.machine.handle_disconnected();
     pair.post(Client);
@@ -396,12 +402,7 @@ fn an_end_within_a_flush() {
 /// Closing in the middle of a flush finishes it first.
 #[test]
 fn closing_within_a_flush() {
-    let client = quiet(Config::client()).send_buffer(40);
-    let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
-    pair.client.write(30);
-    pair.settle();
-    pair.client.write(25);
-    assert!(pair.post_one(Client));
+    let mut pair = within_a_flush();
     pair.client.machine.close(pair.now, LINGER);
     pair.client.machine.handle_message(pair.now, &Message::Keepalive.encode());
     pair.settle();

@@ -84,6 +84,14 @@ fn a_server_that_never_polls() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
+/// The client asks more than there is credit for the answers.
+fn ask_ten_times(pair: &mut Pair) {
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    for _ in 0..10 {
+        pair.server.machine.handle_message(pair.now, &question);
+    }
+}
+
 /// VR-RES-005: the limit for answers that are not taken is that for data.
 #[test]
 fn answers_that_are_not_taken() {
@@ -91,10 +99,7 @@ fn answers_that_are_not_taken() {
     let mut pair = Pair::connected(quiet(Config::client()), server);
     pair.client.handles = false;
     pair.client.receives = 0;
-    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
-    for _ in 0..10 {
-        pair.server.machine.handle_message(pair.now, &question);
-    }
+    ask_ten_times(&mut pair);
     pair.settle();
     pair.advance(LIMIT);
     assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
@@ -108,10 +113,7 @@ fn answers_that_are_taken_one_by_one() {
     // The client's device has receives. The client itself would not understand the answers.
     (pair.client.handles, pair.client.receives) = (false, 100);
     pair.server.carries = false;
-    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
-    for _ in 0..10 {
-        pair.server.machine.handle_message(pair.now, &question);
-    }
+    ask_ten_times(&mut pair);
     while pair.server.messages().len() < 11 {
         pair.settle();
         pair.advance(ALMOST);

@@ -167,12 +167,7 @@ impl Pair {
             other.receives -= 1;
             other.arrivals.push_back(arrival);
         }
-        if let Action::Send { id, signaled: true, .. } | Action::Write { id, signaled: true, .. } =
-            request.action
-        {
-            side.completions.push_back((id, Ok(())));
-        }
-        side.carried.push_back(request);
+        side.complete(request);
         true
     }
 
@@ -180,12 +175,7 @@ impl Pair {
     pub(crate) fn carry_away(&mut self, who: Role) -> bool {
         let side = self.side(who);
         let Some(request) = side.queue.pop_front() else { return false };
-        if let Action::Send { id, signaled: true, .. } | Action::Write { id, signaled: true, .. } =
-            request.action
-        {
-            side.completions.push_back((id, Ok(())));
-        }
-        side.carried.push_back(request);
+        side.complete(request);
         true
     }
 

@@ -18,7 +18,6 @@ pub(crate) struct SendQueue {
     /// Bytes written since the last immediate.
     plain: u32,
     outstanding: VecDeque<Outstanding>,
-    /// Notifications posted.
     notified: u64,
     /// Notifications that the peer must have handled, or acknowledged if that is enough.
     proven: u64,

@@ -193,6 +193,16 @@ impl Side {
         assert_eq!(now, request.bytes, "changed while it was owned by the device");
     }
 
+    /// The device has carried a request.
+    pub(super) fn complete(&mut self, request: Request) {
+        if let Action::Send { id, signaled: true, .. } | Action::Write { id, signaled: true, .. } =
+            request.action
+        {
+            self.completions.push_back((id, Ok(())));
+        }
+        self.carried.push_back(request);
+    }
+
     /// Stores bytes that the peer wrote, for any purpose.
     pub(super) fn place(&mut self, rkey: u32, address: u64, bytes: &[u8]) {
         let region = self.addresses.iter().position(|region| region.rkey == rkey).expect("a known rkey");

@@ -38,7 +38,6 @@ fn byte(side: Side, at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 16 ^ if side == Side::Client { 0 } else { 0x5a }) as u8
 }
 
-/// How a side ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// As soon as everything is written: its own direction over TCP, everything over RDMA.

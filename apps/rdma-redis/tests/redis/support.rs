@@ -15,7 +15,6 @@ pub(crate) const URL: &str = "valkey+rdma://192.0.2.1:6379";
 pub(crate) enum Answer {
     Say(&'static str),
     Nothing,
-    /// Closes the connection.
     Leave,
 }
 

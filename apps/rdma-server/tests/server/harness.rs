@@ -106,7 +106,6 @@ impl Client {
         self.events.get_mut(self.id).expect("is there")
     }
 
-    /// Sends bytes and reads them back.
     pub(crate) fn echo(&mut self, bytes: &[u8]) {
         self.connection().sync_write(bytes, PATIENCE).expect("written");
         let mut echo = vec![0; bytes.len()];

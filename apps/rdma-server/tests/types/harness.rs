@@ -12,7 +12,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) type Loop = EventLoop<Log>;
 
-/// The observations of handlers.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) arrived: Vec<SessionId>,
@@ -94,7 +93,6 @@ pub(crate) fn on_connected(events: &mut Loop, id: SessionId) {
     events.state.connected.push((id, state));
 }
 
-/// Reads the available bytes.
 pub(crate) fn on_readable(events: &mut Loop, id: SessionId) {
     let mut chunk = vec![0; 64 << 10];
     let connection = events.get_mut(id).expect("is there");
@@ -124,7 +122,6 @@ pub(crate) fn on_writable(events: &mut Loop, id: SessionId) {
 }
 
 impl Pair {
-    /// Returns one end.
     pub(crate) fn at(&mut self, id: SessionId) -> &mut Session<Log> {
         self.events.get_mut(id).expect("is there")
     }

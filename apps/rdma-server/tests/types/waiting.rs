@@ -5,9 +5,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use rdma_server::{SessionId, SessionState};
+use rdma_server::{Session, SessionId, SessionState};
 
-use crate::harness::{Loop, PATIENCE, listening, new_loop, pair, pattern, run};
+use crate::harness::{Log, Loop, PATIENCE, listening, new_loop, pair, pattern, run};
 use crate::listening::{is_refusal, nobody};
 use crate::test_beds::TestBed;
 
@@ -21,8 +21,12 @@ fn echo(events: &mut Loop, id: SessionId) {
     }
 }
 
-/// A server on a thread of its own, which echoes until all clients have left.
-fn with_echo(test_bed: &impl TestBed, client: impl FnOnce(&mut Loop, &rdma_server::Address)) {
+/// Connects a client to a server on a thread of its own, which calls `server` when it has accepted.
+fn with_server(
+    test_bed: &impl TestBed,
+    server: impl FnOnce(&mut Loop, SessionId) + Send,
+    client: impl FnOnce(&mut Session<Log>),
+) {
     thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         scope.spawn(move || {
@@ -30,21 +34,23 @@ fn with_echo(test_bed: &impl TestBed, client: impl FnOnce(&mut Loop, &rdma_serve
             tell.send(address).expect("the client waits for it");
             run(&mut events, |events| !events.state.accepted.is_empty());
             let id = events.state.accepted[0];
-            events.get_mut(id).expect("is there").set_read_handler(Some(echo));
-            run(&mut events, |events| events.connections().count() == 0);
+            server(&mut events, id);
             events.finish().expect("a turn");
         });
         let address = told.recv().expect("a server");
         let mut events = new_loop();
-        client(&mut events, &address);
+        let id = events.blocking_connect(test_bed.client(), &address, None, PATIENCE).expect("connects");
+        client(events.get_mut(id).expect("is there"));
         events.finish().expect("a turn");
     });
 }
 
 pub(crate) fn a_blocking_connect_waits(test_bed: &impl TestBed) {
-    with_echo(test_bed, |events, address| {
-        let id = events.blocking_connect(test_bed.client(), address, None, PATIENCE).expect("connects");
-        let connection = events.get_mut(id).expect("is there");
+    let echoing = |events: &mut Loop, id| {
+        events.get_mut(id).expect("is there").set_read_handler(Some(echo));
+        run(events, |events| events.connections().count() == 0);
+    };
+    with_server(test_bed, echoing, |connection| {
         assert_eq!(connection.state(), SessionState::Connected);
         connection.sync_write(b"hello\r\nworld\n", PATIENCE).expect("written");
         assert_eq!(connection.sync_read_line(100, PATIENCE).expect("a line"), b"hello");
@@ -66,24 +72,14 @@ pub(crate) fn a_blocking_connect_to_nobody_fails(test_bed: &impl TestBed) {
 /// More than fits on the way, so both sides must wait.
 pub(crate) fn sync_calls_move_whole_pieces(test_bed: &impl TestBed) {
     const LEN: usize = 5 << 20;
-    thread::scope(|scope| {
-        let (tell, told) = mpsc::channel();
-        scope.spawn(move || {
-            let (mut events, _, address) = listening(test_bed);
-            tell.send(address).expect("the client waits for it");
-            run(&mut events, |events| !events.state.accepted.is_empty());
-            let id = events.state.accepted[0];
-            let connection = events.get_mut(id).expect("is there");
-            let mut all = vec![0; LEN];
-            connection.sync_read(&mut all, PATIENCE).expect("all of it");
-            assert!(all == pattern(0, LEN), "the bytes differ");
-            connection.sync_write(b"done\n", PATIENCE).expect("written");
-            events.finish().expect("a turn");
-        });
-        let address = told.recv().expect("a server");
-        let mut events = new_loop();
-        let id = events.blocking_connect(test_bed.client(), &address, None, PATIENCE).expect("connects");
+    let reading = |events: &mut Loop, id| {
         let connection = events.get_mut(id).expect("is there");
+        let mut all = vec![0; LEN];
+        connection.sync_read(&mut all, PATIENCE).expect("all of it");
+        assert!(all == pattern(0, LEN), "the bytes differ");
+        connection.sync_write(b"done\n", PATIENCE).expect("written");
+    };
+    with_server(test_bed, reading, |connection| {
         connection.sync_write(&pattern(0, LEN), PATIENCE).expect("written");
         assert_eq!(connection.sync_read_line(10, PATIENCE).expect("a line"), b"done");
         let error = connection.sync_read(&mut [0; 1], PATIENCE).expect_err("the server has left");

@@ -26,9 +26,7 @@ pub(super) struct Link {
     pipes: [Pipe; 2],
     whole: bool,
     room: usize,
-    /// Whether the connection was reset.
     reset: bool,
-    /// Which ends were dropped.
     gone: [bool; 2],
     random: fastrand::Rng,
 }
