@@ -423,6 +423,7 @@ impl QueuePair {
         self.driver.with(|model| model.set_ack_timeout(self.id, code))
     }
 
+    /// Returns how many send requests fit.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.driver.with(|model| {
