@@ -45,7 +45,6 @@ impl EventChannel {
         Ok(Self { inner: Arc::new(ChannelInner { driver: Arc::clone(driver), id, signal }) })
     }
 
-    /// A handle to an identifier of this channel.
     fn handle(&self, id: IdentifierId, key: IdentifierKey) -> Identifier {
         let channel = Mutex::new(Arc::clone(&self.inner));
         let inner = IdentifierInner { driver: Arc::clone(&self.inner.driver), id, key, channel };

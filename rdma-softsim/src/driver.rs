@@ -171,7 +171,6 @@ impl Driver {
         self.core.idle.load(Acquire)
     }
 
-    /// Returns whether anything was woken since the last call.
     pub(crate) fn has_woken(&self) -> bool {
         core::mem::take(&mut self.core.lock().woken)
     }
@@ -312,7 +311,6 @@ impl Core {
         self.end(|model| model.end_freight(freight));
     }
 
-    /// Handles bytes that will not be moved.
     pub(crate) fn lose(self: &Arc<Self>, freight: &Freight) {
         self.end(|model| model.lose_freight(freight));
     }
@@ -328,7 +326,6 @@ impl Core {
         self.watch(&mut state);
     }
 
-    /// Waits until no copy is in progress.
     fn end_copies<'a>(&'a self, mut state: MutexGuard<'a, Guarded>) -> MutexGuard<'a, Guarded> {
         while state.copies > 0 {
             state.waiting += 1;

@@ -44,7 +44,6 @@ pub enum Error {
     Machine(String),
 }
 
-/// Makes a fault from its number.
 type Make = fn(u32) -> Fault;
 
 /// Faults by name. Those that take a number have an example for it.
@@ -118,7 +117,6 @@ pub fn parse(text: &str) -> Result<Fault, Error> {
     found.map(|(.., make)| make(number.unwrap_or(0))).ok_or_else(unknown)
 }
 
-/// Returns the site with this name.
 pub(crate) fn site(name: &str) -> Option<Site> {
     SITES.iter().find(|(known, _)| *known == name).map(|(_, site)| *site)
 }

@@ -174,7 +174,6 @@ fn inject(socket: &mut Socket, seed: Option<u64>, faults: Vec<softrdma_wire::Fau
     tell(socket, &Request::Inject { seed, faults }, None)?.map_err(|_refused| Error::Fault)
 }
 
-/// Starts a recording to this file.
 fn record_in(socket: &mut Socket, path: PathBuf) -> Result<(), Error> {
     let failed = |error| Error::Record { path: path.clone(), error };
     // The fabric empties the file, unless it refuses the request: it may be writing to it already.
@@ -229,7 +228,6 @@ fn before(mut first: OsString, variable: &str) -> OsString {
     first
 }
 
-/// Connects to a running fabric.
 fn running(fabric: &str) -> Result<Socket, Error> {
     Place::at(fabric)?.connect()?.ok_or_else(|| Error::Nothing(fabric.into()))
 }
@@ -299,7 +297,6 @@ fn table() -> Table {
     table
 }
 
-/// Makes a table of the programs.
 fn present(sessions: Vec<Session>) -> Table {
     let mut table = table();
     table.set_header([
@@ -361,7 +358,6 @@ fn classes(failures: &[Failure]) -> Table {
     table
 }
 
-/// Makes a table of the queue pairs of a fabric.
 fn connections(pairs: &[Pair]) -> Table {
     const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
     let mut table = table();

@@ -1,8 +1,8 @@
 //! A program that is killed at any of its system calls leaves nothing in the fabric: no descriptor,
 //! mapping, thread or memory. The fabric is in the process of this test, which is alone in it.
 //!
-//! The test kills 20 programs, or as many as `SOFTRDMA_KILLS` says. The number of a kill is the seed
-//! from which its program and its system call are drawn.
+//! The test kills 20 programs, or as many as `SOFTRDMA_KILLS` says. The number of a kill is the
+//! seed from which its program and its system call are drawn.
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 mod common;

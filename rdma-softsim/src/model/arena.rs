@@ -102,7 +102,6 @@ impl<T> Arena<T> {
         Some(value)
     }
 
-    /// Returns the current object at `index`.
     pub(crate) fn at(&self, index: u32) -> Option<(Id<T>, &T)> {
         let slot = self.slots.get(index as usize)?;
         Some((Id::new(index, slot.generation), slot.value.as_ref()?))

@@ -20,7 +20,6 @@ impl Model {
         self.capture.take()
     }
 
-    /// Records a message that has left its device.
     pub(super) fn capture_message(&mut self, from: PairId, epoch: u32, sequence: u64, seen: Option<&[u8]>) {
         let Some(mut capture) = self.capture.take() else { return };
         if let Some(pair) = self.pairs.get(from)
@@ -109,7 +108,6 @@ impl Model {
         self.capture = Some(capture);
     }
 
-    /// Records that the queue pair was reset or is gone.
     pub(super) fn capture_end(&mut self, pair: PairId) {
         if let Some(capture) = &mut self.capture {
             capture.end(pair.to_bits());

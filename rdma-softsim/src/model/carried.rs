@@ -228,7 +228,6 @@ impl Model {
         self.flush_freed(&carried);
     }
 
-    /// Handles bytes that will not be moved.
     pub(crate) fn lose_freight(&mut self, freight: &Freight) {
         self.give_up(freight.number());
     }
@@ -267,7 +266,6 @@ impl Model {
         }
     }
 
-    /// Flushes what waited for it.
     fn flush_freed(&mut self, carried: &Carried) {
         for end in [carried.from, carried.to] {
             if self.pairs.get(end).is_some_and(|pair| pair.state == QueuePairState::Error) {

@@ -112,7 +112,6 @@ impl CompletionQueue {
         self.lost
     }
 
-    /// Returns how many completions wait.
     pub(super) fn waiting(&self) -> usize {
         self.entries.len()
     }
@@ -262,7 +261,6 @@ impl Model {
         Ok(count)
     }
 
-    /// Returns a completion as this kind of device reports it.
     pub(super) fn told(&self, completion: Completion) -> Completion {
         let unnamed = self.simulation.as_ref().is_some_and(|simulation| simulation.settings.unnamed_flushes);
         match completion.result {
@@ -373,7 +371,6 @@ impl Model {
         self.event_queue.schedule(at.since(now), Event::Report { pair, of });
     }
 
-    /// Releases a held completion.
     pub(super) fn report_held(&mut self, pair: PairId, of: WorkQueue) {
         let Some(owner) = self.pairs.get_mut(pair) else { return };
         let queue = owner.queue_of(of);
@@ -383,7 +380,6 @@ impl Model {
         }
     }
 
-    /// Releases all held completions of a queue pair.
     pub(super) fn report_all(&mut self, pair: PairId) {
         for of in [WorkQueue::Receive, WorkQueue::Send] {
             while self.pairs.get(pair).is_some_and(|owner| !owner.held.work_queues[of as usize].is_empty()) {

@@ -186,7 +186,6 @@ impl Model {
         Ok(())
     }
 
-    /// Returns how many send requests fit.
     pub(crate) fn send_room(&self, id: PairId) -> u32 {
         self.pairs.get(id).map_or(0, |pair| pair.requester.room(pair.limits.send_depth))
     }
@@ -208,7 +207,6 @@ impl Model {
         Ok(())
     }
 
-    /// `ibv_query_qp(3)`: its state.
     pub(crate) fn state_of(&self, id: PairId) -> Result<QueuePairState, Error> {
         Ok(self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state)
     }

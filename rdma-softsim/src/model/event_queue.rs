@@ -30,7 +30,6 @@ impl<E> EventQueue<E> {
         self.now
     }
 
-    /// Schedules `event` after `delay`.
     pub(crate) fn schedule(&mut self, delay: core::time::Duration, event: E) {
         if delay.is_zero() {
             self.due.push_back(event);

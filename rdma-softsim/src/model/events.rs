@@ -60,7 +60,6 @@ pub(crate) enum NoticeKind {
 }
 
 impl NoticeKind {
-    /// The name in traces.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::AddressResolved => "address resolved",
@@ -190,7 +189,6 @@ impl Model {
         self.channels.get(id).is_none_or(|channel| channel.raised)
     }
 
-    /// Counts unread connect requests to `listener`.
     pub(super) fn unread_requests(&self, listener: IdentifierId) -> usize {
         let channel = self.identifiers.get(listener).and_then(|owner| self.channels.get(owner.channel));
         let requests = |notice: &&Notice| notice.identifier == listener && notice.kind.child().is_some();

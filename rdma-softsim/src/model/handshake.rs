@@ -139,7 +139,6 @@ impl Model {
         None
     }
 
-    /// Handles a message that its sender gives up.
     fn undeliverable(&mut self, packet: &Packet) {
         let unreachable = |model: &mut Self, id: IdentifierId, phase: Phase| {
             if model.in_phase(id, &[phase]) {
@@ -284,7 +283,6 @@ impl Model {
         Ok(())
     }
 
-    /// Handles a REJ in any phase.
     fn rejected(&mut self, id: IdentifierId, reason: i32, data: Box<[u8]>) {
         if self.in_phase(id, &[Phase::Answered]) {
             // Accepted and revoked before the owner read of it.

@@ -40,7 +40,6 @@ impl Host {
         self.listeners.get(&address).or_else(|| self.listeners.get(&anywhere)).copied()
     }
 
-    /// Returns whether another listener is in the way.
     pub(super) fn taken(&self, address: SocketAddr) -> bool {
         self.listeners.keys().any(|other| {
             let overlap =
@@ -80,7 +79,6 @@ impl Model {
         self.insert_host(None, addresses, limits)
     }
 
-    /// Adds a device to the machine of `host`.
     pub(crate) fn add_device(&mut self, host: HostId, addresses: &[IpAddr], limits: Limits) -> HostId {
         self.insert_host(Some(self.machine(host)), addresses, limits)
     }

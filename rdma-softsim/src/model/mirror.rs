@@ -60,7 +60,6 @@ pub struct Calls {
 }
 
 impl Model {
-    /// Sets where the program of a queue finds its completions.
     pub(crate) fn set_mirror(&mut self, id: QueueId, mirror: Box<dyn Mirror>) {
         if let Some(queue) = self.queues.get_mut(id) {
             queue.mirror = Some(mirror);

@@ -235,7 +235,6 @@ impl Model {
         self.event_queue.deadline()
     }
 
-    /// Takes the wakes since the last call.
     pub(crate) fn wakes(&mut self) -> std::vec::Drain<'_, Wake> {
         self.wakes.drain(..)
     }

@@ -44,7 +44,6 @@ impl Ownership {
 }
 
 impl Model {
-    /// Returns a hash of bytes in regions.
     fn hash_of(&self, parts: &Parts) -> Option<u64> {
         let mut digest = Digest::default();
         const CHUNK: usize = 4096;

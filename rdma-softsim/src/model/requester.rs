@@ -227,7 +227,6 @@ impl Requester {
         self.work.push_back(work);
     }
 
-    /// Frees slots after a polled completion.
     pub(super) fn give_back(&mut self, slots: u32) {
         self.occupied = self.occupied.saturating_sub(slots);
     }
@@ -248,7 +247,6 @@ impl Requester {
         self.rnr_retry.limit != RNR_RETRY_INFINITE
     }
 
-    /// Removes the oldest work, however it ended.
     pub(super) fn retire(&mut self) -> Option<SendWork> {
         let work = self.work.pop_front()?;
         self.first += 1;
@@ -259,7 +257,6 @@ impl Requester {
         Some(work)
     }
 
-    /// Voids everything in flight.
     pub(super) fn forget_flights(&mut self) {
         self.epoch = self.epoch.wrapping_add(1);
         self.sent = 0;
@@ -311,7 +308,6 @@ impl Model {
         }
     }
 
-    /// Returns work in the form of a trace.
     pub(super) fn describe(&self, work: &SendWork) -> Work {
         let SendWork { id, op, len, signaled, .. } = *work;
         let mut message = [0; MESSAGE];
@@ -327,7 +323,6 @@ impl Model {
         Work { id, op, len, signaled, message: read.then_some(message) }
     }
 
-    /// Handles the responder's answer.
     pub(super) fn answered(&mut self, id: PairId, epoch: u32, sequence: u64, answer: Answer) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         // Only the oldest message may end. An answer that overtook a lost one comes again with the
@@ -449,7 +444,6 @@ impl Model {
         }
     }
 
-    /// Handles the end of the acknowledgement timer.
     pub(super) fn timed_out(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch != epoch {
@@ -468,7 +462,6 @@ impl Model {
         self.behaviour().is_some_and(|behaviour| behaviour.endless_retries)
     }
 
-    /// Handles the end of the responder's timer.
     pub(super) fn again(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch {

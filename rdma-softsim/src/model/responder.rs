@@ -233,12 +233,10 @@ impl Model {
         self.cut(path.local, path.remote) || cut(id) || cut(path.peer)
     }
 
-    /// Returns whether no fault hides the queue pair's receives.
     pub(super) fn is_ready_for_receives(&self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.responder.unready == 0)
     }
 
-    /// Returns whether the queue pair has a receive for the next notification.
     fn has_receive(&self, id: PairId) -> bool {
         self.next_receive(id).is_some()
     }
@@ -410,7 +408,6 @@ impl Model {
         Err(Refusal { requester: self.bad_key(), receive: CompletionStatus::LOC_ACCESS_ERR })
     }
 
-    /// Returns the target of a SEND.
     pub(super) fn check_receive(&self, receive: ReceiveWork, len: usize) -> Result<Option<Parts>, Refusal> {
         if len > receive.local.len() {
             return Err(Refusal {

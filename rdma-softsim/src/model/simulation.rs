@@ -142,7 +142,6 @@ impl SimulationState {
         self.stalls.iter().filter(|(stalled, _)| *stalled == host).map(|(_, until)| *until).max()
     }
 
-    /// Returns a hash of everything that happened.
     pub(crate) fn digest(&self) -> u64 {
         self.trace.digest.finish()
     }
@@ -177,7 +176,6 @@ impl Model {
         self.simulation.as_ref().is_some_and(|simulation| simulation.observed)
     }
 
-    /// Seeds the faults of a real-time fabric.
     pub(crate) fn seed_faults(&mut self, seed: u64) {
         self.faults().random = Random::new(seed);
     }
@@ -213,7 +211,6 @@ impl Model {
         self.simulation.as_ref().map_or(0, |simulation| simulation.struck)
     }
 
-    /// Returns how many faults may still strike.
     pub(crate) fn faults_ahead(&self) -> usize {
         self.simulation.as_ref().map_or(0, |simulation| simulation.plan.len() + simulation.chances.len())
     }

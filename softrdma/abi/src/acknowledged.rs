@@ -17,20 +17,17 @@ impl Unacknowledged {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an event that was read.
     pub(crate) fn read(&self) {
         let mut count = self.lock();
         *count = count.saturating_add(1);
     }
 
-    /// Counts `events` as acknowledged.
     pub(crate) fn acknowledge(&self, events: u32) {
         let mut count = self.lock();
         *count = count.saturating_sub(events);
         self.fewer.notify_all();
     }
 
-    /// Waits until every event is acknowledged.
     pub(crate) fn wait(&self) {
         let mut count = self.lock();
         while *count > 0 {

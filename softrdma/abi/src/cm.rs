@@ -35,7 +35,6 @@ pub(crate) struct Identifier {
     /// The acknowledgement timeout of its queue pair, encoded as in `ibv_modify_qp(3)`, if the
     /// program has set one.
     pub(crate) timeout: Option<u8>,
-    /// Its events that were read and not acknowledged.
     pub(crate) events: Unacknowledged,
 }
 
@@ -62,7 +61,6 @@ impl Identifier {
         Ok(())
     }
 
-    /// Stores the addresses that the fabric reports.
     pub(crate) fn set_addresses(&mut self, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
         let places = &mut self.id.route.addr;
         if let Some(local) = local {

@@ -62,9 +62,7 @@ pub(crate) struct Queue {
     ex: QueueEx,
     ring: Mutex<Ring>,
     pub(crate) turn: Turn,
-    /// Completion events that are not acknowledged.
     events: Unacknowledged,
-    /// Asynchronous events that are not acknowledged.
     pub(crate) asynchronous: Unacknowledged,
 }
 

@@ -60,7 +60,6 @@ unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
 
-/// Returns a device of this process's machine.
 fn attached(number: wire::Device) -> Result<&'static Attached, c_int> {
     link()?.devices.get(number as usize).ok_or(libc::ENODEV)
 }

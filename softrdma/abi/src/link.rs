@@ -25,7 +25,6 @@ pub(crate) struct Link {
     /// is never closed.
     socket: RawFd,
     pub(crate) devices: Vec<Attached>,
-    /// The limits of each device.
     pub(crate) limits: Limits,
 }
 
@@ -72,7 +71,6 @@ pub(crate) fn keep(pair: Name, room: &AtomicU32, work: &mut Vec<Receive>) -> Res
     Ok(true)
 }
 
-/// A device of the machine.
 pub(crate) struct Attached {
     pub(crate) addresses: Vec<IpAddr>,
     /// Readable while an asynchronous event waits.
@@ -99,7 +97,6 @@ pub(crate) fn call(request: &Request<'_>) -> Result<Reply, c_int> {
     exchange_with(request, None).map(|(reply, _none)| reply)
 }
 
-/// Sends a request whose answer has no contents.
 pub(crate) fn ask(request: &Request<'_>) -> Result<(), c_int> {
     call(request).map(drop)
 }
@@ -109,7 +106,6 @@ pub(crate) fn ask_with(request: &Request<'_>, descriptor: Option<BorrowedFd<'_>>
     exchange_with(request, descriptor).map(drop)
 }
 
-/// Asks the fabric to make an object.
 pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
     match call(request)? {
         Reply::Made(name) => Ok(name),
@@ -117,7 +113,6 @@ pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
     }
 }
 
-/// Asks the fabric to make an object that has a descriptor.
 pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_int> {
     match exchange_with(request, None)? {
         (Reply::Made(name), Some(descriptor)) => Ok((name, descriptor)),
@@ -268,7 +263,6 @@ impl Link {
     }
 }
 
-/// Prints a message for the user of the program.
 pub(crate) fn say(what: &str) {
     // If this fails, there is no other stream to report it on.
     let _said = writeln!(std::io::stderr().lock(), "softrdma: {what}");

@@ -41,7 +41,6 @@ pub(crate) struct Pair {
     is_reset: AtomicBool,
     /// How many receives certainly find room; 0 unless it is in INIT.
     pub(crate) room: AtomicU32,
-    /// Asynchronous events that are not acknowledged.
     pub(crate) events: Unacknowledged,
 }
 
@@ -390,7 +389,6 @@ pub(crate) fn to_send(attributes: &mut ibv_qp_attr, theirs: Params, retry: u8) -
     IBV_QP_STATE | retries | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-/// Fills in the address vector of a path between two addresses.
 fn set_path(attributes: &mut ibv_qp_attr, local: IpAddr, remote: IpAddr) {
     attributes.ah_attr.is_global = 1;
     attributes.ah_attr.port_num = PORT;

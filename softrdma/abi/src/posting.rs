@@ -17,7 +17,6 @@ use crate::pair::Pair;
 /// `…_RDMA_READ`.
 pub(crate) const OPERATIONS: u64 = 0x1f;
 
-/// The requests of one queue pair since `ibv_wr_start`.
 struct Building {
     pair: *mut PairEx,
     work: Vec<Send<'static>>,

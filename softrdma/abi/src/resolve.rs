@@ -102,7 +102,6 @@ unsafe fn looked_up(
 }
 
 impl AddressInfo {
-    /// Sets the source or the destination address.
     fn set(&mut self, source: bool, address: SocketAddr) {
         // SAFETY: zero is a valid value of a structure of integers.
         let storage: Box<sockaddr_storage> = Box::new(unsafe { core::mem::zeroed() });

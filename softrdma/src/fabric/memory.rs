@@ -93,7 +93,6 @@ impl Process {
         told.recv_timeout(PATIENCE).unwrap_or(Err(Errno::FAULT))
     }
 
-    /// Copies `into.len()` bytes from `at` in the program.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         if let Some(offered) = self.offered.get() {
             return offered.read(&self.alive, at, into);
@@ -102,7 +101,6 @@ impl Process {
         self.reach(at, local, libc::process_vm_readv)
     }
 
-    /// Copies `from` to `at` in the program.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
         if let Some(offered) = self.offered.get() {
             return offered.write(&self.alive, at, from);

@@ -215,7 +215,6 @@ impl Fabric {
         Ok(machine)
     }
 
-    /// Changes the fabric's devices.
     fn configure(&self, latency: Option<u32>, device_kind: Option<&str>, vectors: Option<u32>) -> Reply {
         match vectors.map(Vectors::start) {
             Some(Ok(started)) => self.lock().vectors = Some(Arc::new(started)),
@@ -234,7 +233,6 @@ impl Fabric {
         Reply::Done
     }
 
-    /// Starts a recording, if none is running.
     fn record(&self, file: Option<OwnedFd>) -> Reply {
         let recorded = || {
             let (recorder, writer) = record::recorder(file.ok_or(Errno::BADF)?)?;

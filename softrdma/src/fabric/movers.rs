@@ -108,7 +108,6 @@ impl Movers {
         load.go();
     }
 
-    /// Submits steps of several messages.
     pub(super) fn submit_all(self: &Arc<Self>, loads: impl IntoIterator<Item = (Arc<Process>, Load)>) {
         for (process, load) in loads {
             self.submit(&process, Job::Step(load));

@@ -93,7 +93,6 @@ impl Waiting<'_> {
         rustix::net::send(self.socket, packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
     }
 
-    /// Receives an answer, with as many bytes as `into` has.
     fn receive(&self, into: &mut [u8]) -> Result<(), Errno> {
         self.until_ready(PollFlags::IN)?;
         let (mut status, most) = ([0; 1], into.len() + 1);

@@ -68,7 +68,6 @@ impl Pages {
         rustix::io::fcntl_dupfd_cloexec(&self.memory, 0)
     }
 
-    /// Takes a page for a new queue.
     pub(super) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
         let mut places = self.lock();
         let number = match places.free.pop() {

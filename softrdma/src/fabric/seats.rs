@@ -81,7 +81,6 @@ impl Seat {
         act()
     }
 
-    /// Whether steps were collected.
     pub(super) fn is_laden(&self) -> bool {
         !self.lock().loads.is_empty()
     }
@@ -180,7 +179,6 @@ impl Watch {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a seat for this thread.
     pub(super) fn seat(movers: &Arc<Movers>) -> Taken {
         let seat = Arc::new(Seat::default());
         let mut seats = movers.watch.lock();

@@ -69,7 +69,6 @@ impl Service {
         }
     }
 
-    /// Waits for a request and handles it.
     fn next(&mut self, seat: &Arc<super::seats::Seat>) -> Result<(), Error> {
         let Self { session, answer, socket, process, presence } = self;
         let fabric = &presence.fabric;

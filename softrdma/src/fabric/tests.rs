@@ -83,7 +83,6 @@ impl Program {
         assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
     }
 
-    /// Returns the ids of the writes that have completed by now.
     fn completed(&mut self) -> Vec<u64> {
         let some = self.queue.take_shown();
         assert!(some.iter().all(|completion| completion.status == 0), "{some:?}");
@@ -91,7 +90,6 @@ impl Program {
     }
 }
 
-/// Makes two connected programs on a fabric.
 fn connected(fabric: &Arc<Fabric>) -> [Program; 2] {
     let [mut one, mut other] = [1, 2].map(|last| Program::new(fabric, last));
     one.connect(&other);

@@ -100,7 +100,6 @@ impl Vectors {
         self.each.get(number as usize).map(Arc::clone)
     }
 
-    /// Returns how many completion events each vector has raised.
     pub(super) fn raised(&self) -> Vec<u64> {
         self.each.iter().map(|vector| vector.raised.load(Relaxed)).collect()
     }

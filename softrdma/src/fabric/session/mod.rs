@@ -512,7 +512,6 @@ impl Session {
     }
 }
 
-/// Posts receives by `post`.
 fn receives(
     work: &[wire::Receive],
     post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
@@ -526,7 +525,6 @@ fn receives(
     Ok(posted(requests.len(), post(&requests)))
 }
 
-/// Converts the elements of a work request.
 fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
     if list.len() > MAX_ELEMENTS {
         return Err(Errno::INVAL.into());
