@@ -225,7 +225,10 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// The memory limit is lower.
     pub fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
-        self.add(|store| store.publish(filled))
+        self.add(|store| {
+            store.publish(filled);
+            Ok(())
+        })
     }
 
     /// Adds a chunk to the newest table, and to the older ones where they share its history.
@@ -235,7 +238,7 @@ impl<B: Descriptors> Publisher<B> {
         if before >= self.shared_from {
             self.older.iter_mut().for_each(|older| older.follow(&self.store));
         }
-        Ok(())
+        self.fit(0)
     }
 
     /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].
@@ -243,7 +246,8 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// The memory limit is lower.
     pub fn hand_on(&mut self, landed: Landed<B>) -> Result<(), Error> {
-        self.store.hand_on(landed)
+        self.store.hand_on(landed);
+        self.fit(0)
     }
 
     /// Marks the snapshot as complete. Later chunks follow it.
@@ -268,13 +272,19 @@ impl<B: Descriptors> Publisher<B> {
     /// Withdraws the snapshot. Readers are told why, their queue pairs are destroyed, and the
     /// memory is no longer reachable (VS-LEASE-002).
     pub fn withdraw(&mut self, reason: Reason) {
-        while let Some(mut member) = self.members.pop() {
+        self.refuse(reason, |_| true);
+        self.terms = None;
+        self.older.clear();
+    }
+
+    /// Ends sessions, and tells their readers why.
+    fn refuse(&mut self, reason: Reason, is_one: impl Fn(&Session) -> bool) {
+        let ended: Vec<_> = self.members.extract_if(.., |member| is_one(&member.session)).collect();
+        for mut member in ended {
             self.lost += 1;
             member.channel.send(&refused(reason));
             self.part(member);
         }
-        self.terms = None;
-        self.older.clear();
     }
 
     /// Ends a session: closes the memory to the reader, then lets the last message reach it.

@@ -1,0 +1,184 @@
+//! Newer snapshots of one history, in real time, on softsim. The sources are scripted, so that each
+//! log is behind the next snapshot when that is complete.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+
+use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
+use rdma_snapshot::wire::Content;
+use rdma_snapshot::{Again, Offer, Piece, Sink, Source, reader};
+use rdma_softsim::Fabric;
+
+/// How far each snapshot is after the one before.
+const STEP: u64 = 10_000;
+/// How far a log comes before the next snapshot is complete: not as far as that is.
+const BEHIND: u64 = 5_000;
+/// Bytes of a snapshot, and of the writes after which another one is made.
+const SNAPSHOT: u64 = 1_000;
+const BACKLOG: u64 = 4_000;
+/// Snapshots.
+const ALL: u64 = 3;
+
+fn address(host: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, host])
+}
+
+/// A byte of the history, or of a snapshot.
+fn byte(of: u64, at: u64) -> u8 {
+    ((at * 31 + at / 977) ^ (of * 97)) as u8
+}
+
+/// What a reader of a snapshot gets.
+fn expected(number: u64) -> Vec<u8> {
+    let snapshot = (0..SNAPSHOT).map(|at| byte(number + 1, at));
+    snapshot.chain((number * STEP..(ALL - 1) * STEP + BEHIND).map(|at| byte(0, at))).collect()
+}
+
+/// A snapshot of the history, and its log, a hundred bytes at a time.
+struct Scripted {
+    number: u64,
+    /// Bytes of the snapshot that were read; `None` after its end.
+    read: Option<u64>,
+    offset: u64,
+    cut: Option<u64>,
+    stopped: bool,
+    /// How many snapshots were read to their ends.
+    complete: Arc<AtomicU64>,
+}
+
+impl Scripted {
+    fn new(number: u64, complete: Arc<AtomicU64>) -> Self {
+        Self { number, read: Some(0), offset: number * STEP, cut: None, stopped: false, complete }
+    }
+}
+
+impl Source for Scripted {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'h'; 40], offset: self.number * STEP })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        let (of, at, end) = match self.read {
+            Some(SNAPSHOT) => {
+                self.read = None;
+                self.complete.fetch_max(self.number + 1, Ordering::Relaxed);
+                return Ok(Piece::Mark);
+            }
+            Some(read) => (self.number + 1, read, SNAPSHOT),
+            None => {
+                let is_next_complete = self.complete.load(Ordering::Relaxed) > self.number + 1;
+                let reach = if is_next_complete { STEP + STEP / 4 } else { BEHIND };
+                let end = self.cut.unwrap_or(self.number * STEP + reach);
+                if self.offset == end {
+                    let is_end = self.stopped && self.cut.is_none();
+                    self.cut = None;
+                    return Ok(if is_end { Piece::End } else { Piece::Idle });
+                }
+                (0, self.offset, end)
+            }
+        };
+        let count = (end - at).min(100).min(into.len() as u64);
+        for (into, at) in into.iter_mut().zip(at..at + count) {
+            *into = byte(of, at);
+        }
+        match &mut self.read {
+            Some(read) => *read += count,
+            None => self.offset += count,
+        }
+        Ok(Piece::Bytes(count as usize))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        self.stopped = true;
+        Ok(())
+    }
+    fn again(&self) -> Option<Again> {
+        let complete = Arc::clone(&self.complete);
+        Some(Arc::new(move |_| {
+            let number = complete.load(Ordering::Relaxed);
+            if number == ALL {
+                return Err(io::Error::other("these are all snapshots"));
+            }
+            Ok(Box::new(Scripted::new(number, Arc::clone(&complete))))
+        }))
+    }
+    fn offset(&self) -> Option<u64> {
+        Some(self.offset)
+    }
+    fn cut_at(&mut self, offset: u64) {
+        self.cut = Some(offset);
+    }
+}
+
+/// A sink that sends what it gets.
+struct Sent(mpsc::Sender<Vec<u8>>);
+
+impl Sink for Sent {
+    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
+        Ok(())
+    }
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.0.send(bytes.to_vec()).map_err(io::Error::other)
+    }
+    fn mark(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn end(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn undo(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// VS-TABLE-002, VS-TABLE-007: two newer snapshots, and each time the log so far is behind. A reader
+/// of the first gets all of the history, and one that comes last that from the third snapshot on.
+#[test]
+fn no_byte_of_the_history_is_missing_or_repeated() {
+    let fabric = Fabric::new();
+    let stop = Stop::default();
+    let how = Publish {
+        readers: Some(2),
+        backlog: BACKLOG,
+        chunk_size: 4096,
+        stop: stop.clone(),
+        ..Publish::default()
+    };
+    let (sender, bound) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let backend = fabric.host(&[address(1)]);
+    let publisher = std::thread::spawn(move || {
+        let told = &mut |progress: &Progress| tell.send(*progress).unwrap_or(());
+        let source = Scripted::new(0, Arc::default());
+        publish(&backend, (address(1), 0).into(), source, &how, |at| sender.send(at).expect("a test"), told)
+    });
+    let at = bound.recv().expect("a publisher");
+    let pulling = |number| {
+        let (sink, got) = mpsc::channel();
+        let backend = fabric.host(&[address(number)]);
+        let pulling =
+            std::thread::spawn(move || pull(&backend, &[at], Sent(sink), &Pull::default(), &mut |_| {}));
+        (pulling, got)
+    };
+    let until = |is_so: &dyn Fn(&Progress) -> bool| {
+        // It reports five times a second.
+        told.iter().take(3000).find(is_so).expect("the publisher runs, and comes there");
+    };
+    let first = pulling(2);
+    until(&|progress| progress.snapshots == ALL as usize);
+    let last = pulling(3);
+    until(&|progress| progress.readers + progress.done == 2);
+    stop.stop();
+    for ((pulling, got), number) in [(first, 0), (last, ALL - 1)] {
+        pulling.join().expect("no panic").expect("pulled");
+        let got = got.iter().collect::<Vec<_>>().concat();
+        assert!(got == expected(number), "{} bytes of snapshot {number}", got.len());
+    }
+    assert_eq!(publisher.join().expect("no panic").expect("published").done, 2);
+}
