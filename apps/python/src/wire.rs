@@ -139,8 +139,8 @@ impl<T: Transport + Send> Wire for Line<T> {
     }
 
     fn returned(&mut self, memory: &Memory, deadline: Deadline) -> io::Result<()> {
-        let Some((buffer, _)) = self.arena(memory, &(0..memory.len())) else { return Ok(()) };
-        self.stream.returned(&buffer, deadline)
+        let Some((buffer, range)) = self.arena(memory, &(0..memory.len())) else { return Ok(()) };
+        self.stream.returned(&buffer, range, deadline)
     }
 
     fn end_now(&mut self) {
@@ -193,7 +193,7 @@ impl Transport for Connection {
         self.0.send(memory, range, wait)
     }
 
-    fn returned(&mut self, buffer: &Pieces, deadline: Deadline) -> io::Result<()> {
+    fn returned(&mut self, buffer: &Pieces, _range: Range<usize>, deadline: Deadline) -> io::Result<()> {
         buffer.memories().try_for_each(|memory| self.0.returned(memory, deadline))
     }
 

@@ -302,7 +302,11 @@ impl<T: Transport> Client<T> {
                 lasting(told(client))
             };
             let done = (0..parts.len()).map(one).collect::<Result<Vec<_>, _>>()?;
-            client.stream.returned(buffer, client.deadline)?;
+            let starts = parts.iter().map(|part| part.range.start);
+            let ends = parts.iter().map(|part| part.range.end);
+            if let Some(all) = starts.min().zip(ends.max()) {
+                client.stream.returned(buffer, all.0..all.1, client.deadline)?;
+            }
             Ok(done)
         })
     }
@@ -313,8 +317,19 @@ impl<T: Transport> Client<T> {
         arguments: &[&[u8]],
         told: impl FnOnce(&mut Self) -> Result<R, Error>,
     ) -> Result<R, Error> {
+        self.ask_all(&[arguments], told)
+    }
+
+    /// Sends commands together. `told` reads the replies, each of them, also after a refusal.
+    pub(crate) fn ask_all<R>(
+        &mut self,
+        commands: &[&[&[u8]]],
+        told: impl FnOnce(&mut Self) -> Result<R, Error>,
+    ) -> Result<R, Error> {
         let mut bytes = Vec::new();
-        command(&mut bytes, arguments.len(), arguments);
+        for arguments in commands {
+            command(&mut bytes, arguments.len(), arguments);
+        }
         self.exchange(|client| {
             client.send(&bytes)?;
             lasting(told(client))
@@ -420,10 +435,19 @@ impl<T: Transport> Client<T> {
         self.line().and_then(|line| natural(&line))
     }
 
-    /// Reads the reply to `EXEC` of no commands: whether the watched keys are unchanged.
-    pub(crate) fn executed(&mut self) -> Result<bool, Error> {
+    /// Reads the reply to `PTTL`: the milliseconds left; 0 if there is no key, or it has no end.
+    pub(crate) fn time_left(&mut self) -> Result<u64, Error> {
         match self.line()? {
-            Line::Many(Some(0)) => Ok(true),
+            Line::Number(time) => Ok(u64::try_from(time).unwrap_or(0)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Reads the reply to `EXEC` of `count` commands, up to their replies. Returns false, and there
+    /// are no replies, if a watched key was changed.
+    pub(crate) fn executed(&mut self, count: u64) -> Result<bool, Error> {
+        match self.line()? {
+            Line::Many(Some(replies)) if replies == count => Ok(true),
             Line::Many(None) | Line::Value(None) => Ok(false),
             other => Err(unexpected(&other)),
         }
@@ -484,7 +508,7 @@ pub(crate) fn inside(parts: &[Part<'_>], buffer: &impl Buffer) -> Result<(), Err
 }
 
 /// Separates errors after which the next reply can be read from those that lose the connection.
-fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
+pub(crate) fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
     match result {
         Err(error @ (Error::Refused(_) | Error::TooLong { .. } | Error::Changed)) => Ok(Err(error)),
         Err(error) => Err(error),

@@ -4,12 +4,11 @@
 //! meanwhile (`WATCH`). An empty transaction at the end says whether all parts are of one value. A
 //! value is sent by a `SETRANGE` on each connection, to a new key that is renamed at the end.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::client::{Client, Part, inside};
+use crate::client::{Client, Part, inside, lasting};
 use crate::error::Error;
 use crate::pipeline::Verb;
 use crate::striped::{Striped, StripedBuffer};
@@ -50,15 +49,26 @@ impl<T: Transport + Send> Striped<T> {
             return self.alone_into(&whole, buffer);
         }
         for _attempt in 0..ATTEMPTS {
+            let connections = self.connections();
             let watched = self.first(|client| {
-                client.ask(&[b"WATCH", key], Client::status)?;
-                client.strlen(key)
+                client.ask_all(&[&[b"WATCH", key], &[b"STRLEN", key]], |client| {
+                    let watched = lasting(client.status())?;
+                    let len = lasting(client.natural())?;
+                    watched.and(len)
+                })
             });
             let got = watched.and_then(|len| Ok((len, self.parts_into(len, &whole, buffer)?)));
-            // After an error, too, so that nothing is watched any more.
+            if self.connections() < connections {
+                // It may be the one that watches. Another one would find nothing changed.
+                return Err(got.err().unwrap_or(Error::Lost));
+            }
+            // After an error, too, so that the key is watched no longer.
             let unchanged = self.first(|client| {
-                client.ask(&[b"MULTI"], Client::status)?;
-                client.ask(&[b"EXEC"], Client::executed)
+                client.ask_all(&[&[b"MULTI"], &[b"EXEC"]], |client| {
+                    let begun = lasting(client.status())?;
+                    let unchanged = lasting(client.executed(0))?;
+                    begun.and(unchanged)
+                })
             });
             let (len, got) = got?;
             if unchanged? && got.unwrap_or(0) as u64 == len {
@@ -74,21 +84,21 @@ impl<T: Transport + Send> Striped<T> {
     /// Other clients find the old value until all parts have arrived, then the new one. Meanwhile
     /// the server also has the parts, in memory for a whole value, under a key whose name begins
     /// with `key` and ends with 32 random digits. This key is deleted after an error, or expires
-    /// some minutes after its client is gone. The server moves it to its place by `RENAME`, so on a
-    /// node of a cluster the name of `key` needs a hash tag (`{…}`). Each of the steps is limited
-    /// like a call.
+    /// some minutes later if its client is gone or a connection was lost. The server moves it to
+    /// its place by `RENAME`, so on a node of a cluster the name of `key` needs a hash tag (`{…}`).
+    /// Each of the steps is limited like a call.
     ///
     /// # Errors
     /// [`Error::Changed`] if the server has lost parts again, because it evicted them; otherwise
-    /// the error of a connection. Lost connections are dropped. Unless the last step failed without
-    /// an answer, the key has its old value.
+    /// the error of a connection, or of the system's random numbers. Lost connections are dropped.
+    /// Unless the last step failed without an answer, the key has its old value.
     pub fn set_from(
         &mut self,
         key: &[u8],
         buffer: &StripedBuffer<T::Buffer>,
         range: Range<usize>,
     ) -> Result<(), Error> {
-        let name = new_name(key);
+        let name = new_name(key)?;
         let whole = Part { key: &name, range };
         inside(std::slice::from_ref(&whole), buffer)?;
         if self.cut(&whole).len() < 2 {
@@ -96,10 +106,12 @@ impl<T: Transport + Send> Striped<T> {
             return set.pop().unwrap_or(Ok(()));
         }
         let connections = self.connections();
-        let set = self.parts_from(&whole, buffer).and_then(|()| self.finish(&name, key));
+        let sent = self.parts_from(&whole, buffer);
         // A lost connection's part may still be executed. After a DEL it would begin the key anew,
         // without an end, so the key is left to expire.
-        if set.is_err() && self.connections() == connections {
+        let all_ended = sent.is_ok() || self.connections() == connections;
+        let set = sent.and_then(|()| self.finish(&name, key));
+        if set.is_err() && all_ended {
             let _expires_otherwise = self.first(|client| client.del(&[&name]));
         }
         set
@@ -153,7 +165,7 @@ impl<T: Transport + Send> Striped<T> {
             client.ask(&[b"SETRANGE", name, (len - 1).to_string().as_bytes(), &last], told)?;
             let lives = client.times().1.map_or(LEFT_OF_ENDLESS, |timeout| timeout.saturating_mul(2) + LEFT);
             let lives = lives.as_millis().min(LEFT_OF_ENDLESS.as_millis()).to_string();
-            client.ask(&[b"PEXPIRE", name, lives.as_bytes()], Client::natural)
+            exists(client.ask(&[b"PEXPIRE", name, lives.as_bytes()], Client::natural)?)
         })?;
         let parts = self.cut(whole);
         let set = self.spread(&parts, buffer, |client, parts, buffer| {
@@ -167,13 +179,27 @@ impl<T: Transport + Send> Striped<T> {
         self.first(|client| {
             // If the server has evicted some parts, the others have begun a key that does not
             // expire.
-            if client.ask(&[b"PERSIST", name], Client::natural)? != 1 {
-                return Err(Error::Changed);
-            }
-            if let (Some(lives), _) = client.times() {
-                client.ask(&[b"PEXPIRE", name, lives.to_string().as_bytes()], Client::natural)?;
-            }
-            client.ask(&[b"RENAME", name, key], Client::status)
+            exists(client.ask(&[b"PTTL", name], Client::time_left)?)?;
+            let lives = client.times().0.map(|lives| lives.to_string());
+            let time: &[&[u8]] = match &lives {
+                Some(lives) => &[b"PEXPIRE", name, lives.as_bytes()],
+                None => &[b"PERSIST", name],
+            };
+            // Together, so that no client leaves a whole value without an end under this name.
+            let commands: [&[&[u8]]; 4] = [&[b"MULTI"], time, &[b"RENAME", name, key], &[b"EXEC"]];
+            client.ask_all(&commands, |client| {
+                let [begun, first, second] =
+                    [lasting(client.status())?, lasting(client.status())?, lasting(client.status())?];
+                let queued = begun.and(first).and(second);
+                match lasting(client.executed(2))? {
+                    Ok(true) => {}
+                    Ok(false) => return Err(Error::Changed),
+                    Err(refused) => return queued.and(Err(refused)),
+                }
+                let (timed, renamed) = (lasting(client.natural())?, lasting(client.status())?);
+                exists(timed?)?;
+                renamed
+            })
         })
     }
 
@@ -209,10 +235,16 @@ fn all<R>(results: Vec<Result<R, Error>>) -> Result<Vec<R>, Error> {
     if lost { Err(Error::Lost) } else { Ok(all) }
 }
 
+/// Returns an error if a command has found no key: the server has evicted it.
+fn exists(found: u64) -> Result<(), Error> {
+    if found > 0 { Ok(()) } else { Err(Error::Changed) }
+}
+
 /// Returns a key that no other client uses.
-fn new_name(key: &[u8]) -> Vec<u8> {
-    // Its hashes are random, and differ between processes and calls.
-    let random = RandomState::new();
-    let digits = format!(":{:016x}{:016x}", random.hash_one(0), random.hash_one(1));
-    [key, digits.as_bytes()].concat()
+fn new_name(key: &[u8]) -> Result<Vec<u8>, Error> {
+    // Of the system: numbers of this process would be those of its children, too.
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    let digits = format!(":{:032x}", u128::from_ne_bytes(random));
+    Ok([key, digits.as_bytes()].concat())
 }

@@ -45,9 +45,9 @@ impl<B: Descriptors> Slices<B> {
         Ok(Self { slices, each: memory.slice_len(), len: memory.len() })
     }
 
-    /// Returns all slices.
-    pub(crate) fn all(&self) -> &[Arc<RegisteredBuffer<B>>] {
-        &self.slices
+    /// Returns the first slice.
+    pub(crate) fn first(&self) -> Option<&Arc<RegisteredBuffer<B>>> {
+        self.slices.first()
     }
 
     /// Cuts a range into those inside each slice. Yields nothing for an empty range.

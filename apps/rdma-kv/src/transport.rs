@@ -151,11 +151,11 @@ pub trait Transport {
     /// The stream has ended.
     fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, wait: Wait) -> io::Result<Sent>;
 
-    /// Waits until nothing uses the memory that was sent.
+    /// Waits until nothing uses the memory of `range`, which was sent.
     ///
     /// # Errors
     /// The stream ended before.
-    fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()>;
+    fn returned(&mut self, buffer: &Self::Buffer, range: Range<usize>, deadline: Deadline) -> io::Result<()>;
 
     /// Aborts the stream; written bytes may be discarded.
     fn end_now(&mut self);
@@ -203,8 +203,8 @@ impl<B: Descriptors> Transport for Stream<B> {
     }
 
     fn takes(&self, buffer: &Self::Buffer) -> bool {
-        let domain = self.domain();
-        buffer.all().iter().all(|slice| *slice.domain() == domain)
+        // One stream has registered all slices.
+        buffer.first().is_some_and(|slice| *slice.domain() == self.domain())
     }
 
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
@@ -245,8 +245,8 @@ impl<B: Descriptors> Transport for Stream<B> {
         Ok(Sent { lent, copied: 0 })
     }
 
-    fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()> {
-        for slice in buffer.all() {
+    fn returned(&mut self, buffer: &Self::Buffer, range: Range<usize>, deadline: Deadline) -> io::Result<()> {
+        for (slice, _) in buffer.parts(range) {
             self.set_write_timeout(deadline.left()?);
             Self::returned(self, slice)?;
         }
@@ -349,7 +349,7 @@ impl Transport for TcpStream {
         Ok(Sent { lent: 0, copied })
     }
 
-    fn returned(&mut self, _buffer: &Memory, _deadline: Deadline) -> io::Result<()> {
+    fn returned(&mut self, _buffer: &Memory, _range: Range<usize>, _deadline: Deadline) -> io::Result<()> {
         Ok(())
     }
 

@@ -138,8 +138,13 @@ impl Keys {
         if bytes.is_empty() && before.is_empty() {
             return count(0);
         }
-        // A copy if a reply still has it.
-        let mut value = BytesMut::from(before);
+        let mut value = if before.is_empty() {
+            // Of the system: pages without an access take no memory.
+            BytesMut::zeroed(end)
+        } else {
+            // A copy if a reply still has it.
+            BytesMut::from(before)
+        };
         if !bytes.is_empty() && value.len() < end {
             value.resize(end, 0);
         }

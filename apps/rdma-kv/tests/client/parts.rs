@@ -1,8 +1,8 @@
 //! One value over several connections.
 
 use std::io::{Cursor, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kv_store::{FrameReader, Session, Store, command};
@@ -122,6 +122,12 @@ fn ask(store: &Store, words: &[&[u8]]) -> Vec<u8> {
     replies.to_vec()
 }
 
+/// Returns for how many milliseconds a key still lives; negative for one without an end.
+fn left(store: &Store, key: &[u8]) -> i64 {
+    let left = String::from_utf8(ask(store, &[b"PTTL", key])).expect("a text");
+    left.trim_end().trim_start_matches(':').parse().expect("a number")
+}
+
 /// Other clients find the old value until the new one is complete. A key's TTL is that of its
 /// client, counted from the end; that of the parts is gone.
 #[test]
@@ -145,9 +151,8 @@ fn a_value_changes_at_once() {
     striped.set_time_to_live(Some(Duration::from_secs(1000)));
     ask(&store, &[b"SET", b"key", b"old"]);
     striped.set_from(b"key", &buffer, 0..3 * MIB).expect("set");
-    let left = String::from_utf8(ask(&store, &[b"TTL", b"key"])).expect("a text");
-    let left: u64 = left.trim_end().trim_start_matches(':').parse().expect("a number");
-    assert!((500..=1000).contains(&left), "{left} s: the parts had three minutes");
+    let left = left(&store, b"key");
+    assert!((500_000..=1_000_000).contains(&left), "{left} ms: the parts had three minutes");
 }
 
 /// A value that changes between its parts is received again, and given up if it changes always.
@@ -187,14 +192,14 @@ fn parts_are_of_one_value() {
 /// long, and before the end. The key has its old value, and no parts are left.
 #[test]
 fn evicted_parts_are_missed() {
-    for evicts in [&b"SETRANGE"[..], b"PERSIST"] {
+    for evicts in [&b"SETRANGE"[..], b"PTTL"] {
         let calls = AtomicUsize::new(0);
         let (mut striped, store) = watched(3, move |store, words| {
             let [name, key, ..] = words else { return true };
             // The first SETRANGE is that of the last byte.
-            if *name == evicts && (*name == b"PERSIST" || calls.fetch_add(1, Ordering::Relaxed) == 2) {
+            if *name == evicts && (*name == b"PTTL" || calls.fetch_add(1, Ordering::Relaxed) == 2) {
                 ask(store, &[b"DEL", key]);
-                if *name == b"PERSIST" {
+                if *name == b"PTTL" {
                     ask(store, &[b"SETRANGE", key, b"3145727", b"x"]);
                 }
             }
@@ -224,12 +229,51 @@ fn a_refused_part_leaves_the_old_value() {
     assert!(buffer.read(0, &mut [0]));
 }
 
+/// A connection that is lost with the last step leaves no parts: another one deletes them.
+#[test]
+fn a_lost_end_leaves_no_parts() {
+    for lost in [&b"PTTL"[..], b"RENAME", b"EXEC"] {
+        let (mut striped, store) = watched(3, move |_, words| words[0] != lost);
+        ask(&store, &[b"SET", b"key", b"old"]);
+        let buffer = striped.register(pattern(3 * MIB, 4)).expect("registered");
+        let set = striped.set_from(b"key", &buffer, 0..3 * MIB).expect_err("a connection is lost");
+        assert!(matches!(set, Error::Io(_)), "{set}");
+        assert_eq!(striped.connections(), 2);
+        assert_eq!(ask(&store, &[b"GET", b"key"]), b"$3\r\nold\r\n");
+        assert_eq!(ask(&store, &[b"DBSIZE"]), b":1\r\n");
+    }
+}
+
+/// A connection that is lost while it watches ends the call. No other one is asked whether the key
+/// has changed: it has watched nothing.
+#[test]
+fn a_lost_watch_proves_nothing() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let (mut striped, store) = watched(3, move |_, words| {
+        if words[0] == b"EXEC" {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        words[0] != b"STRLEN"
+    });
+    ask(&store, &[b"SET", b"key", &pattern(3 * MIB, 9)]);
+    let mut buffer = striped.buffer(3 * MIB).expect("registered");
+    let got = striped.get_into(b"key", &mut buffer, 0..3 * MIB).expect_err("a connection is lost");
+    assert!(matches!(got, Error::Io(_)), "{got}");
+    assert_eq!((striped.connections(), asked.load(Ordering::Relaxed)), (2, 0));
+}
+
 /// A connection that is lost in the middle loses the call. The key has its old value, the parts
 /// expire, and the other connections continue.
 #[test]
 fn a_lost_part_leaves_the_old_value() {
     let parts = AtomicUsize::new(0);
+    let names = Arc::new(Mutex::new(Vec::new()));
+    let named = Arc::clone(&names);
     let (mut striped, store) = watched(3, move |_, words| {
+        if words[0] == b"SETRANGE" {
+            named.lock().expect("no test panics there").push(words[1].to_vec());
+        }
         // The second of the three parts; the first command is the last byte.
         !matches!(words[0], b"SETRANGE" | b"GETRANGE") || parts.fetch_add(1, Ordering::Relaxed) != 2
     });
@@ -239,6 +283,8 @@ fn a_lost_part_leaves_the_old_value() {
     assert!(matches!(set, Error::Io(_)), "{set}");
     assert_eq!(striped.connections(), 2);
     assert_eq!(ask(&store, &[b"GET", b"key"]), b"$3\r\nold\r\n");
+    let name = names.lock().expect("no test panics there").first().expect("a part").clone();
+    assert!(left(&store, &name) > 0, "a late part finds the key, which expires");
     striped.set_from(b"key", &buffer, 0..3 * MIB).expect("two are left");
     assert!(buffer.write(0, &vec![0; 3 * MIB]), "the lost connection has let go of it");
     assert_eq!(striped.get_into(b"key", &mut buffer, 0..3 * MIB).expect("two are left"), Some(3 * MIB));
