@@ -102,6 +102,8 @@ pub struct Publisher<B: Descriptors> {
     /// theirs.
     older: Vec<Older<B>>,
     shared_from: u64,
+    /// Registered bytes that only older snapshots keep.
+    beside: u64,
     /// Never has a completion: nothing is posted to a queue pair that only serves READs.
     queue: B::CompletionQueue,
     pub(crate) data_listener: B::Identifier,
@@ -143,6 +145,7 @@ impl<B: Descriptors> Publisher<B> {
             store: Store::new(Arc::new(domain), config.memory),
             older: Vec::new(),
             shared_from: 0,
+            beside: 0,
             queue,
             data_listener,
             events,
@@ -275,6 +278,7 @@ impl<B: Descriptors> Publisher<B> {
         self.refuse(reason, |_| true);
         self.terms = None;
         self.older.clear();
+        self.beside = 0;
     }
 
     /// Ends sessions, and tells their readers why.

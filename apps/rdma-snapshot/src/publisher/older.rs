@@ -58,21 +58,21 @@ impl<B: Descriptors> Older<B> {
     }
 
     /// Releases its own memory if every reader has its chunks. `slowest` is the number of chunks
-    /// that each of its readers has; `None` without readers.
-    fn release(&mut self, slowest: Option<u64>, now: Instant) {
-        match slowest {
-            None => _ = self.unread.get_or_insert(now),
-            Some(slowest) => {
-                self.unread = None;
-                if slowest >= self.chunks {
-                    self.regions.drain(..std::mem::take(&mut self.own));
-                    let gone = self.chunks.saturating_sub(self.log.released);
-                    let gone = usize::try_from(gone).unwrap_or(usize::MAX);
-                    self.log.entries.drain(..gone.min(self.log.entries.len()));
-                    self.log.released = self.chunks;
-                }
-            }
+    /// that each of its readers has; `None` without readers. Returns whether there was any.
+    fn release(&mut self, slowest: Option<u64>, now: Instant) -> bool {
+        let Some(slowest) = slowest else {
+            self.unread.get_or_insert(now);
+            return false;
+        };
+        self.unread = None;
+        if self.own == 0 || slowest < self.chunks {
+            return false;
         }
+        self.regions.drain(..std::mem::take(&mut self.own));
+        let gone = usize::try_from(self.chunks.saturating_sub(self.log.released)).unwrap_or(usize::MAX);
+        self.log.entries.drain(..gone.min(self.log.entries.len()));
+        self.log.released = self.chunks;
+        true
     }
 }
 
@@ -94,10 +94,15 @@ impl<B: Descriptors> Publisher<B> {
 
     /// Returns the registered bytes of all snapshots.
     pub(crate) fn kept(&self) -> u64 {
+        self.store.registered().saturating_add(self.beside)
+    }
+
+    /// Counts the bytes that older snapshots keep besides the newest one.
+    fn account(&mut self) {
         let own = self.older.iter().flat_map(|older| older.regions.iter().take(older.own));
         // Older snapshots may share them.
         let own: BTreeMap<_, _> = own.map(|region| (region.address(), region.len() as u64)).collect();
-        self.store.registered().saturating_add(own.values().sum())
+        self.beside = own.values().sum();
     }
 
     /// Offers a complete snapshot to new readers, in place of the current one. Readers of that one
@@ -113,6 +118,7 @@ impl<B: Descriptors> Publisher<B> {
             self.older.push(Older::new(before, store));
         }
         self.older.iter_mut().for_each(Older::part_from_newest);
+        self.account();
         self.shared_from = shared_from;
         Ok(())
     }
@@ -141,12 +147,16 @@ impl<B: Descriptors> Publisher<B> {
     /// Releases memory of older snapshots that no reader needs.
     pub(super) fn sweep(&mut self) {
         let now = self.backend.now();
+        let mut any = false;
         for older in &mut self.older {
             let sessions = self.members.iter().map(|member| &member.session);
             let snapshot = Some(older.terms.snapshot);
             // One that has not proven the secret releases nothing, and keeps nothing.
             let readers = sessions.filter(|session| session.snapshot == snapshot && session.is_proven());
-            older.release(readers.map(|session| session.has).min(), now);
+            any |= older.release(readers.map(|session| session.has).min(), now);
+        }
+        if any {
+            self.account();
         }
         let lease = self.config.lease;
         let is_over = |older: &Older<B>| older.unread.is_some_and(|since| now.since(since) >= lease);
@@ -159,5 +169,6 @@ impl<B: Descriptors> Publisher<B> {
     fn remove(&mut self, at: usize) {
         let older = self.older.remove(at);
         self.refuse(Reason::Snapshot, |session| session.snapshot == Some(older.terms.snapshot));
+        self.account();
     }
 }

@@ -1,14 +1,14 @@
-//! Newer snapshots of one history, in real time, on softsim. The sources are scripted, so that each
-//! log is behind the next snapshot when that is complete.
+//! Newer snapshots of one history, in real time, on softsim, of scripted sources.
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
-use rdma_snapshot::wire::Content;
-use rdma_snapshot::{Again, Offer, Piece, Sink, Source, reader};
+use rdma_snapshot::wire::{Content, Reason};
+use rdma_snapshot::{Again, Error, Offer, Piece, Sink, Source, reader};
 use rdma_softsim::Fabric;
 
 /// How far each snapshot is after the one before.
@@ -36,7 +36,8 @@ fn expected(number: u64) -> Vec<u8> {
     snapshot.chain((number * STEP..(ALL - 1) * STEP + BEHIND).map(|at| byte(0, at))).collect()
 }
 
-/// A snapshot of the history, and its log, a hundred bytes at a time.
+/// A snapshot of the history, and its log, a hundred bytes at a time. The log is behind the next
+/// snapshot when that is complete.
 struct Scripted {
     number: u64,
     /// Bytes of the snapshot that were read; `None` after its end.
@@ -46,11 +47,13 @@ struct Scripted {
     stopped: bool,
     /// How many snapshots were read to their ends.
     complete: Arc<AtomicU64>,
+    /// Whether the first snapshot has its reader. Its log waits for that.
+    is_read: Arc<AtomicBool>,
 }
 
 impl Scripted {
-    fn new(number: u64, complete: Arc<AtomicU64>) -> Self {
-        Self { number, read: Some(0), offset: number * STEP, cut: None, stopped: false, complete }
+    fn new(number: u64, complete: Arc<AtomicU64>, is_read: Arc<AtomicBool>) -> Self {
+        Self { number, read: Some(0), offset: number * STEP, cut: None, stopped: false, complete, is_read }
     }
 }
 
@@ -62,7 +65,7 @@ impl Source for Scripted {
         None
     }
     fn position(&self) -> Option<reader::Position> {
-        Some(reader::Position { history: [b'h'; 40], offset: self.number * STEP })
+        Some(reader::Position { history: [b'a'; 40], offset: self.number * STEP })
     }
     fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
         let (of, at, end) = match self.read {
@@ -72,6 +75,7 @@ impl Source for Scripted {
                 return Ok(Piece::Mark);
             }
             Some(read) => (self.number + 1, read, SNAPSHOT),
+            None if !self.is_read.load(Ordering::Relaxed) => return Ok(Piece::Idle),
             None => {
                 let is_next_complete = self.complete.load(Ordering::Relaxed) > self.number + 1;
                 let reach = if is_next_complete { STEP + STEP / 4 } else { BEHIND };
@@ -99,13 +103,13 @@ impl Source for Scripted {
         Ok(())
     }
     fn again(&self) -> Option<Again> {
-        let complete = Arc::clone(&self.complete);
+        let (complete, is_read) = (Arc::clone(&self.complete), Arc::clone(&self.is_read));
         Some(Arc::new(move |_| {
             let number = complete.load(Ordering::Relaxed);
             if number == ALL {
                 return Err(io::Error::other("these are all snapshots"));
             }
-            Ok(Box::new(Scripted::new(number, Arc::clone(&complete))))
+            Ok(Box::new(Scripted::new(number, Arc::clone(&complete), Arc::clone(&is_read))))
         }))
     }
     fn offset(&self) -> Option<u64> {
@@ -152,10 +156,11 @@ fn no_byte_of_the_history_is_missing_or_repeated() {
     };
     let (sender, bound) = mpsc::channel();
     let (tell, told) = mpsc::channel();
+    let is_read = Arc::new(AtomicBool::new(false));
+    let source = Scripted::new(0, Arc::default(), Arc::clone(&is_read));
     let backend = fabric.host(&[address(1)]);
     let publisher = std::thread::spawn(move || {
         let told = &mut |progress: &Progress| tell.send(*progress).unwrap_or(());
-        let source = Scripted::new(0, Arc::default());
         publish(&backend, (address(1), 0).into(), source, &how, |at| sender.send(at).expect("a test"), told)
     });
     let at = bound.recv().expect("a publisher");
@@ -171,6 +176,8 @@ fn no_byte_of_the_history_is_missing_or_repeated() {
         told.iter().take(3000).find(is_so).expect("the publisher runs, and comes there");
     };
     let first = pulling(2);
+    until(&|progress| progress.readers == 1);
+    is_read.store(true, Ordering::Relaxed);
     until(&|progress| progress.snapshots == ALL as usize);
     let last = pulling(3);
     until(&|progress| progress.readers + progress.done == 2);
@@ -181,4 +188,141 @@ fn no_byte_of_the_history_is_missing_or_repeated() {
         assert!(got == expected(number), "{} bytes of snapshot {number}", got.len());
     }
     assert_eq!(publisher.join().expect("no panic").expect("published").done, 2);
+}
+
+/// The bound of a wait for another thread.
+const MOST: Duration = Duration::from_secs(600);
+
+/// An empty snapshot, with a log that is full at once. It ends when the next snapshot is requested
+/// and `ends`.
+struct Full {
+    marked: bool,
+    requested: Arc<AtomicU64>,
+    ends: bool,
+    again: Again,
+}
+
+impl Source for Full {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: 0 })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        if !std::mem::replace(&mut self.marked, true) {
+            return Ok(Piece::Mark);
+        }
+        if self.requested.load(Ordering::Relaxed) == 0 {
+            into[0] = b'x';
+            return Ok(Piece::Bytes(1));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(if self.ends { Piece::End } else { Piece::Idle })
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn again(&self) -> Option<Again> {
+        Some(Arc::clone(&self.again))
+    }
+    fn offset(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
+/// A snapshot that is never complete. It tells of its first byte, and of its end.
+struct Endless {
+    begun: Arc<AtomicU64>,
+    _ended: mpsc::Sender<()>,
+}
+
+impl Source for Endless {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: 0 })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        self.begun.store(1, Ordering::Relaxed);
+        into.fill(b'x');
+        Ok(Piece::Bytes(into.len()))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Publishes this source. Returns the publisher's address.
+fn publishing(
+    fabric: &Fabric,
+    source: Full,
+    how: Publish,
+) -> (std::net::SocketAddr, std::thread::JoinHandle<Result<Progress, Error>>) {
+    let backend = fabric.host(&[address(1)]);
+    let (sender, bound) = mpsc::channel();
+    let publisher = std::thread::spawn(move || {
+        let bound = |at| sender.send(at).expect("a test");
+        publish(&backend, (address(1), 0).into(), source, &how, bound, &mut |_| {})
+    });
+    (bound.recv().expect("a publisher"), publisher)
+}
+
+/// The end of the log ends a snapshot that is being made, although the publication goes on.
+#[test]
+fn an_unfinished_snapshot_ends_with_the_log() {
+    let (ended, is_over) = mpsc::channel();
+    let begun = Arc::new(AtomicU64::new(0));
+    // Only the second snapshot has what tells of its end.
+    let next = std::sync::Mutex::new(Some(Endless { begun: Arc::clone(&begun), _ended: ended }));
+    let again: Again = Arc::new(move |_| {
+        let next = next.lock().expect("no panic").take();
+        next.map(|next| Box::new(next) as _).ok_or_else(|| io::Error::other("there is one"))
+    });
+    let withdraw = Stop::default();
+    let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    let source = Full { marked: false, requested: begun, ends: true, again };
+    let (_, publisher) = publishing(&Fabric::new(), source, how);
+    let over = is_over.recv_timeout(MOST);
+    assert!(matches!(over, Err(mpsc::RecvTimeoutError::Disconnected)), "it is kept");
+    assert!(!publisher.is_finished());
+    withdraw.stop();
+    publisher.join().expect("no panic").expect("published");
+}
+
+/// Readers are told of a withdrawal before changes at the source are undone, which may take long.
+#[test]
+fn readers_are_told_before_the_source_is_restored() {
+    let fabric = Fabric::new();
+    let (told, is_told) = mpsc::channel();
+    let is_told = std::sync::Mutex::new(is_told);
+    let requested = Arc::new(AtomicU64::new(0));
+    let request = Arc::clone(&requested);
+    let again: Again = Arc::new(move |_| {
+        request.store(1, Ordering::Relaxed);
+        // This is the undoing.
+        let _told = is_told.lock().expect("no panic").recv_timeout(MOST);
+        Err(io::Error::other("nothing was opened"))
+    });
+    let withdraw = Stop::default();
+    let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    let source = Full { marked: false, requested, ends: false, again };
+    let (at, publisher) = publishing(&fabric, source, how);
+    let (sink, got) = mpsc::channel();
+    let backend = fabric.host(&[address(2)]);
+    let pulling =
+        std::thread::spawn(move || pull(&backend, &[at], Sent(sink), &Pull::default(), &mut |_| {}));
+    got.recv().expect("the log");
+    withdraw.stop();
+    let pulled = pulling.join().expect("no panic");
+    assert!(matches!(pulled, Err(Error::Refused(Reason::Withdrawn))), "{pulled:?}");
+    told.send(()).expect("it waits");
+    publisher.join().expect("no panic").expect("published");
 }
