@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
 use rdma_snapshot::wire::{Content, Reason};
@@ -75,7 +75,10 @@ impl Source for Scripted {
                 return Ok(Piece::Mark);
             }
             Some(read) => (self.number + 1, read, SNAPSHOT),
-            None if !self.is_read.load(Ordering::Relaxed) => return Ok(Piece::Idle),
+            None if !self.is_read.load(Ordering::Relaxed) => {
+                std::thread::sleep(Duration::from_millis(1));
+                return Ok(Piece::Idle);
+            }
             None => {
                 let is_next_complete = self.complete.load(Ordering::Relaxed) > self.number + 1;
                 let reach = if is_next_complete { STEP + STEP / 4 } else { BEHIND };
@@ -298,6 +301,7 @@ fn an_unfinished_snapshot_ends_with_the_log() {
 }
 
 /// Readers are told of a withdrawal before changes at the source are undone, which may take long.
+/// After it, the source is dropped, although nothing more comes from it.
 #[test]
 fn readers_are_told_before_the_source_is_restored() {
     let fabric = Fabric::new();
@@ -313,6 +317,7 @@ fn readers_are_told_before_the_source_is_restored() {
     });
     let withdraw = Stop::default();
     let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    let users = Arc::downgrade(&requested);
     let source = Full { marked: false, requested, ends: false, again };
     let (at, publisher) = publishing(&fabric, source, how);
     let (sink, got) = mpsc::channel();
@@ -325,4 +330,9 @@ fn readers_are_told_before_the_source_is_restored() {
     assert!(matches!(pulled, Err(Error::Refused(Reason::Withdrawn))), "{pulled:?}");
     told.send(()).expect("it waits");
     publisher.join().expect("no panic").expect("published");
+    let by = Instant::now() + MOST;
+    while users.strong_count() > 0 {
+        assert!(Instant::now() < by, "the source is kept");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
