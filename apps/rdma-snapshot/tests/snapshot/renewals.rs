@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
 use rdma_snapshot::wire::{Content, Reason};
-use rdma_snapshot::{Again, Error, Offer, Piece, Sink, Source, reader};
+use rdma_snapshot::{Again, Error, Piece, Source, reader};
 use rdma_softsim::Fabric;
 
-/// How far each snapshot is after the one before.
-const STEP: u64 = 10_000;
+use crate::files::Paced;
+
+/// How far each snapshot is after the one before. The first log, a hundred bytes at a time, comes
+/// further than the second snapshot.
+const STEP: u64 = 10_050;
 /// How far a log comes before the next snapshot is complete: not as far as that is.
 const BEHIND: u64 = 5_000;
 /// Bytes of a snapshot, and of the writes after which another one is made.
@@ -124,24 +127,9 @@ impl Source for Scripted {
 }
 
 /// A sink that sends what it gets.
-struct Sent(mpsc::Sender<Vec<u8>>);
-
-impl Sink for Sent {
-    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
-        Ok(())
-    }
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.0.send(bytes.to_vec()).map_err(io::Error::other)
-    }
-    fn mark(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-    fn end(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-    fn undo(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+fn sent() -> (Paced, mpsc::Receiver<Vec<u8>>) {
+    let (taken, got) = mpsc::channel();
+    (Paced { allowed: mpsc::channel().1, taken }, got)
 }
 
 /// VS-TABLE-002, VS-TABLE-007: two newer snapshots, and each time the log so far is behind. A reader
@@ -168,10 +156,9 @@ fn no_byte_of_the_history_is_missing_or_repeated() {
     });
     let at = bound.recv().expect("a publisher");
     let pulling = |number| {
-        let (sink, got) = mpsc::channel();
+        let (sink, got) = sent();
         let backend = fabric.host(&[address(number)]);
-        let pulling =
-            std::thread::spawn(move || pull(&backend, &[at], Sent(sink), &Pull::default(), &mut |_| {}));
+        let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}));
         (pulling, got)
     };
     let until = |is_so: &dyn Fn(&Progress) -> bool| {
@@ -320,10 +307,10 @@ fn readers_are_told_before_the_source_is_restored() {
     let users = Arc::downgrade(&requested);
     let source = Full { marked: false, requested, ends: false, again };
     let (at, publisher) = publishing(&fabric, source, how);
-    let (sink, got) = mpsc::channel();
+    let (sink, got) = sent();
     let backend = fabric.host(&[address(2)]);
-    let pulling =
-        std::thread::spawn(move || pull(&backend, &[at], Sent(sink), &Pull::default(), &mut |_| {}));
+    let how = Pull { attempts: 1, ..Pull::default() };
+    let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &how, &mut |_| {}));
     got.recv().expect("the log");
     withdraw.stop();
     let pulled = pulling.join().expect("no panic");
