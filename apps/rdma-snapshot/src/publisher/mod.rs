@@ -359,7 +359,6 @@ impl<B: Descriptors> Publisher<B> {
         Ok(())
     }
 
-    /// Handles an event of the connections for READs.
     fn handle_data(&mut self, event: CmEvent<B>) -> Result<(), Error> {
         let now = self.backend.now();
         match event.kind {
@@ -491,7 +490,6 @@ impl<B: Descriptors> Publisher<B> {
         sessions.into_iter().chain(self.endpoint.next_timeout()).min()
     }
 
-    /// Returns the descriptors to wait for.
     pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
         [self.endpoint.as_fd(), self.events.as_fd()]
     }

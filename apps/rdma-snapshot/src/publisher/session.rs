@@ -29,7 +29,6 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Returns the number of chunks so far.
     pub(crate) fn chunks(&self) -> u64 {
         let chunks = self.released.saturating_add(self.entries.len() as u64);
         self.mapping.map_or(chunks, |mapping| mapping.areas.get().into())
@@ -57,7 +56,6 @@ enum State {
     Done,
 }
 
-/// The state of a session. See the module.
 #[derive(Debug)]
 pub(crate) struct Session {
     state: State,
@@ -170,7 +168,6 @@ impl Session {
         if let State::Connecting(peer) = self.state { Some(peer) } else { None }
     }
 
-    /// Records that the connection for READs is established.
     pub(crate) fn handle_established(&mut self, lease: Duration, now: Instant) {
         if matches!(self.state, State::Connecting(_)) {
             self.enter(State::Serving, lease, now);
@@ -188,7 +185,6 @@ impl Session {
         matches!(self.state, State::Connecting(_) | State::Serving)
     }
 
-    /// Returns whether the reader can read.
     pub(crate) const fn is_serving(&self) -> bool {
         matches!(self.state, State::Serving)
     }
@@ -248,7 +244,6 @@ impl Session {
     }
 }
 
-/// Returns the frame that ends a session.
 pub(crate) fn refused(reason: Reason) -> Frame {
     Frame::Refused(Refused { reason: reason.number().into() })
 }

@@ -16,7 +16,6 @@ use crate::error::Error;
 use crate::reader::{AREA, Landed};
 use crate::wire::{Digest, Entry, Mapping, Mark};
 
-/// The table of a publisher, with its memory.
 pub(crate) struct Store<B: Descriptors> {
     /// The state announced to readers.
     pub(crate) log: Log,
@@ -54,7 +53,6 @@ impl<B: Descriptors> Store<B> {
         }
     }
 
-    /// Returns the table and its memory.
     pub(super) fn into_table(self) -> (Log, Vec<Arc<B::Region>>) {
         (self.log, self.regions)
     }
@@ -68,12 +66,10 @@ impl<B: Descriptors> Store<B> {
         &self.domain
     }
 
-    /// Bytes in the table.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Registered bytes of the table.
     pub(crate) const fn registered(&self) -> u64 {
         self.registered
     }
@@ -137,7 +133,6 @@ impl<B: Descriptors> Store<B> {
         self.announce(Arc::new(landed.region), 0, length, landed.digest);
     }
 
-    /// Appends a filled chunk.
     pub(crate) fn publish(&mut self, filled: Filled<B>) {
         if self.log.mark.is_none() {
             self.whole.add(&filled.digest);
@@ -165,7 +160,6 @@ impl<B: Descriptors> Store<B> {
         self.bytes += length as u64;
     }
 
-    /// Marks the snapshot as complete.
     pub(crate) fn mark(&mut self) -> Result<(), Error> {
         // The last area may be partly filled.
         let last = self.filler.as_mut().and_then(Filler::take);

@@ -73,7 +73,6 @@ impl Scene {
         }
     }
 
-    /// Runs until `is_so`.
     fn run(&mut self, pull: &mut Pull, mut is_so: impl FnMut(&Pull, &Publisher<SoftSim>) -> bool) {
         while !is_so(pull, &self.publisher) {
             self.publisher.progress().expect("the publisher goes on");
