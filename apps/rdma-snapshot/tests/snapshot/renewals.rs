@@ -132,8 +132,9 @@ fn sent() -> (Paced, mpsc::Receiver<Vec<u8>>) {
     (Paced { allowed: mpsc::channel().1, taken }, got)
 }
 
-/// VS-TABLE-002, VS-TABLE-007: two newer snapshots, and each time the log so far is behind. A reader
-/// of the first gets all of the history, and one that comes last that from the third snapshot on.
+/// VS-TABLE-002, VS-TABLE-007: each of two newer snapshots is complete before the log so far has
+/// come to its position. A reader of the first gets all of the history, and one that comes last
+/// that from the third snapshot on.
 #[test]
 fn no_byte_of_the_history_is_missing_or_repeated() {
     let fabric = Fabric::new();
