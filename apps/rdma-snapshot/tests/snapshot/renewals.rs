@@ -115,7 +115,7 @@ impl Source for Scripted {
             if number == ALL {
                 return Err(io::Error::other("these are all snapshots"));
             }
-            Ok(Box::new(Scripted::new(number, Arc::clone(&complete), Arc::clone(&is_read))))
+            Ok(Box::new(Self::new(number, Arc::clone(&complete), Arc::clone(&is_read))))
         }))
     }
     fn offset(&self) -> Option<u64> {
