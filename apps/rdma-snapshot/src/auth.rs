@@ -37,7 +37,6 @@ impl Secret {
             .chain_update(challenge.data_port.to_bytes())
     }
 
-    /// Returns the reader's code for the contents of `proof`.
     pub(crate) fn reader_code(&self, hello: &Hello, challenge: &Challenge, proof: &Proof) -> Digest {
         self.reader_mac(hello, challenge, proof).finalize().into_bytes().into()
     }
@@ -51,7 +50,6 @@ impl Secret {
         self.reader_mac(hello, challenge, proof).verify_slice(&proof.code).is_ok()
     }
 
-    /// Returns the publisher's code.
     pub(crate) fn publisher_code(&self, hello: &Hello, challenge: &Challenge) -> Digest {
         self.mac(b'P', hello, challenge).finalize().into_bytes().into()
     }

@@ -22,7 +22,6 @@ pub use reader::{Have, Landed, Offer, Reader};
 pub use source::{Again, FileSink, FileSource, Piece, Sink, Source};
 pub use wait::Stop;
 
-/// Returns unpredictable bytes.
 fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
@@ -30,7 +29,6 @@ fn random<const N: usize>() -> Result<[u8; N], Error> {
     Ok(bytes)
 }
 
-/// Returns bytes as hexadecimal digits.
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -185,7 +185,6 @@ fn perform(Cli { command }: Cli) -> ExitCode {
 /// Columns of output for people.
 const COLUMNS: usize = 120;
 
-/// Prints a message for people.
 fn say(what: &str) {
     let _nobody = Folded.write_all(format!("valkey-rdma-sync: {what}\n").as_bytes());
 }
@@ -259,7 +258,6 @@ fn verbs() -> io::Result<Verbs> {
     Verbs::load().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))
 }
 
-/// Returns the exit status of an error.
 fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
     // It has the kind of the backend's error, and nothing that `rdma_program::status` finds.
     match error.downcast_ref() {
@@ -275,7 +273,6 @@ fn notes() -> PathBuf {
     state.unwrap_or_else(std::env::temp_dir).join("valkey-rdma-sync")
 }
 
-/// The source of a publisher.
 enum From {
     File(FileSource),
     Live(Box<LiveSource>),

@@ -11,7 +11,6 @@ use serde_json::json;
 /// The most lines waiting to be written.
 const WAITING: usize = 16;
 
-/// Reports a run.
 pub(crate) struct Report {
     what: &'static str,
     bar: ProgressBar,

@@ -184,7 +184,6 @@ fn test_readers(options: &ReaderRun, folder: &Path) -> ExitCode {
     }
 }
 
-/// Readers that are processes.
 struct ExecReaders(String);
 
 impl Readers for ExecReaders {

@@ -196,7 +196,6 @@ impl<B: Descriptors> Door<B> {
         }
     }
 
-    /// Waits for a connect request.
     fn request(self, patience: Duration) -> Result<Result<Candidate<B>, Self>, Failure> {
         let deadline = Deadline::after(patience);
         let Self { mut connecting, port } = self;

@@ -224,7 +224,6 @@ fn is_same(before: &[u8], later: &[u8]) -> Result<String, Failure> {
     }
 }
 
-/// The suite's reader.
 struct Reader<'a, B: Descriptors> {
     on: &'a Publisher<B>,
     talk: Talk<B>,
@@ -298,7 +297,6 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Way::find(&self.on.backend, to, PIECE, self.on.patience)
     }
 
-    /// Sends Proof.
     fn prove(&mut self, secret: &[u8], local: SocketAddr) -> Result<(), Failure> {
         let address = proof_address(local);
         let code = self.handshake.readers(secret, &address);

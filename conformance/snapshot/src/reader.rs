@@ -50,7 +50,6 @@ const MEMORY: usize = 8 + CHUNKS as usize * CHUNK;
 /// The suite's snapshot, and another one.
 const SNAPSHOT: [u8; 16] = [0x51; 16];
 const OTHER: [u8; 16] = [0x52; 16];
-/// The lease for readers.
 const LEASE: Duration = Duration::from_secs(2);
 /// The bound of VS-TIME-001, in multiples of the patience.
 const BOUNDED: u32 = 8;
@@ -411,7 +410,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Says Welcome.
     fn welcome(&mut self, secret: &[u8], layout: Layout) -> Result<(), Failure> {
         let layout = if layout == Layout::Chunks { 1 } else { 2 };
         let code = self.handshake.publishers(secret);
@@ -432,7 +430,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         self.data()?.memory().ok_or_else(|| Failure::Environment("the suite has no memory".into()))
     }
 
-    /// Returns a correct entry.
     fn entry(&self, index: u64) -> Result<Entry, Failure> {
         let at = self.memory()?;
         let bytes = content(index);
@@ -440,7 +437,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(Entry { index, address, rkey: at.rkey, length: CHUNK as u32, digest: digest(&bytes) })
     }
 
-    /// Announces chunks.
     fn announce(&mut self, chunks: std::ops::Range<u64>) -> Result<(), Failure> {
         let entries =
             chunks.map(|index| Ok(self.entry(index)?.bytes())).collect::<Result<Vec<_>, Failure>>()?;

@@ -31,7 +31,6 @@ pub(super) mod kind {
 /// The first bytes of Hello and Challenge.
 pub(super) const MAGIC: &[u8; 8] = b"VRSNAP\r\n";
 
-/// The version of the protocol.
 pub(super) const VERSION: u16 = 2;
 
 /// Bytes of a data area of the seed's table.
@@ -70,7 +69,6 @@ impl Frame {
         Self { kind, payload: parts.concat() }
     }
 
-    /// Encodes the frame.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let length = u32::try_from(self.payload.len()).unwrap_or(u32::MAX);
         [&length.to_be_bytes()[..], &[self.kind, 0, 0, 0], &self.payload].concat()
@@ -101,7 +99,6 @@ impl Frame {
         }
     }
 
-    /// Returns the entries of Chunks.
     pub(super) fn entries(&self) -> Vec<Entry> {
         self.payload.as_chunks().0.iter().map(Entry::read).collect()
     }
@@ -168,7 +165,6 @@ impl Entry {
     }
 }
 
-/// Returns the digest of a chunk.
 pub(super) fn digest(bytes: &[u8]) -> [u8; 32] {
     blake3::hash(bytes).into()
 }
@@ -209,7 +205,6 @@ impl Handshake {
         self.code(secret, b'R', address)
     }
 
-    /// Returns the publisher's code.
     pub(super) fn publishers(&self, secret: &[u8]) -> [u8; 32] {
         self.code(secret, b'P', &[])
     }
@@ -289,7 +284,6 @@ impl<B: Descriptors> Talk<B> {
         std::mem::take(&mut self.inbox)
     }
 
-    /// Waits for a frame.
     pub(super) fn listen(&mut self, patience: Duration) -> Result<Heard, Failure> {
         let by = Instant::now() + patience;
         loop {

@@ -32,7 +32,6 @@ impl CallerMemory for Pages {
     }
 }
 
-/// Registers new memory.
 pub(crate) fn register<B: Descriptors>(
     domain: &B::Domain,
     length: usize,
@@ -104,7 +103,6 @@ impl<B: Descriptors> Filler<B> {
         self.chunk.saturating_sub(self.filled).min(left)
     }
 
-    /// Returns the bytes that may still be registered.
     fn allowed(&self) -> usize {
         usize::try_from(self.limit.saturating_sub(self.registered)).unwrap_or(usize::MAX)
     }

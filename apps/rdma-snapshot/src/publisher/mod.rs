@@ -102,6 +102,8 @@ pub struct Publisher<B: Descriptors> {
     /// theirs.
     older: Vec<Older<B>>,
     shared_from: u64,
+    /// Registered bytes that only older snapshots keep.
+    beside: u64,
     /// Never has a completion: nothing is posted to a queue pair that only serves READs.
     queue: B::CompletionQueue,
     pub(crate) data_listener: B::Identifier,
@@ -143,6 +145,7 @@ impl<B: Descriptors> Publisher<B> {
             store: Store::new(Arc::new(domain), config.memory),
             older: Vec::new(),
             shared_from: 0,
+            beside: 0,
             queue,
             data_listener,
             events,
@@ -225,7 +228,10 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// The memory limit is lower.
     pub fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
-        self.add(|store| store.publish(filled))
+        self.add(|store| {
+            store.publish(filled);
+            Ok(())
+        })
     }
 
     /// Adds a chunk to the newest table, and to the older ones where they share its history.
@@ -235,7 +241,7 @@ impl<B: Descriptors> Publisher<B> {
         if before >= self.shared_from {
             self.older.iter_mut().for_each(|older| older.follow(&self.store));
         }
-        Ok(())
+        self.fit(0)
     }
 
     /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].
@@ -243,7 +249,8 @@ impl<B: Descriptors> Publisher<B> {
     /// # Errors
     /// The memory limit is lower.
     pub fn hand_on(&mut self, landed: Landed<B>) -> Result<(), Error> {
-        self.store.hand_on(landed)
+        self.store.hand_on(landed);
+        self.fit(0)
     }
 
     /// Marks the snapshot as complete. Later chunks follow it.
@@ -268,13 +275,20 @@ impl<B: Descriptors> Publisher<B> {
     /// Withdraws the snapshot. Readers are told why, their queue pairs are destroyed, and the
     /// memory is no longer reachable (VS-LEASE-002).
     pub fn withdraw(&mut self, reason: Reason) {
-        while let Some(mut member) = self.members.pop() {
+        self.refuse(reason, |_| true);
+        self.terms = None;
+        self.older.clear();
+        self.beside = 0;
+    }
+
+    /// Ends sessions, and tells their readers why.
+    fn refuse(&mut self, reason: Reason, is_one: impl Fn(&Session) -> bool) {
+        let ended: Vec<_> = self.members.extract_if(.., |member| is_one(&member.session)).collect();
+        for mut member in ended {
             self.lost += 1;
             member.channel.send(&refused(reason));
             self.part(member);
         }
-        self.terms = None;
-        self.older.clear();
     }
 
     /// Ends a session: closes the memory to the reader, then lets the last message reach it.
@@ -345,7 +359,6 @@ impl<B: Descriptors> Publisher<B> {
         Ok(())
     }
 
-    /// Handles an event of the connections for READs.
     fn handle_data(&mut self, event: CmEvent<B>) -> Result<(), Error> {
         let now = self.backend.now();
         match event.kind {
@@ -477,7 +490,6 @@ impl<B: Descriptors> Publisher<B> {
         sessions.into_iter().chain(self.endpoint.next_timeout()).min()
     }
 
-    /// Returns the descriptors to wait for.
     pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
         [self.endpoint.as_fd(), self.events.as_fd()]
     }

@@ -1,12 +1,12 @@
 //! Snapshots that a newer one has replaced, for the readers that have begun them (VS-TABLE-007).
 //!
-//! Both are followed by the same history, so later writes are chunks of all tables, in one memory.
-//! An older snapshot is given to readers that name it. Its own memory is released once all of them
-//! have read it, and the rest once no reader has been there for a lease.
+//! All are followed by the same history, so later writes are chunks of all tables, in one memory.
+//! An older snapshot is given to readers that name it. What it keeps besides the newest one is
+//! released once all of them have read it, or when memory runs short. All of it is gone once no
+//! reader has been there for a lease.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdma_backend::Region;
 use rdma_backend::time::Instant;
@@ -17,14 +17,15 @@ use super::session::{Log, Terms};
 use super::store::Store;
 use crate::error::Error;
 use crate::reader::Offer;
+use crate::wire::Reason;
 
 /// A table that a newer one has replaced.
 pub(super) struct Older<B: Descriptors> {
     pub(super) terms: Terms,
     pub(super) log: Log,
-    /// First its own, then those that it shares with newer tables.
+    /// First those that the newest table does not have, then those that it shares with it.
     regions: Vec<Arc<B::Region>>,
-    /// Its own regions that it still keeps, and the chunks in them.
+    /// The regions that the newest table does not have, and the chunks up to their end.
     own: usize,
     chunks: u64,
     /// Since when it has no reader.
@@ -32,10 +33,9 @@ pub(super) struct Older<B: Descriptors> {
 }
 
 impl<B: Descriptors> Older<B> {
-    pub(super) fn new(terms: Terms, store: Store<B>) -> Self {
+    fn new(terms: Terms, store: Store<B>) -> Self {
         let (log, regions) = store.into_table();
-        let (own, chunks) = (regions.len(), log.entries.len() as u64);
-        Self { terms, log, regions, own, chunks, unread: None }
+        Self { terms, log, regions, own: 0, chunks: 0, unread: None }
     }
 
     /// Appends the last chunk of the newest table.
@@ -44,34 +44,42 @@ impl<B: Descriptors> Older<B> {
             return;
         };
         let mut entry = *entry;
-        entry.index = (self.log.entries.len() as u64).into();
+        entry.index = self.log.chunks().into();
         self.log.entries.push(entry);
         if self.regions.last().is_none_or(|last| !Arc::ptr_eq(last, region)) {
             self.regions.push(Arc::clone(region));
         }
     }
 
-    /// Releases memory that no reader needs. `slowest` is the number of chunks that each of its
-    /// readers has; `None` without readers. Returns false once it is to be removed.
-    pub(super) fn sweep(&mut self, slowest: Option<u64>, lease: Duration, now: Instant) -> bool {
+    /// A newer table replaces the newest one, so it shares nothing so far.
+    fn part_from_newest(&mut self) {
+        self.own = self.regions.len();
+        self.chunks = self.log.chunks();
+    }
+
+    /// Releases its own memory if every reader has its chunks. `slowest` is the number of chunks
+    /// that each of its readers has; `None` without readers. Returns whether there was any.
+    fn release(&mut self, slowest: Option<u64>, now: Instant) -> bool {
         let Some(slowest) = slowest else {
-            return now.since(*self.unread.get_or_insert(now)) < lease;
+            self.unread.get_or_insert(now);
+            return false;
         };
         self.unread = None;
-        if slowest >= self.chunks {
-            self.regions.drain(..std::mem::take(&mut self.own));
-            self.log.released = self.chunks;
+        if self.own == 0 || slowest < self.chunks {
+            return false;
         }
+        self.regions.drain(..std::mem::take(&mut self.own));
+        let gone = usize::try_from(self.chunks.saturating_sub(self.log.released)).unwrap_or(usize::MAX);
+        self.log.entries.drain(..gone.min(self.log.entries.len()));
+        self.log.released = self.chunks;
         true
     }
 }
 
 impl<B: Descriptors> Publisher<B> {
     /// Returns the memory for another snapshot, which no reader sees before [`Publisher::renew`].
-    pub(crate) fn prepare(&mut self) -> Store<B> {
-        let mut next = Store::new(Arc::clone(self.store.domain()), self.config.memory);
-        next.beside(self.kept());
-        next
+    pub(crate) fn prepare(&self) -> Store<B> {
+        Store::new(Arc::clone(self.store.domain()), self.config.memory)
     }
 
     /// Returns the bytes of the newest snapshot, once it is complete.
@@ -84,9 +92,17 @@ impl<B: Descriptors> Publisher<B> {
         self.store.bytes().saturating_sub(self.snapshot_bytes().unwrap_or(u64::MAX))
     }
 
-    /// Returns the bytes of memory of all snapshots.
+    /// Returns the registered bytes of all snapshots.
     pub(crate) fn kept(&self) -> u64 {
-        kept(&self.older, &self.store).saturating_add(self.store.bytes())
+        self.store.registered().saturating_add(self.beside)
+    }
+
+    /// Counts the bytes that older snapshots keep besides the newest one.
+    fn account(&mut self) {
+        let own = self.older.iter().flat_map(|older| older.regions.iter().take(older.own));
+        // Older snapshots may share them.
+        let own: BTreeMap<_, _> = own.map(|region| (region.address(), region.len() as u64)).collect();
+        self.beside = own.values().sum();
     }
 
     /// Offers a complete snapshot to new readers, in place of the current one. Readers of that one
@@ -101,38 +117,58 @@ impl<B: Descriptors> Publisher<B> {
         if let Some(before) = self.terms.replace(terms) {
             self.older.push(Older::new(before, store));
         }
-        self.shared_from = shared_from;
+        self.older.iter_mut().for_each(Older::part_from_newest);
         self.account();
+        self.shared_from = shared_from;
         Ok(())
     }
 
-    fn account(&mut self) {
-        let others = kept(&self.older, &self.store);
-        self.store.beside(others);
+    /// Keeps the memory of all snapshots, and `more` bytes, within the limit. If it is more, the
+    /// oldest snapshots that keep memory of their own are removed, so that no reader can hold up
+    /// the newest one.
+    ///
+    /// # Errors
+    /// It is more, and no older snapshot keeps any.
+    pub(crate) fn fit(&mut self, more: u64) -> Result<(), Error> {
+        let limit = self.config.memory;
+        while self.kept().saturating_add(more) > limit {
+            let Some(at) = self.older.iter().position(|older| older.own > 0) else {
+                return Err(Error::TooMuch { what: "the memory for the snapshot", limit });
+            };
+            tracing::warn!(
+                limit,
+                "there is no memory for an older snapshot, so its readers must begin again"
+            );
+            self.remove(at);
+        }
+        Ok(())
     }
 
     /// Releases memory of older snapshots that no reader needs.
     pub(super) fn sweep(&mut self) {
-        if self.older.is_empty() {
-            return;
+        let now = self.backend.now();
+        let mut any = false;
+        for older in &mut self.older {
+            let sessions = self.members.iter().map(|member| &member.session);
+            let snapshot = Some(older.terms.snapshot);
+            // One that has not proven the secret releases nothing, and keeps nothing.
+            let readers = sessions.filter(|session| session.snapshot == snapshot && session.is_proven());
+            any |= older.release(readers.map(|session| session.has).min(), now);
         }
-        let (members, now, lease) = (&self.members, self.backend.now(), self.config.lease);
-        self.older.retain_mut(|older| {
-            let of_it = members.iter().filter(|one| one.session.snapshot == Some(older.terms.snapshot));
-            older.sweep(of_it.map(|one| one.session.has).min(), lease, now)
-        });
+        if any {
+            self.account();
+        }
+        let lease = self.config.lease;
+        let is_over = |older: &Older<B>| older.unread.is_some_and(|since| now.since(since) >= lease);
+        while let Some(at) = self.older.iter().position(is_over) {
+            self.remove(at);
+        }
+    }
+
+    /// Removes an older snapshot. Its sessions end before its memory is released.
+    fn remove(&mut self, at: usize) {
+        let older = self.older.remove(at);
+        self.refuse(Reason::Snapshot, |session| session.snapshot == Some(older.terms.snapshot));
         self.account();
     }
-}
-
-/// Returns the bytes of memory that older tables keep besides the newest one.
-fn kept<B: Descriptors>(older: &[Older<B>], newest: &Store<B>) -> u64 {
-    let mut regions: BTreeMap<u64, u64> = BTreeMap::new();
-    for region in older.iter().flat_map(|older| &older.regions) {
-        regions.insert(region.address(), region.len() as u64);
-    }
-    for region in newest.regions() {
-        regions.remove(&region.address());
-    }
-    regions.values().sum()
 }

@@ -19,6 +19,7 @@ use crate::wire::{
 /// is complete.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
+    /// Those of the first chunks are gone with the chunks.
     pub(crate) entries: Vec<Entry>,
     pub(crate) mapping: Option<Mapping>,
     pub(crate) mark: Option<Mark>,
@@ -28,8 +29,9 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    fn chunks(&self) -> u64 {
-        self.mapping.map_or(self.entries.len() as u64, |mapping| mapping.areas.get().into())
+    pub(crate) fn chunks(&self) -> u64 {
+        let chunks = self.released.saturating_add(self.entries.len() as u64);
+        self.mapping.map_or(chunks, |mapping| mapping.areas.get().into())
     }
 }
 
@@ -54,7 +56,6 @@ enum State {
     Done,
 }
 
-/// The state of a session. See the module.
 #[derive(Debug)]
 pub(crate) struct Session {
     state: State,
@@ -65,7 +66,7 @@ pub(crate) struct Session {
     mapping_sent: bool,
     mark_sent: bool,
     end_sent: bool,
-    /// Chunks that the reader reports to have.
+    /// Chunks that the reader has, by its proof and its reports.
     pub(crate) has: u64,
     by: Instant,
     alive_at: Instant,
@@ -167,7 +168,6 @@ impl Session {
         if let State::Connecting(peer) = self.state { Some(peer) } else { None }
     }
 
-    /// Records that the connection for READs is established.
     pub(crate) fn handle_established(&mut self, lease: Duration, now: Instant) {
         if matches!(self.state, State::Connecting(_)) {
             self.enter(State::Serving, lease, now);
@@ -180,7 +180,11 @@ impl Session {
         matches!(self.state, State::Done)
     }
 
-    /// Returns whether the reader can read.
+    /// Returns whether the reader has proven the secret, and is not done.
+    pub(crate) const fn is_proven(&self) -> bool {
+        matches!(self.state, State::Connecting(_) | State::Serving)
+    }
+
     pub(crate) const fn is_serving(&self) -> bool {
         matches!(self.state, State::Serving)
     }
@@ -206,11 +210,13 @@ impl Session {
         }
         // The end of the snapshot is announced between its last chunk and the next.
         let upto = log.mark.filter(|mark| self.sent <= mark.chunks.get() && !self.mark_sent);
-        let upto = upto.map_or(log.entries.len() as u64, |mark| mark.chunks.get());
-        let (from, to) = (usize::try_from(self.sent).ok()?, usize::try_from(upto).ok()?);
+        let upto = upto.map_or(log.chunks(), |mark| mark.chunks.get());
+        // A reader that claims to have what it was not told of gets no more news.
+        let (from, to) = (self.sent.checked_sub(log.released)?, upto.checked_sub(log.released)?);
+        let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
         let to = to.min(from.saturating_add(MOST_ENTRIES));
         if let Some(entries) = log.entries.get(from..to).filter(|entries| !entries.is_empty()) {
-            self.sent = to as u64;
+            self.sent = log.released.saturating_add(to as u64);
             return Some(Frame::Chunks(entries.to_vec()));
         }
         if let Some(mark) = log.mark.filter(|mark| !self.mark_sent && mark.chunks.get() == self.sent) {
@@ -238,7 +244,6 @@ impl Session {
     }
 }
 
-/// Returns the frame that ends a session.
 pub(crate) fn refused(reason: Reason) -> Frame {
     Frame::Refused(Refused { reason: reason.number().into() })
 }

@@ -16,7 +16,6 @@ use crate::error::Error;
 use crate::reader::{AREA, Landed};
 use crate::wire::{Digest, Entry, Mapping, Mark};
 
-/// The table of a publisher, with its memory.
 pub(crate) struct Store<B: Descriptors> {
     /// The state announced to readers.
     pub(crate) log: Log,
@@ -28,10 +27,9 @@ pub(crate) struct Store<B: Descriptors> {
     domain: Arc<B::Domain>,
     whole: Whole,
     bytes: u64,
-    /// The most bytes to keep, with those of other tables.
+    /// Registered bytes, and the most that its filler may register.
+    registered: u64,
     limit: u64,
-    /// Bytes that other tables keep.
-    others: u64,
 }
 
 struct Mapped<B: Descriptors> {
@@ -50,17 +48,11 @@ impl<B: Descriptors> Store<B> {
             domain,
             whole: Whole::default(),
             bytes: 0,
+            registered: 0,
             limit,
-            others: 0,
         }
     }
 
-    /// Sets the bytes that other tables keep.
-    pub(crate) const fn beside(&mut self, others: u64) {
-        self.others = others;
-    }
-
-    /// Returns the table and its memory.
     pub(super) fn into_table(self) -> (Log, Vec<Arc<B::Region>>) {
         (self.log, self.regions)
     }
@@ -74,39 +66,36 @@ impl<B: Descriptors> Store<B> {
         &self.domain
     }
 
-    /// Bytes in the table.
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    pub(crate) const fn registered(&self) -> u64 {
+        self.registered
     }
 
     /// Begins the seed's table, for `total` bytes: one piece of memory that cannot grow
     /// (VS-RCP-001).
     pub(super) fn begin_mapping(&mut self, total: u64) -> Result<(), Error> {
-        self.room(total)?;
         let too_much = || Error::TooMuch { what: "the length of the seed's table", limit: usize::MAX as u64 };
         let areas = u32::try_from(total.div_ceil(AREA.into())).map_err(|_| too_much())?;
-        let length = u64::from(areas) * 8 + total;
+        let length = total.checked_add(u64::from(areas) * 8).ok_or_else(too_much)?;
+        if self.registered.saturating_add(length) > self.limit {
+            return Err(Error::TooMuch { what: "the memory for the snapshot", limit: self.limit });
+        }
         let length = usize::try_from(length).map_err(|_| too_much())?;
         let region = register::<B>(&self.domain, length, READ_ONLY, "registering the table")?;
         let region = Arc::new(region);
+        self.registered += region.len() as u64;
         let (domain, slab) = (Arc::clone(&self.domain), Arc::clone(&region));
         self.filler = Some(Filler::fixed(domain, AREA as usize, slab, areas as usize * 8));
         self.mapped = Some(Mapped { region, areas, total });
         Ok(())
     }
 
-    fn room(&self, more: u64) -> Result<(), Error> {
-        let sum = self.bytes.saturating_add(self.others).checked_add(more);
-        if sum.is_some_and(|sum| sum <= self.limit) {
-            Ok(())
-        } else {
-            Err(Error::TooMuch { what: "the memory for the snapshot", limit: self.limit })
-        }
-    }
-
     /// Returns a filler for this table, for chunks of at most `chunk` bytes.
     pub(crate) fn filler(&mut self, chunk: usize) -> Filler<B> {
-        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit.saturating_sub(self.others));
+        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit);
         self.filler.take().unwrap_or_else(new)
     }
 
@@ -118,7 +107,8 @@ impl<B: Descriptors> Store<B> {
         } else {
             filler.reserve(bytes.len()).and_then(|()| {
                 filler.write(bytes)?;
-                filler.take().map_or(Ok(()), |filled| self.publish(filled))
+                filler.take().into_iter().for_each(|filled| self.publish(filled));
+                Ok(())
             })
         };
         self.filler = Some(filler);
@@ -131,23 +121,19 @@ impl<B: Descriptors> Store<B> {
             filler.write(now)?;
             bytes = later;
             if filler.is_full() {
-                filler.take().map_or(Ok(()), |filled| self.publish(filled))?;
+                filler.take().into_iter().for_each(|filled| self.publish(filled));
             }
         }
         Ok(())
     }
 
     /// Appends a chunk that was read from another publisher, in the memory that it was read into.
-    pub(super) fn hand_on(&mut self, landed: Landed<B>) -> Result<(), Error> {
-        self.room(landed.chunk.length.into())?;
+    pub(super) fn hand_on(&mut self, landed: Landed<B>) {
         let length = landed.chunk.length as usize;
         self.announce(Arc::new(landed.region), 0, length, landed.digest);
-        Ok(())
     }
 
-    /// Appends a filled chunk.
-    pub(crate) fn publish(&mut self, filled: Filled<B>) -> Result<(), Error> {
-        self.room(filled.length as u64)?;
+    pub(crate) fn publish(&mut self, filled: Filled<B>) {
         if self.log.mark.is_none() {
             self.whole.add(&filled.digest);
         }
@@ -156,7 +142,6 @@ impl<B: Descriptors> Store<B> {
         } else {
             self.announce(filled.slab, filled.offset, filled.length, filled.digest);
         }
-        Ok(())
     }
 
     fn announce(&mut self, region: Arc<B::Region>, offset: usize, length: usize, digest: Digest) {
@@ -169,16 +154,16 @@ impl<B: Descriptors> Store<B> {
             digest,
         });
         if self.regions.last().is_none_or(|last| !Arc::ptr_eq(last, &region)) {
+            self.registered += region.len() as u64;
             self.regions.push(region);
         }
         self.bytes += length as u64;
     }
 
-    /// Marks the snapshot as complete.
     pub(crate) fn mark(&mut self) -> Result<(), Error> {
         // The last area may be partly filled.
         let last = self.filler.as_mut().and_then(Filler::take);
-        last.map_or(Ok(()), |filled| self.publish(filled))?;
+        last.into_iter().for_each(|filled| self.publish(filled));
         let chunks = match &self.mapped {
             None => self.log.entries.len() as u64,
             Some(mapped) => {
@@ -246,11 +231,5 @@ impl<B: Descriptors> Store<B> {
         if let Some(mapped) = &self.mapped {
             assert!(mapped.region.memory().write(7, &[1]), "it has an address");
         }
-    }
-
-    /// Returns the registered bytes.
-    pub(crate) fn registered(&self) -> u64 {
-        let mapped = self.mapped.as_ref().map_or(0, |mapped| mapped.region.len());
-        (self.regions.iter().map(|region| region.len()).sum::<usize>() + mapped) as u64
     }
 }

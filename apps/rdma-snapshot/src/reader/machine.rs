@@ -96,7 +96,6 @@ enum State {
     Done,
 }
 
-/// The state of a reader's session. See the module.
 pub(crate) struct Machine {
     config: Config,
     state: State,
@@ -145,12 +144,10 @@ impl Machine {
         }
     }
 
-    /// Returns what the reader has, for the next attempt.
     pub(crate) const fn have(&self) -> Have {
         self.have
     }
 
-    /// Returns the offer, once the publisher has sent it.
     pub(crate) const fn offer(&self) -> Option<Offer> {
         self.offer
     }
@@ -301,7 +298,6 @@ impl Machine {
         if self.reading < self.depth { self.table.peek().copied() } else { None }
     }
 
-    /// Records that the READ of this chunk was posted.
     pub(crate) fn posted(&mut self, now: Instant) {
         self.table.taken();
         self.reading = self.reading.saturating_add(1);
@@ -381,7 +377,6 @@ impl Machine {
         Err(Error::TimedOut { doing, after })
     }
 
-    /// Returns the end of the snapshot, if known.
     pub(crate) const fn mark(&self) -> Option<Mark> {
         self.have.mark
     }

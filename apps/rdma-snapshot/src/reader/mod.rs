@@ -392,7 +392,6 @@ impl<B: Descriptors> Reader<B> {
         self.endpoint.next_timeout().map_or(own, |at| at.min(own))
     }
 
-    /// Returns the descriptors to wait for.
     pub(crate) fn sources(&self) -> Vec<BorrowedFd<'_>> {
         let data = self.data.as_ref().map(Data::as_fd);
         [self.endpoint.as_fd(), self.events.as_fd()].into_iter().chain(data).collect()

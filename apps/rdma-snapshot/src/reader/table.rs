@@ -91,7 +91,6 @@ impl Table {
         Self { limits, chunk_size: 0, waiting: VecDeque::new(), chunks, bytes, marked, ended: false }
     }
 
-    /// Sets the longest chunk.
     pub(crate) fn set_chunk_size(&mut self, size: u32) -> Result<(), Error> {
         if size == 0 {
             return Err(Error::Misbehaved("chunks of no bytes"));

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ pub(super) enum Made<B: Descriptors> {
 /// The thread of a source, as seen from the thread that drives RDMA.
 pub(super) struct Making<B: Descriptors> {
     made: Receiver<Made<B>>,
-    replaced: Arc<AtomicBool>,
+    until: Arc<AtomicU64>,
     /// Gives the offset at which its log continues that of an older snapshot.
     from: Sender<u64>,
 }
@@ -41,7 +41,9 @@ pub(super) struct Making<B: Descriptors> {
 /// What the source's thread is told.
 struct Told {
     stop: Stop,
-    replaced: Arc<AtomicBool>,
+    /// The offset from which on a newer snapshot can continue its log, so that it ends;
+    /// [`u64::MAX`] without one.
+    until: Arc<AtomicU64>,
     /// Gives the offset at which its log continues that of an older snapshot, unless it is the
     /// first.
     from: Option<Receiver<u64>>,
@@ -61,8 +63,8 @@ impl<B: Descriptors> Making<B> {
     ) -> Result<Self, Error> {
         let (sender, made) = sync_channel(AHEAD);
         let (from, theirs) = channel();
-        let replaced = Arc::new(AtomicBool::new(false));
-        let told = Told { stop, replaced: Arc::clone(&replaced), from: (!is_first).then_some(theirs), rate };
+        let until = Arc::new(AtomicU64::new(u64::MAX));
+        let told = Told { stop, until: Arc::clone(&until), from: (!is_first).then_some(theirs), rate };
         let waker = waker.clone();
         let thread = std::thread::Builder::new().name("source".into()).spawn(move || {
             let hand_over = |made| {
@@ -75,7 +77,7 @@ impl<B: Descriptors> Making<B> {
             }
         });
         thread.map_err(|error| Error::Source(Arc::new(error)))?;
-        Ok(Self { made, replaced, from })
+        Ok(Self { made, until, from })
     }
 
     /// Returns the next message, if there is one.
@@ -90,9 +92,10 @@ impl<B: Descriptors> Making<B> {
         }
     }
 
-    /// Ends its log, after the mark, wherever it is.
-    pub(super) fn replace(&self) {
-        self.replaced.store(true, Ordering::Relaxed);
+    /// Ends its log once it has reached this offset, at which the history of a newer snapshot
+    /// begins. The log may be behind that, because the newer one has a connection of its own.
+    pub(super) fn replace(&self, from: u64) {
+        self.until.store(from, Ordering::Relaxed);
     }
 
     /// Lets its log begin. A chunk begins at this offset.
@@ -113,23 +116,30 @@ fn make<B: Descriptors>(
     let mut piece = vec![0; PIECE];
     let mut held = 0;
     let (mut marked, mut stopped) = (false, false);
-    let (begun, mut taken) = (Instant::now(), 0_u64);
-    loop {
+    // Where the log of the older snapshot ends. The newer one may begin before that.
+    let mut least = 0;
+    let mut due = Instant::now();
+    // The other side is dropped once this source is not wanted any longer.
+    while Arc::strong_count(&told.until) > 1 {
         // A newer snapshot ends once it continues the log.
         if told.stop.is_stopped() && told.from.is_none() && !stopped {
             stopped = true;
             source.stop().map_err(failed)?;
         }
-        let is_replaced = marked && !stopped && told.replaced.load(Ordering::Relaxed);
+        let until = told.until.load(Ordering::Relaxed).max(least);
+        let replaced_at = source.offset().filter(|at| marked && !stopped && *at >= until);
         // A full filler may still be at the end of the snapshot.
         let upto = PIECE.min(filler.room()).max(1);
-        let read = match is_replaced {
-            true => Piece::Idle,
-            false => source.read(piece.get_mut(held..upto).unwrap_or_default()).map_err(failed)?,
+        let read = match replaced_at {
+            Some(_) => Piece::Idle,
+            None => source.read(piece.get_mut(held..upto).unwrap_or_default()).map_err(failed)?,
         };
         if let Piece::Bytes(count) = read {
             held = upto.min(held.saturating_add(count));
-            taken = taken.saturating_add(count as u64);
+            if let Some(rate) = told.rate.filter(|_| !marked) {
+                due = next_due(due, Instant::now(), count, rate);
+                sleep_until(due, &told.stop);
+            }
         }
         // Before the mark, chunks are full. After it, each chunk is published at once.
         let is_due = match read {
@@ -147,19 +157,13 @@ fn make<B: Descriptors>(
         {
             return Ok(());
         }
-        if let Some(rate) = told.rate.filter(|_| !marked) {
-            slow_down(begun, taken, rate, &told.stop);
-        }
-        let also = match read {
-            Piece::Mark => {
+        let also = match (read, replaced_at) {
+            (Piece::Mark, _) => {
                 marked = true;
                 Made::Mark
             }
-            Piece::End => Made::End,
-            _ if is_replaced => {
-                let no_history = || failed(io::Error::other("its history has no offsets"));
-                Made::Replaced(source.offset().ok_or_else(no_history)?)
-            }
+            (Piece::End, _) => Made::End,
+            (_, Some(offset)) => Made::Replaced(offset),
             _ => continue,
         };
         let is_last = !matches!(also, Made::Mark);
@@ -167,19 +171,145 @@ fn make<B: Descriptors>(
             return Ok(());
         }
         if let Some(from) = told.from.take() {
-            // It is dropped if this snapshot is not wanted any longer.
             let Ok(offset) = from.recv() else { return Ok(()) };
             source.cut_at(offset);
+            least = offset;
         }
     }
+    Ok(())
 }
 
-/// Sleeps until this many bytes may have been taken, or until the end is requested.
-fn slow_down(begun: Instant, taken: u64, rate: u64, stop: &Stop) {
-    let due = Duration::from_secs_f64(taken as f64 / rate.max(1) as f64);
-    while let Some(left) = due.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())
+/// Returns when more may be taken after these bytes, if bytes could be taken from `due` on. Time in
+/// which none came is no credit, but for a [`TICK`](super::TICK): sleeps are not exact.
+fn next_due(due: Instant, now: Instant, bytes: usize, rate: u64) -> Instant {
+    let least = now.checked_sub(super::TICK).unwrap_or(due);
+    due.max(least) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64)
+}
+
+/// Sleeps until `due`, or until the end is requested.
+fn sleep_until(due: Instant, stop: &Stop) {
+    while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
         && !stop.is_stopped()
     {
         std::thread::sleep(left.min(super::TICK));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::sync::atomic::AtomicBool;
+
+    use rdma_softsim::{Fabric, SoftSim};
+
+    use super::*;
+    use crate::publisher::{self, Publisher};
+    use crate::reader::Position;
+    use crate::wire::Content;
+
+    /// An empty snapshot, and a log of ten bytes at a time, which come once `flows`.
+    struct Lagging {
+        marked: bool,
+        offset: u64,
+        cut: Option<u64>,
+        flows: Arc<AtomicBool>,
+    }
+
+    impl Source for Lagging {
+        fn content(&self) -> Content {
+            Content::Bytes
+        }
+        fn total(&self) -> Option<u64> {
+            None
+        }
+        fn position(&self) -> Option<Position> {
+            Some(Position { history: [b'h'; 40], offset: 0 })
+        }
+        fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+            if !std::mem::replace(&mut self.marked, true) {
+                return Ok(Piece::Mark);
+            }
+            let left = self.cut.map_or(u64::MAX, |cut| cut - self.offset);
+            if !self.flows.load(Ordering::Relaxed) || left == 0 {
+                self.cut = self.cut.filter(|_| left > 0);
+                return Ok(Piece::Idle);
+            }
+            let count = left.min(10).min(into.len() as u64);
+            into[..count as usize].fill(b'x');
+            self.offset += count;
+            Ok(Piece::Bytes(count as usize))
+        }
+        fn stop(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+        fn offset(&self) -> Option<u64> {
+            Some(self.offset)
+        }
+        fn cut_at(&mut self, offset: u64) {
+            self.cut = Some(offset);
+        }
+    }
+
+    /// Returns the offset at which a log ends that a newer snapshot replaces from `until` on, after
+    /// it has continued an `older` one. The log begins to flow after both are known.
+    fn end_of_log(older: Option<u64>, until: u64) -> u64 {
+        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
+        let backend = Fabric::new().host(&[address.into()]);
+        let mut publisher: Publisher<SoftSim> =
+            Publisher::bind(&backend, (address, 0).into(), publisher::Config::default()).expect("an address");
+        let flows = Arc::new(AtomicBool::new(false));
+        let source = Lagging { marked: false, offset: 0, cut: None, flows: Arc::clone(&flows) };
+        let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
+        let how = (Stop::default(), None);
+        let making = Making::begin(Box::new(source), filler, how, older.is_none(), &waker).expect("a thread");
+        let next = || loop {
+            waker.clear();
+            if let Some(made) = making.next() {
+                break made;
+            }
+            crate::wait::sleep(&[waker.as_fd()], Duration::from_secs(600)).expect("it sleeps");
+        };
+        assert!(matches!(next(), Made::Mark));
+        making.replace(until);
+        if let Some(older) = older {
+            making.go_on_from(older);
+        }
+        flows.store(true, Ordering::Relaxed);
+        loop {
+            match next() {
+                Made::Chunk(filled) => publisher.publish(filled).expect("room"),
+                Made::Replaced(at) => {
+                    assert_eq!(at, publisher.counts().bytes, "all of the log is published");
+                    break at;
+                }
+                Made::Failed(error) => panic!("{error}"),
+                Made::Mark | Made::End => panic!("neither comes now"),
+            }
+        }
+    }
+
+    /// VS-TABLE-007: a log that is behind the position of the newer snapshot does not end before it
+    /// has come there, nor before it has come to the end of the older log, which may be later.
+    #[test]
+    fn a_log_ends_where_both_others_meet_it() {
+        // It comes ten bytes at a time.
+        let soon = 5005..5015;
+        assert!(soon.contains(&end_of_log(None, 5005)));
+        assert!(soon.contains(&end_of_log(Some(2005), 5005)));
+        assert!(soon.contains(&end_of_log(Some(5005), 2005)));
+    }
+
+    /// While a source gives nothing, no credit for its rate collects.
+    #[test]
+    fn a_pause_is_no_credit_for_the_rate() {
+        let begun = Instant::now();
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        let due = next_due(begun, begun, 1000, 1000);
+        assert_eq!(due, after(1));
+        // On time, or a little late.
+        assert_eq!(next_due(due, due, 1000, 1000), after(2));
+        assert_eq!(next_due(due, due + super::super::TICK / 2, 1000, 1000), after(2));
+        let late = next_due(due, after(100), 1000, 1000);
+        assert_eq!(late, after(101) - super::super::TICK);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_conn::{Descriptors, Waker};
 
 use super::making::{AHEAD, Made, Making};
-use super::renewal::Renewal;
+use super::renewal::{self, Renewal};
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{self, Publisher};
@@ -94,14 +94,14 @@ pub fn publish<B: Descriptors>(
     let mut run =
         Run { backend, how, offer, waker: &waker, making: first, again, renewal: None, not_before: 0 };
     let outcome = run.serve(&mut publisher, told);
-    // Before the process may end, changes at the source are undone.
-    drop(run);
     if let Err(error) = &outcome {
         let reason = if matches!(error, Error::Source(_)) { Reason::Failed } else { Reason::Resources };
         publisher.withdraw(reason);
     } else {
         publisher.withdraw(Reason::Withdrawn);
     }
+    // Before the process may end, changes at the source are undone.
+    drop(run);
     let drained = publisher.drain(&waker, &how.withdraw);
     outcome.and_then(|progress| drained.map(|()| progress))
 }
@@ -151,11 +151,11 @@ impl<B: Descriptors> Run<'_, B> {
                         publisher.end();
                         ended = Some(self.backend.now());
                         self.again = None;
-                        self.renewal.iter().for_each(Renewal::stop);
+                        self.renewal = self.renewal.take().and_then(Renewal::stop);
                         is_empty = true;
                     }
                     Some(Made::Replaced(offset)) => {
-                        let Some(renewal) = self.renewal.take() else { return Err(ended_early()) };
+                        let Some(renewal) = self.renewal.take() else { return Err(renewal::ended_early()) };
                         self.making = renewal.publish(publisher, offset)?;
                         self.not_before = 0;
                         progress.snapshots += 1;
@@ -165,7 +165,7 @@ impl<B: Descriptors> Run<'_, B> {
                 }
                 publisher.progress()?;
             }
-            self.renew(publisher)?;
+            self.renew(publisher);
             let now = self.backend.now();
             let counts = publisher.counts();
             progress.bytes = counts.bytes;
@@ -189,25 +189,21 @@ impl<B: Descriptors> Run<'_, B> {
 
     /// Makes a new snapshot once the backlog is full. Once it is complete, the log so far ends, and
     /// that of the new one continues it.
-    fn renew(&mut self, publisher: &mut Publisher<B>) -> Result<(), Error> {
-        let Some(again) = &self.again else { return Ok(()) };
+    fn renew(&mut self, publisher: &mut Publisher<B>) {
+        let Some(again) = &self.again else { return };
         let log = publisher.log_bytes();
         let full = publisher.snapshot_bytes().map(|bytes| bytes.max(self.how.backlog));
         let is_full = full.is_some_and(|full| log >= full.max(self.not_before));
-        if is_full && self.renewal.is_none() && !self.how.stop.is_stopped() {
-            self.renewal = Some(Renewal::begin(Arc::clone(again), self.offer, self.waker)?);
-        }
-        let Some(renewal) = &mut self.renewal else { return Ok(()) };
-        let limit = self.how.config.memory;
-        let progress = match renewal.progress(publisher, self.how, self.waker) {
-            Ok(_) if renewal.is_too_much(publisher.kept(), limit) => {
-                Err(Error::TooMuch { what: "the memory for two snapshots", limit })
+        let renewal = match &mut self.renewal {
+            Some(renewal) => Ok(renewal),
+            none if is_full && !self.how.stop.is_stopped() => {
+                Renewal::begin(again, self.offer, self.how, self.waker).map(|begun| none.insert(begun))
             }
-            outcome => outcome,
+            _ => return,
         };
-        match progress {
-            Ok(true) => self.making.replace(),
-            Ok(false) => {}
+        match renewal.and_then(|renewal| renewal.progress(publisher, self.how, self.waker)) {
+            Ok(Some(from)) => self.making.replace(from),
+            Ok(None) => {}
             // The one so far continues, for all readers.
             Err(error) => {
                 tracing::warn!(%error, "no new snapshot was made, so readers get this one and its backlog");
@@ -215,10 +211,5 @@ impl<B: Descriptors> Run<'_, B> {
                 self.not_before = log.saturating_add(full.unwrap_or(0));
             }
         }
-        Ok(())
     }
-}
-
-fn ended_early() -> Error {
-    Error::Source(Arc::new(io::Error::other("its log ended early")))
 }

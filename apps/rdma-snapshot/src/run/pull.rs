@@ -87,7 +87,7 @@ impl Applying {
         let (finished, done) = channel();
         let stop = how.stop.clone();
         let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
-            let left = work(sink, &theirs, finished, &stop, &waker);
+            let left = work(finished, sink, &theirs, &stop, &waker);
             // Only now the receiver sees that all jobs are finished.
             waker.wake();
             left
@@ -150,10 +150,12 @@ impl Drop for Applying {
 }
 
 /// Runs jobs until the last one, or until one fails. Returns what could not be undone.
+///
+/// `finished` is the first parameter, so it is dropped last, when the sink is gone.
 fn work(
+    finished: Sender<Result<Option<Vec<u8>>, Error>>,
     mut sink: impl Sink,
     jobs: &Receiver<Job>,
-    finished: Sender<Result<Option<Vec<u8>>, Error>>,
     stop: &Stop,
     waker: &Waker,
 ) -> io::Result<()> {

@@ -5,12 +5,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 
 use rdma_conn::{Descriptors, Waker};
 
 use super::making::{AHEAD, Made, Making};
-use super::{Publish, Stop};
+use super::{Publish, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{Publisher, Store};
 use crate::reader::Offer;
@@ -24,40 +24,61 @@ pub(super) struct Renewal<B: Descriptors> {
 
 enum State<B: Descriptors> {
     Opening(Opening),
-    /// Whether it is complete.
-    Making(Making<B>, Box<Store<B>>, bool),
+    /// The offset at which its history begins, and whether it is complete.
+    Making(Making<B>, Box<Store<B>>, u64, bool),
 }
 
-/// A source that another thread opens. Dropping it undoes changes at the source.
+/// A source that another thread opens. Dropping it waits until changes at the source are undone.
 struct Opening {
-    thread: Option<JoinHandle<io::Result<Box<dyn Source>>>>,
+    opened: Receiver<io::Result<Box<dyn Source>>>,
     stop: Stop,
+    /// The operator's. A second call ends the undoing, too.
+    withdraw: Stop,
+}
+
+impl Opening {
+    /// Ends the wait for the source. A second call of [`Stop::stop`] would end the undoing.
+    fn end(&self) {
+        if !self.stop.is_stopped() {
+            self.stop.stop();
+        }
+    }
 }
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(Err(error)) = self.thread.take().and_then(|thread| thread.join().ok()) {
-            tracing::debug!(%error, "another snapshot is not wanted any longer");
+        self.end();
+        loop {
+            match self.opened.recv_timeout(TICK) {
+                Err(RecvTimeoutError::Timeout) if self.withdraw.is_forced() => self.stop.stop(),
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Err(error)) if !crate::wait::is_stop(&error) => {
+                    tracing::error!(%error, "another snapshot was not made");
+                }
+                Ok(_) | Err(RecvTimeoutError::Disconnected) => return,
+            }
         }
     }
 }
 
 impl<B: Descriptors> Renewal<B> {
     /// Begins to open another snapshot, which has a similar `offer`.
-    pub(super) fn begin(again: Again, offer: Offer, waker: &Waker) -> Result<Self, Error> {
+    pub(super) fn begin(again: &Again, offer: Offer, how: &Publish, waker: &Waker) -> Result<Self, Error> {
         let stop = Stop::default();
-        let (theirs, waker) = (stop.clone(), waker.clone());
+        let (sender, opened) = channel();
+        let (again, theirs, waker) = (Arc::clone(again), stop.clone(), waker.clone());
         let thread = std::thread::Builder::new().name("renewal".into()).spawn(move || {
-            let opened = again(&theirs);
+            // If the receiver is gone, the publication has ended.
+            let _unheard = sender.send(again(&theirs));
             waker.wake();
-            opened
         });
-        let thread = Some(thread.map_err(|error| Error::Source(Arc::new(error)))?);
-        Ok(Self { state: State::Opening(Opening { thread, stop }), offer })
+        thread.map_err(|error| Error::Source(Arc::new(error)))?;
+        let opening = Opening { opened, stop, withdraw: how.withdraw.clone() };
+        Ok(Self { state: State::Opening(opening), offer })
     }
 
-    /// Goes on with it. Returns whether it is complete and waits for the end of the log so far.
+    /// Goes on with it. Once it is complete and waits for the end of the log so far, it returns the
+    /// offset that this must have reached.
     ///
     /// # Errors
     /// It cannot be completed. The one so far is unaffected.
@@ -66,60 +87,112 @@ impl<B: Descriptors> Renewal<B> {
         publisher: &mut Publisher<B>,
         how: &Publish,
         waker: &Waker,
-    ) -> Result<bool, Error> {
-        if let State::Opening(opening) = &mut self.state
-            && let Some(thread) = opening.thread.take_if(|thread| thread.is_finished())
-        {
-            let opened = thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread ended early")));
-            let source = opened.map_err(|error| Error::Source(Arc::new(error)))?;
+    ) -> Result<Option<u64>, Error> {
+        if let State::Opening(opening) = &self.state {
+            let opened = match opening.opened.try_recv() {
+                Ok(opened) => opened,
+                Err(TryRecvError::Empty) => return Ok(None),
+                Err(TryRecvError::Disconnected) => Err(io::Error::other("its thread ended early")),
+            };
+            let source = opened.map_err(failed)?;
+            let no_offset = || failed(io::Error::other("its history has no offsets"));
+            let begun = source.position().ok_or_else(no_offset)?.offset;
             self.offer.total = source.total();
             self.offer.position = source.position();
             let mut store = Box::new(publisher.prepare());
             let filler = store.filler(self.offer.chunk_size.max(1) as usize);
             let making = Making::begin(source, filler, (how.stop.clone(), how.rate), false, waker)?;
-            self.state = State::Making(making, store, false);
+            self.state = State::Making(making, store, begun, false);
         }
-        let State::Making(making, store, is_complete) = &mut self.state else { return Ok(false) };
+        let State::Making(making, store, begun, is_complete) = &mut self.state else { return Ok(None) };
+        if *is_complete {
+            return Ok(Some(*begun));
+        }
         for _ in 0..AHEAD {
-            match making.next().filter(|_| !*is_complete) {
-                Some(Made::Chunk(filled)) => {
-                    store.beside(publisher.kept());
-                    store.publish(filled)?;
-                }
+            match making.next() {
+                Some(Made::Chunk(filled)) => store.publish(filled),
                 Some(Made::Mark) => {
                     store.mark()?;
                     *is_complete = true;
+                    break;
                 }
                 Some(Made::Failed(error)) => return Err(error),
                 Some(Made::End | Made::Replaced(_)) | None => break,
             }
         }
-        Ok(*is_complete)
+        publisher.fit(store.registered())?;
+        Ok(is_complete.then_some(*begun))
     }
 
-    /// Ends a wait for the source. Another snapshot is not wanted any longer.
-    pub(super) fn stop(&self) {
-        if let State::Opening(opening) = &self.state {
-            opening.stop.stop();
-        }
-    }
-
-    /// Returns whether its memory and that of other snapshots exceed the limit.
-    pub(super) fn is_too_much(&self, kept: u64, limit: u64) -> bool {
-        let State::Making(_, store, false) = &self.state else { return false };
-        kept.saturating_add(store.bytes()) > limit
+    /// Another snapshot is not wanted any longer. Returns it if changes at the source must be
+    /// undone before it is dropped.
+    pub(super) fn stop(self) -> Option<Self> {
+        let State::Opening(opening) = &self.state else { return None };
+        opening.end();
+        Some(self)
     }
 
     /// Publishes the complete snapshot in place of the one so far, whose log has ended at `offset`.
     /// Returns its source.
     pub(super) fn publish(self, publisher: &mut Publisher<B>, offset: u64) -> Result<Making<B>, Error> {
-        let State::Making(making, store, true) = self.state else {
-            return Err(Error::Source(Arc::new(io::Error::other("its log ended early"))));
-        };
-        let begun = self.offer.position.map_or(offset, |position| position.offset);
-        let shared_from = store.bytes().saturating_add(offset.saturating_sub(begun));
+        let State::Making(making, store, begun, true) = self.state else { return Err(ended_early()) };
+        let behind = offset.checked_sub(begun).ok_or_else(ended_early)?;
+        let shared_from = store.bytes().saturating_add(behind);
         publisher.renew(*store, self.offer, shared_from)?;
         making.go_on_from(offset);
         Ok(making)
+    }
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::Source(Arc::new(error))
+}
+
+/// The error of a log that has ended before the next one continues it.
+pub(super) fn ended_early() -> Error {
+    failed(io::Error::other("its log ended early"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use rdma_softsim::SoftSim;
+
+    use super::*;
+    use crate::wire::{Content, Layout};
+
+    /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].
+    fn opening(how: &Publish, is_over: fn(&Stop) -> bool) -> Renewal<SoftSim> {
+        let again: Again = Arc::new(move |stop: &Stop| {
+            let by = Instant::now() + Duration::from_secs(600);
+            while !is_over(stop) && Instant::now() < by {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(io::Error::other("nothing was opened"))
+        });
+        let (layout, content) = (Layout::Chunks, Content::Bytes);
+        let offer = Offer { layout, content, chunk_size: 1000, total: None, position: None };
+        Renewal::begin(&again, offer, how, &Waker::new().expect("a waker")).expect("a thread")
+    }
+
+    /// The end of the log ends the wait for another source, and nothing ends its undoing but a
+    /// second call of the operator's.
+    #[test]
+    fn undoing_continues_until_the_operator_ends_it() {
+        let how = Publish::default();
+        let renewal = opening(&how, Stop::is_stopped);
+        let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
+        let stop = open.stop.clone();
+        drop(renewal.stop().expect("it is opening"));
+        assert!(stop.is_stopped() && !stop.is_forced());
+
+        let renewal = opening(&how, Stop::is_forced);
+        let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
+        let stop = open.stop.clone();
+        how.withdraw.stop();
+        how.withdraw.stop();
+        drop(renewal);
+        assert!(stop.is_forced());
     }
 }

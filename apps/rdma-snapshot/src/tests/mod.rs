@@ -52,13 +52,11 @@ fn is_readable(sources: &[BorrowedFd<'_>]) -> bool {
     poll(&mut polled, Some(&Timespec::default())).expect("descriptors") > 0
 }
 
-/// A fabric with hosts.
 struct World {
     sim: Simulation,
     hosts: Vec<SoftSim>,
 }
 
-/// A reader in a world, and its state.
 struct Pull {
     reader: Option<Reader<SoftSim>>,
     config: reader::Config,
@@ -149,7 +147,6 @@ impl Pull {
         self.reader.as_ref().map(Reader::next_timeout)
     }
 
-    /// Runs as far as possible.
     fn progress(&mut self, mut take: impl FnMut(&mut Option<Landed<SoftSim>>)) {
         if self.is_under_way()
             && let Err(error) = self.attempt(&mut take)

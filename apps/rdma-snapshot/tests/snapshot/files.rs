@@ -227,9 +227,9 @@ fn a_file_that_is_not_the_pulls_own_stays() {
 }
 
 /// A sink into memory that takes a chunk only when allowed.
-struct Paced {
-    allowed: mpsc::Receiver<()>,
-    taken: mpsc::Sender<Vec<u8>>,
+pub(crate) struct Paced {
+    pub(crate) allowed: mpsc::Receiver<()>,
+    pub(crate) taken: mpsc::Sender<Vec<u8>>,
 }
 
 impl Sink for Paced {

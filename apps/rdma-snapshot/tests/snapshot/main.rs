@@ -8,6 +8,7 @@ mod files;
 mod fuzz_bodies;
 mod history;
 mod keys;
+mod renewals;
 mod requirements;
 #[path = "../../../../rdma-proto/tests/bodies/script.rs"]
 #[allow(dead_code, reason = "other targets use the rest")]

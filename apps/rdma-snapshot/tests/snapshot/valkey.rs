@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Republish, Stop, publish, pull};
 use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Target};
@@ -16,6 +16,9 @@ use redis::{Value, cmd};
 use crate::history;
 use crate::keys::{assert_equal, fill};
 use crate::server::Valkey;
+
+/// The bound of a wait for a Valkey.
+const MOST: Duration = Duration::from_secs(600);
 
 fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])
@@ -111,7 +114,9 @@ fn a_snapshot_of_a_replica_costs_its_primary_nothing() {
         let info: String = cmd("INFO").arg("replication").query(&mut replica.connect()).expect("text");
         info.contains("master_link_status:up")
     };
+    let by = Instant::now() + MOST;
     while !is_up() {
+        assert!(Instant::now() < by, "the replica does not come up");
         std::thread::sleep(Duration::from_millis(10));
     }
     let fabric = Fabric::new();
@@ -126,7 +131,9 @@ fn a_snapshot_of_a_replica_costs_its_primary_nothing() {
     let mut connection = primary.connect();
     cmd("SET").arg("written").arg("later").exec(&mut connection).expect("written");
     // The replica has it.
-    cmd("WAIT").arg(1).arg(0).exec(&mut connection).expect("an acknowledgement");
+    let replicas: i64 =
+        cmd("WAIT").arg(1).arg(MOST.as_millis() as u64).query(&mut connection).expect("an answer");
+    assert_eq!(replicas, 1, "the replica acknowledges nothing");
     stop.stop();
     pulling.join().expect("no panic").expect("pulled");
     publisher.join().expect("no panic").expect("published");

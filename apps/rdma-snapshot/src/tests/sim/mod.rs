@@ -32,7 +32,6 @@ use simulation::{Outcome, Simulation};
 /// Findings after which the search ends.
 const MOST_FINDINGS: usize = 20;
 
-/// The secret of both sides.
 const SECRET: &str = "a secret";
 
 /// A rule that a run has broken.
@@ -47,7 +46,6 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Runs a seed.
 fn run(seed: u64) -> Result<Outcome, Violation> {
     let scenario = Scenario::draw(seed);
     let caught = catch_unwind(AssertUnwindSafe(|| Simulation::new(&scenario).run()));

@@ -153,7 +153,6 @@ impl Origin {
         self.asleep.is_some()
     }
 
-    /// Bytes of the table.
     pub(super) fn registered(&self) -> u64 {
         self.serving.as_ref().map_or(0, |serving| serving.publisher.store.registered())
     }

@@ -127,7 +127,6 @@ impl Replica {
         self.retry_at = Some(now);
     }
 
-    /// Returns the time of its next action.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         if self.asleep.is_some() {
             return self.asleep;
@@ -148,7 +147,6 @@ impl Replica {
             || self.serving.as_ref().is_some_and(Serving::is_readable)
     }
 
-    /// Runs as far as possible.
     pub(super) fn turn(&mut self, scenario: &Scenario, originals: &Originals) -> Result<(), Violation> {
         let now = self.backend.now();
         self.asleep = None;

@@ -172,7 +172,6 @@ impl Scenario {
         (0..count).map(fault).collect()
     }
 
-    /// Returns the faults of all troubles.
     pub(super) fn plan(&self) -> FaultPlan {
         let plans = self.troubles.iter().filter_map(|trouble| match trouble {
             Trouble::Faults(plan) => Some(plan.clone()),
@@ -187,7 +186,6 @@ impl Scenario {
             .find_map(|trouble| if let Trouble::Forgery(forgery) = trouble { Some(forgery) } else { None })
     }
 
-    /// Returns the most bytes of a chunk.
     pub(super) const fn chunk_size(&self) -> u32 {
         match self.layout {
             Layout::Chunks => CHUNK,

@@ -19,7 +19,6 @@ use crate::publisher::{self, Publisher};
 use crate::wire::{Reason, SnapshotId};
 use crate::{Error, Secret};
 
-/// The port of publishers.
 pub(super) const PORT: u16 = 7000;
 /// How long the last messages take.
 const LINGER: Duration = Duration::from_secs(2);
@@ -32,7 +31,6 @@ pub(super) fn violated(oracle: &'static str, what: impl Into<String>) -> Violati
     Violation { oracle, what: what.into() }
 }
 
-/// All snapshots.
 pub(super) type Originals = BTreeMap<SnapshotId, Original>;
 
 /// The true contents of a snapshot.
@@ -91,7 +89,6 @@ impl Serving {
         Ok(Self { publisher, leaving: None })
     }
 
-    /// Withdraws the snapshot.
     pub(super) fn leave(&mut self, reason: Reason, now: Instant) {
         if self.leaving.is_none() {
             self.publisher.withdraw(reason);
@@ -120,7 +117,6 @@ impl Serving {
     }
 }
 
-/// A planned step.
 enum Step {
     Trouble(Trouble),
     /// A dead process comes back, and so does its link.

@@ -1,0 +1,326 @@
+//! Newer snapshots of one history, in real time, on softsim, of scripted sources.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
+use rdma_snapshot::wire::{Content, Reason};
+use rdma_snapshot::{Again, Error, Piece, Source, reader};
+use rdma_softsim::Fabric;
+
+use crate::files::Paced;
+
+/// How far each snapshot is after the one before. The first log, a hundred bytes at a time, comes
+/// further than the second snapshot.
+const STEP: u64 = 10_050;
+/// How far a log comes before the next snapshot is complete: not as far as that is.
+const BEHIND: u64 = 5_000;
+/// Bytes of a snapshot, and of the writes after which another one is made.
+const SNAPSHOT: u64 = 1_000;
+const BACKLOG: u64 = 4_000;
+/// Snapshots.
+const ALL: u64 = 3;
+
+fn address(host: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, host])
+}
+
+/// A byte of the history, or of a snapshot.
+fn byte(of: u64, at: u64) -> u8 {
+    ((at * 31 + at / 977) ^ (of * 97)) as u8
+}
+
+/// What a reader of a snapshot gets.
+fn expected(number: u64) -> Vec<u8> {
+    let snapshot = (0..SNAPSHOT).map(|at| byte(number + 1, at));
+    snapshot.chain((number * STEP..(ALL - 1) * STEP + BEHIND).map(|at| byte(0, at))).collect()
+}
+
+/// A snapshot of the history, and its log, a hundred bytes at a time. The log is behind the next
+/// snapshot when that is complete.
+struct Scripted {
+    number: u64,
+    /// Bytes of the snapshot that were read; `None` after its end.
+    read: Option<u64>,
+    offset: u64,
+    cut: Option<u64>,
+    stopped: bool,
+    /// How many snapshots were read to their ends.
+    complete: Arc<AtomicU64>,
+    /// Whether the first snapshot has its reader. Its log waits for that.
+    is_read: Arc<AtomicBool>,
+}
+
+impl Scripted {
+    fn new(number: u64, complete: Arc<AtomicU64>, is_read: Arc<AtomicBool>) -> Self {
+        Self { number, read: Some(0), offset: number * STEP, cut: None, stopped: false, complete, is_read }
+    }
+}
+
+impl Source for Scripted {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: self.number * STEP })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        let (of, at, end) = match self.read {
+            Some(SNAPSHOT) => {
+                self.read = None;
+                self.complete.fetch_max(self.number + 1, Ordering::Relaxed);
+                return Ok(Piece::Mark);
+            }
+            Some(read) => (self.number + 1, read, SNAPSHOT),
+            None if !self.is_read.load(Ordering::Relaxed) => {
+                std::thread::sleep(Duration::from_millis(1));
+                return Ok(Piece::Idle);
+            }
+            None => {
+                let is_next_complete = self.complete.load(Ordering::Relaxed) > self.number + 1;
+                let reach = if is_next_complete { STEP + STEP / 4 } else { BEHIND };
+                let end = self.cut.unwrap_or(self.number * STEP + reach);
+                if self.offset == end {
+                    let is_end = self.stopped && self.cut.is_none();
+                    self.cut = None;
+                    return Ok(if is_end { Piece::End } else { Piece::Idle });
+                }
+                (0, self.offset, end)
+            }
+        };
+        let count = (end - at).min(100).min(into.len() as u64);
+        for (into, at) in into.iter_mut().zip(at..at + count) {
+            *into = byte(of, at);
+        }
+        match &mut self.read {
+            Some(read) => *read += count,
+            None => self.offset += count,
+        }
+        Ok(Piece::Bytes(count as usize))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        self.stopped = true;
+        Ok(())
+    }
+    fn again(&self) -> Option<Again> {
+        let (complete, is_read) = (Arc::clone(&self.complete), Arc::clone(&self.is_read));
+        Some(Arc::new(move |_| {
+            let number = complete.load(Ordering::Relaxed);
+            if number == ALL {
+                return Err(io::Error::other("these are all snapshots"));
+            }
+            Ok(Box::new(Self::new(number, Arc::clone(&complete), Arc::clone(&is_read))))
+        }))
+    }
+    fn offset(&self) -> Option<u64> {
+        Some(self.offset)
+    }
+    fn cut_at(&mut self, offset: u64) {
+        self.cut = Some(offset);
+    }
+}
+
+/// A sink that sends what it gets.
+fn sent() -> (Paced, mpsc::Receiver<Vec<u8>>) {
+    let (taken, got) = mpsc::channel();
+    (Paced { allowed: mpsc::channel().1, taken }, got)
+}
+
+/// VS-TABLE-002, VS-TABLE-007: each of two newer snapshots is complete before the log so far has
+/// come to its position. A reader of the first gets all of the history, and one that comes last
+/// that from the third snapshot on.
+#[test]
+fn no_byte_of_the_history_is_missing_or_repeated() {
+    let fabric = Fabric::new();
+    let stop = Stop::default();
+    let how = Publish {
+        readers: Some(2),
+        backlog: BACKLOG,
+        chunk_size: 4096,
+        stop: stop.clone(),
+        ..Publish::default()
+    };
+    let (sender, bound) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let is_read = Arc::new(AtomicBool::new(false));
+    let source = Scripted::new(0, Arc::default(), Arc::clone(&is_read));
+    let backend = fabric.host(&[address(1)]);
+    let publisher = std::thread::spawn(move || {
+        let told = &mut |progress: &Progress| tell.send(*progress).unwrap_or(());
+        publish(&backend, (address(1), 0).into(), source, &how, |at| sender.send(at).expect("a test"), told)
+    });
+    let at = bound.recv().expect("a publisher");
+    let pulling = |number| {
+        let (sink, got) = sent();
+        let backend = fabric.host(&[address(number)]);
+        let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}));
+        (pulling, got)
+    };
+    let until = |is_so: &dyn Fn(&Progress) -> bool| {
+        // It reports five times a second.
+        told.iter().take(3000).find(is_so).expect("the publisher runs, and comes there");
+    };
+    let first = pulling(2);
+    until(&|progress| progress.readers == 1);
+    is_read.store(true, Ordering::Relaxed);
+    until(&|progress| progress.snapshots == ALL as usize);
+    let last = pulling(3);
+    until(&|progress| progress.readers + progress.done == 2);
+    stop.stop();
+    for ((pulling, got), number) in [(first, 0), (last, ALL - 1)] {
+        pulling.join().expect("no panic").expect("pulled");
+        let got = got.iter().collect::<Vec<_>>().concat();
+        assert!(got == expected(number), "{} bytes of snapshot {number}", got.len());
+    }
+    assert_eq!(publisher.join().expect("no panic").expect("published").done, 2);
+}
+
+/// The bound of a wait for another thread.
+const MOST: Duration = Duration::from_secs(600);
+
+/// An empty snapshot, with a log that is full at once. It ends when the next snapshot is requested
+/// and `ends`.
+struct Full {
+    marked: bool,
+    requested: Arc<AtomicU64>,
+    ends: bool,
+    again: Again,
+}
+
+impl Source for Full {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: 0 })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        if !std::mem::replace(&mut self.marked, true) {
+            return Ok(Piece::Mark);
+        }
+        if self.requested.load(Ordering::Relaxed) == 0 {
+            into[0] = b'x';
+            return Ok(Piece::Bytes(1));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(if self.ends { Piece::End } else { Piece::Idle })
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn again(&self) -> Option<Again> {
+        Some(Arc::clone(&self.again))
+    }
+    fn offset(&self) -> Option<u64> {
+        Some(0)
+    }
+}
+
+/// A snapshot that is never complete. It tells of its first byte, and of its end.
+struct Endless {
+    begun: Arc<AtomicU64>,
+    _ended: mpsc::Sender<()>,
+}
+
+impl Source for Endless {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: 0 })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        self.begun.store(1, Ordering::Relaxed);
+        into.fill(b'x');
+        Ok(Piece::Bytes(into.len()))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Publishes this source. Returns the publisher's address.
+fn publishing(
+    fabric: &Fabric,
+    source: Full,
+    how: Publish,
+) -> (std::net::SocketAddr, std::thread::JoinHandle<Result<Progress, Error>>) {
+    let backend = fabric.host(&[address(1)]);
+    let (sender, bound) = mpsc::channel();
+    let publisher = std::thread::spawn(move || {
+        let bound = |at| sender.send(at).expect("a test");
+        publish(&backend, (address(1), 0).into(), source, &how, bound, &mut |_| {})
+    });
+    (bound.recv().expect("a publisher"), publisher)
+}
+
+/// The end of the log ends a snapshot that is being made, although the publication goes on.
+#[test]
+fn an_unfinished_snapshot_ends_with_the_log() {
+    let (ended, is_over) = mpsc::channel();
+    let begun = Arc::new(AtomicU64::new(0));
+    // Only the second snapshot has what tells of its end.
+    let next = std::sync::Mutex::new(Some(Endless { begun: Arc::clone(&begun), _ended: ended }));
+    let again: Again = Arc::new(move |_| {
+        let next = next.lock().expect("no panic").take();
+        next.map(|next| Box::new(next) as _).ok_or_else(|| io::Error::other("there is one"))
+    });
+    let withdraw = Stop::default();
+    let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    let source = Full { marked: false, requested: begun, ends: true, again };
+    let (_, publisher) = publishing(&Fabric::new(), source, how);
+    let over = is_over.recv_timeout(MOST);
+    assert!(matches!(over, Err(mpsc::RecvTimeoutError::Disconnected)), "it is kept");
+    assert!(!publisher.is_finished());
+    withdraw.stop();
+    publisher.join().expect("no panic").expect("published");
+}
+
+/// Readers are told of a withdrawal before changes at the source are undone, which may take long.
+/// After it, the source is dropped, although nothing more comes from it.
+#[test]
+fn readers_are_told_before_the_source_is_restored() {
+    let fabric = Fabric::new();
+    let (told, is_told) = mpsc::channel();
+    let is_told = std::sync::Mutex::new(is_told);
+    let requested = Arc::new(AtomicU64::new(0));
+    let request = Arc::clone(&requested);
+    let again: Again = Arc::new(move |_| {
+        request.store(1, Ordering::Relaxed);
+        // This is the undoing.
+        let _told = is_told.lock().expect("no panic").recv_timeout(MOST);
+        Err(io::Error::other("nothing was opened"))
+    });
+    let withdraw = Stop::default();
+    let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    let users = Arc::downgrade(&requested);
+    let source = Full { marked: false, requested, ends: false, again };
+    let (at, publisher) = publishing(&fabric, source, how);
+    let (sink, got) = sent();
+    let backend = fabric.host(&[address(2)]);
+    let how = Pull { attempts: 1, ..Pull::default() };
+    let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &how, &mut |_| {}));
+    got.recv().expect("the log");
+    withdraw.stop();
+    let pulled = pulling.join().expect("no panic");
+    assert!(matches!(pulled, Err(Error::Refused(Reason::Withdrawn))), "{pulled:?}");
+    told.send(()).expect("it waits");
+    publisher.join().expect("no panic").expect("published");
+    let by = Instant::now() + MOST;
+    while users.strong_count() > 0 {
+        assert!(Instant::now() < by, "the source is kept");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
