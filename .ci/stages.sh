@@ -9,7 +9,7 @@ check=(
 )
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills faults idle sanitizers tcl python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
+    'module without kills cuts faults idle sanitizers tcl python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right middleware lab-long 'lab --soft' 'soak 3600' python-long static deb aarch64 pages 'fuzz 1800'
 )
 
