@@ -165,6 +165,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
         }
     }
 
+    #[inline]
     fn take_events(&self) -> Result<u32, Error> {
         let queue = &*self.inner;
         let api = queue.channel.device.api;

@@ -120,15 +120,12 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) -> bool {
         self.work.completions += completions.len() as u64;
         // Completions nearly always announce only bytes in the window, so handle them together.
-        let mut bytes = 0;
-        let mut notify = true;
-        for completion in completions {
-            match completion.result {
-                Ok(Completed::RecvWrite { immediate }) => bytes += u64::from(immediate.0),
-                _ => notify = false,
-            }
-        }
-        if !notify || !self.machine.handle_immediates(now, completions.len(), bytes) {
+        let bytes = completions.iter().try_fold(0, |sum, completion| match completion.result {
+            Ok(Completed::RecvWrite { immediate }) => Some(sum + u64::from(immediate.0)),
+            _ => None,
+        });
+        let count = completions.len();
+        if !bytes.is_some_and(|bytes| self.machine.handle_immediates(now, count, bytes)) {
             self.handle_each(now, completions);
             return true;
         }

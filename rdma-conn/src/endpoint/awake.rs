@@ -98,12 +98,12 @@ impl Awake {
     /// needed: no queue is armed, so the kernel can hold only other events.
     #[inline]
     fn begin(&mut self) -> bool {
-        self.unasked = self.unasked.saturating_add(1);
-        let spins = self.phase == Phase::Spinning;
-        if spins {
-            self.phase = Phase::Unfinished;
+        if self.phase != Phase::Spinning {
+            return true;
         }
-        !spins || self.events_wait || self.is_long_unasked()
+        self.phase = Phase::Unfinished;
+        self.unasked = self.unasked.saturating_add(1);
+        self.events_wait || self.is_long_unasked()
     }
 
     const fn is_long_unasked(&self) -> bool {
@@ -141,12 +141,10 @@ pub(super) trait Turns {
     /// Asks the kernel for events, or sleeps until `limit`. Returns whether a waker was called.
     fn ask(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error>;
 
-    /// Takes what has arrived, without asking the kernel and without arming.
-    fn look(&mut self) -> Result<Found, Self::Error>;
-
-    /// Arms unarmed queues: later arrivals make the descriptor readable, and a look finds earlier
-    /// ones. Returns whether that look is needed.
-    fn arm(&mut self) -> Result<bool, Self::Error>;
+    /// Takes what has arrived, without asking the kernel. With `arms`, arms each unarmed queue
+    /// before polling it: the poll finds earlier arrivals, and later ones make the descriptor
+    /// readable.
+    fn look(&mut self, arms: bool) -> Result<Found, Self::Error>;
 
     fn any_armed(&self) -> bool;
 
@@ -167,10 +165,7 @@ pub(super) trait Turns {
             if std::mem::take(&mut asks) {
                 self.ask(Some(Duration::ZERO))?;
             }
-            if arms {
-                self.arm()?;
-            }
-            let found = self.look()?;
+            let found = self.look(arms)?;
             match self.awake().after_look(found, arms) {
                 Next::Look => {}
                 Next::Ask => asks = true,
@@ -185,13 +180,14 @@ pub(super) trait Turns {
     /// Sleeps until there is work, at most for `limit`, and does it. With `asks`, the kernel is
     /// asked after some turns that took completions, whose steady flow would hide other events.
     fn sleep(&mut self, limit: Option<Duration>, asks: bool) -> Result<(), Self::Error> {
-        self.awake().begin();
-        let asks = asks && self.awake().is_long_unasked();
+        let awake = self.awake();
+        awake.unasked = awake.unasked.saturating_add(1);
+        let asks = asks && awake.is_long_unasked();
         if asks && self.ask(Some(Duration::ZERO))? || self.look_for(limit)? {
             self.awake().has_more();
             return Ok(());
         }
-        if self.arm()? && self.look()? != Found::Nothing {
+        if self.look(true)? != Found::Nothing {
             self.awake().has_more();
             return Ok(());
         }
@@ -201,7 +197,7 @@ pub(super) trait Turns {
             (idle, limit) => idle.or(limit),
         };
         self.ask(limit)?;
-        let found = self.look()? != Found::Nothing;
+        let found = self.look(false)? != Found::Nothing;
         // Arm only before sleeping, not for a caller that continues at once.
         let deaf = self.any_deaf();
         let awake = self.awake();
@@ -214,7 +210,7 @@ pub(super) trait Turns {
     fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error> {
         let mut begun = None;
         loop {
-            let found = self.look()? != Found::Nothing;
+            let found = self.look(false)? != Found::Nothing;
             let deaf = self.any_deaf();
             let awake = self.awake();
             let by = begun.get_or_insert_with(|| limit.map(|limit| awake.seen.after(limit)));

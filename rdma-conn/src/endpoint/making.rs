@@ -281,7 +281,7 @@ impl<B: Descriptors> Endpoint<B> {
         // A new queue is not armed yet.
         self.awake.has_more();
         while self.queues.get_mut(at).is_some_and(|queue| queue.is_stale()) {
-            self.take_batch(at, self.backend.now());
+            self.take_batch(at, self.backend.now(), false);
         }
         let Some(queue) = self.queues.get_mut(at) else { return Err(Error::DeviceRemoved) };
         if queue.is_lost() {

@@ -62,14 +62,17 @@ impl Waits {
     }
 }
 
+/// Bits of pending events, in the order in which they are reported.
+const OPENED: u8 = 1;
+const READABLE: u8 = 2;
+const WRITABLE: u8 = 4;
+const RETURNED: u8 = 8;
+const ENDED: u8 = 16;
+
 /// Pending events, and what was already reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct PendingEvents {
-    opened: bool,
-    readable: bool,
-    writable: bool,
-    returned: bool,
-    ended: bool,
+    events: u8,
     was_opened: bool,
     has_ended: bool,
     /// Bytes that had arrived at the last [`Event::Readable`].
@@ -81,7 +84,22 @@ struct PendingEvents {
 impl PendingEvents {
     #[inline]
     const fn any(&self) -> bool {
-        self.opened || self.readable || self.writable || self.returned || self.ended
+        self.events != 0
+    }
+
+    #[inline]
+    const fn add(&mut self, event: u8, happened: bool) {
+        if happened {
+            self.events |= event;
+        }
+    }
+
+    /// Removes an event. Returns whether it was pending.
+    #[inline]
+    const fn take(&mut self, event: u8) -> bool {
+        let pending = self.events & event != 0;
+        self.events &= !event;
+        pending
     }
 }
 
@@ -267,7 +285,7 @@ impl<B: Backend> Member<B> {
         let Some(connection) = &self.connection else { return self.enters() };
         let came_back = connection.returned_parts();
         let pending = &mut self.pending;
-        pending.returned |= came_back > pending.came_back;
+        pending.add(RETURNED, came_back > pending.came_back);
         pending.came_back = came_back;
         if self.waits.any() || connection.lacks_room {
             self.notice_answers();
@@ -290,7 +308,7 @@ impl<B: Backend> Member<B> {
             return false;
         }
         self.pending.received = received;
-        self.pending.readable = true;
+        self.pending.add(READABLE, true);
         true
     }
 
@@ -303,16 +321,16 @@ impl<B: Backend> Member<B> {
         connection.lacks_room &= !room;
         waits.lend &= !lend;
         waits.flush &= !flush;
-        self.pending.writable |= room || lend || flush;
+        self.pending.add(WRITABLE, room || lend || flush);
     }
 
     #[cold]
     fn notice_stage(&mut self) {
         let has_ended = self.has_ended();
         let pending = &mut self.pending;
-        pending.opened |= self.open && !pending.was_opened;
+        pending.add(OPENED, self.open && !pending.was_opened);
         pending.was_opened |= self.open;
-        pending.ended |= has_ended && !pending.has_ended;
+        pending.add(ENDED, has_ended && !pending.has_ended);
         pending.has_ended |= has_ended;
     }
 
@@ -327,21 +345,22 @@ impl<B: Backend> Member<B> {
 
     #[inline]
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
+        if self.abandoned {
+            self.pending.events = 0;
+        }
         let pending = &mut self.pending;
-        let told = if self.abandoned {
-            None
-        } else if std::mem::take(&mut pending.opened) {
+        let told = if pending.take(OPENED) {
             Some(Event::Opened { id, listener: self.listener })
-        } else if std::mem::take(&mut pending.readable) {
+        } else if pending.take(READABLE) {
             Some(Event::Readable(id))
-        } else if std::mem::take(&mut pending.writable) {
+        } else if pending.take(WRITABLE) {
             Some(Event::Writable(id))
-        } else if std::mem::take(&mut pending.returned) {
+        } else if pending.take(RETURNED) {
             Some(Event::Returned(id))
         } else {
-            std::mem::take(&mut pending.ended).then_some(Event::Ended(id))
+            pending.take(ENDED).then_some(Event::Ended(id))
         };
-        self.telling = told.is_some() && self.pending.any();
+        self.telling = self.pending.any();
         told
     }
 

@@ -269,9 +269,10 @@ impl<B: Descriptors> Endpoint<B> {
         if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
     }
 
+    #[inline]
     fn next_told(&mut self) -> Option<Event> {
-        if let Some(notice) = self.notices.pop_front() {
-            return Some(notice);
+        if !self.notices.is_empty() {
+            return self.notices.pop_front();
         }
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };

@@ -70,7 +70,7 @@ impl<B: Descriptors> Queue<B> {
         self.lost
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Box<Lost>> {
         if self.lost {
             return Ok(0);
@@ -96,15 +96,12 @@ impl<B: Descriptors> Queue<B> {
         Ok(())
     }
 
-    /// Arms the queue if its wake-up was consumed. Returns true if it was armed: then poll again.
+    /// Arms the queue: the next completion causes a wake-up.
     #[inline]
-    pub(super) fn rearm(&mut self) -> Result<bool, Box<Lost>> {
-        if self.armed || self.lost {
-            return Ok(false);
-        }
+    pub(super) fn arm(&mut self) -> Result<(), Box<Lost>> {
         self.completions.arm().map_err(|error| self.lose("ibv_req_notify_cq", error))?;
         self.armed = true;
-        Ok(true)
+        Ok(())
     }
 
     /// Returns whether the queue can be left alone until its wake-up.
@@ -113,6 +110,7 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Returns whether a completion would cause no wake-up.
+    #[inline]
     pub(super) const fn is_deaf(&self) -> bool {
         !self.armed && !self.lost
     }

@@ -1,5 +1,6 @@
 //! The turns of an endpoint, which take what has arrived out of queues and channels.
 
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -8,7 +9,7 @@ use rdma_backend::{CmEvent, CmEventKind, CompletionError, EventChannel};
 
 use super::awake::{Awake, Found, Turns};
 use super::queues::{Lost, UNNAMED};
-use super::watch::Woken;
+use super::watch::{MANY, Sources, Woken};
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
 use crate::error::Error;
@@ -22,11 +23,8 @@ const FAILURES: u32 = 10;
 /// How long no event is read after a shortage of memory or descriptors.
 const REST: Duration = Duration::from_millis(20);
 
-#[cold]
-fn note_loss(losses: &mut Option<Vec<Lost>>, lost: Lost) {
-    losses.get_or_insert_default().push(lost);
-}
-
+/// [`Turns::turn`] and [`Turns::sleep`] order these steps so that they never sleep while there is
+/// work.
 impl<B: Descriptors> Turns for Endpoint<B> {
     type Error = Error;
 
@@ -41,53 +39,45 @@ impl<B: Descriptors> Turns for Endpoint<B> {
         self.usage.sleeps += 1;
         self.awake.asks();
         let (mut limit, mut waker) = (limit, false);
+        let mut buffer: Sources = [const { MaybeUninit::uninit() }; MANY];
         loop {
-            let (queues, awake) = (&mut self.queues, &mut self.awake);
-            let mut losses: Option<Vec<Lost>> = None;
-            let all = self.watch.sleep(limit, |woken| match woken {
-                Woken::Events => awake.set_events_wait(true),
-                Woken::Waker => waker = true,
-                Woken::Queue(at) => {
-                    if let Err(lost) = queues.take_wakeups(at) {
-                        note_loss(&mut losses, *lost);
+            let sources = self.watch.sleep(limit, &mut buffer)?;
+            for source in sources {
+                match Woken::from(source) {
+                    Woken::Events => self.awake.set_events_wait(true),
+                    Woken::Waker => {
+                        self.watch.clear_waker();
+                        waker = true;
+                    }
+                    Woken::Queue(at) => {
+                        if let Err(lost) = self.queues.take_wakeups(at) {
+                            self.lose(*lost);
+                        }
                     }
                 }
-            })?;
-            if let Some(losses) = losses {
-                self.lose_all(losses);
             }
-            if all {
-                if !self.touched.is_empty() {
-                    self.note_times();
-                }
-                return Ok(waker);
+            if sources.len() < MANY {
+                break;
             }
             limit = Some(Duration::ZERO);
         }
+        if !self.touched.is_empty() {
+            self.note_times();
+        }
+        Ok(waker)
     }
 
     #[inline(always)]
-    fn look(&mut self) -> Result<Found, Error> {
+    fn look(&mut self, arms: bool) -> Result<Found, Error> {
         let now = self.backend.now();
         self.awake.looks(now);
         let mut found = Found::Nothing;
         let mut nth = 0;
         while let Some(at) = self.queues.awake(nth) {
-            found = found.max(self.take_batch(at, now));
+            found = found.max(self.take_batch(at, now, arms));
             nth += 1;
         }
         self.look_beyond(found, now)
-    }
-
-    #[inline(always)]
-    fn arm(&mut self) -> Result<bool, Error> {
-        let mut any = false;
-        let mut nth = 0;
-        while let Some(at) = self.queues.awake(nth) {
-            nth += 1;
-            any |= self.arm_queue(at);
-        }
-        Ok(any)
     }
 
     fn any_armed(&self) -> bool {
@@ -126,22 +116,6 @@ impl<B: Descriptors> Endpoint<B> {
         self.sleep(limit, !self.quiet)
     }
 
-    /// Arms the queue at `at` if its wake-up was consumed. Returns whether to look again.
-    #[inline]
-    fn arm_queue(&mut self, at: usize) -> bool {
-        let Some(queue) = self.queues.get_mut(at) else { return false };
-        match queue.rearm() {
-            Ok(armed) => {
-                self.usage.arms += u64::from(armed);
-                armed
-            }
-            Err(lost) => {
-                self.lose(*lost);
-                true
-            }
-        }
-    }
-
     /// Polls the queue of one connection, without waiting for a wake-up. Other connections on that
     /// queue progress, too. The cost does not depend on the number of queues.
     ///
@@ -149,9 +123,10 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an error if the event channel is lost, like [`Endpoint::progress`].
     #[inline]
     pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
+        let queue = self.members.get(id.0).and_then(|member| member.queue);
         let now = self.backend.now();
-        if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
-            self.take_batch(at, now);
+        if let Some(at) = queue {
+            self.take_batch(at, now, false);
         }
         self.look_beyond(Found::Nothing, now).map(drop)
     }
@@ -184,13 +159,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(if any { Found::More } else { Found::Nothing })
     }
 
-    #[cold]
-    fn lose_all(&mut self, losses: Vec<Lost>) {
-        for lost in losses {
-            self.lose(lost);
-        }
-    }
-
+    /// Ends the connections of a queue on which a call failed, and no others.
     #[cold]
     fn lose(&mut self, Lost { error, owners }: Lost) {
         tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
@@ -202,30 +171,32 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    #[inline(always)]
-    pub(super) fn take_batch(&mut self, at: usize, now: Instant) -> Found {
+    /// Takes a batch of completions out of the queue at `at`, and hands them to their connections.
+    /// With `arms`, arms the queue before if it is not armed.
+    pub(super) fn take_batch(&mut self, at: usize, now: Instant, arms: bool) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
-        self.usage.polls += 1;
-        match queue.poll(&mut self.batch) {
-            Ok(0) => Found::Nothing,
-            Ok(count) => self.handle_batch(at, count, now),
-            Err(lost) => {
+        if arms && queue.is_deaf() {
+            self.usage.arms += 1;
+            if let Err(lost) = queue.arm() {
                 self.lose(*lost);
-                Found::More
+                return Found::More;
             }
         }
-    }
-
-    fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
-        let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
+        self.usage.polls += 1;
+        let count = match queue.poll(&mut self.batch) {
+            Ok(0) => return Found::Nothing,
+            Ok(count) => count,
+            Err(lost) => {
+                self.lose(*lost);
+                return Found::More;
+            }
+        };
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
         let mut unnamed = None;
-        let mut rest = self.batch.get(..count).unwrap_or_default();
-        while let Some(first) = rest.first() {
-            // Consecutive completions of one queue pair.
-            let len = rest.iter().take_while(|other| other.queue_pair == first.queue_pair).count();
-            let (run, behind) = rest.split_at(len);
-            rest = behind;
+        let batch = self.batch.get(..count).unwrap_or_default();
+        // Consecutive completions of one queue pair are handled together.
+        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
+            let Some(first) = run.first() else { continue };
             let Some(id) = queue.owner(first.queue_pair) else {
                 // Leftovers of a destroyed queue pair, or failures without an owner.
                 if first.queue_pair == UNNAMED {
@@ -297,7 +268,7 @@ impl<B: Descriptors> Endpoint<B> {
                     // What the peer sent before counts as received (VR-CLOSE-002). It is here now.
                     if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
                         for _ in 0..self.queues.batches(at) {
-                            if self.take_batch(at, now) != Found::More {
+                            if self.take_batch(at, now, false) != Found::More {
                                 break;
                             }
                         }

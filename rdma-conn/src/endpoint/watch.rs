@@ -60,7 +60,23 @@ pub(super) enum Woken {
 /// Token of the event channel. Queues are numbered from 0.
 const EVENTS: u64 = u64::MAX;
 const WAKER: u64 = u64::MAX - 1;
-const MANY: usize = 64;
+
+/// Room for what one call of epoll_wait(2) reports.
+pub(super) type Sources = [MaybeUninit<epoll::Event>; MANY];
+
+/// Sources that one call of epoll_wait(2) names.
+pub(super) const MANY: usize = 64;
+
+impl From<&epoll::Event> for Woken {
+    #[inline]
+    fn from(event: &epoll::Event) -> Self {
+        match event.data.u64() {
+            EVENTS => Self::Events,
+            WAKER => Self::Waker,
+            queue => Self::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
+        }
+    }
+}
 
 impl Watch {
     pub(super) fn new() -> Result<Self, Error> {
@@ -95,28 +111,25 @@ impl Watch {
         Ok(Watched { source, epoll: Arc::clone(&self.epoll) })
     }
 
-    /// Sleeps until a source has something to take out, for at most `limit`, and names the sources.
-    /// Returns whether it named all. If not, take out what the named ones have and call again.
-    #[inline(always)]
-    pub(super) fn sleep(&self, limit: Option<Duration>, mut woken: impl FnMut(Woken)) -> Result<bool, Error> {
-        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MANY];
+    /// Sleeps until a source has something to take out, for at most `limit`, and names the sources
+    /// ([`Woken`]). If there are [`MANY`], take out what they have and call again.
+    #[inline]
+    pub(super) fn sleep<'a>(
+        &self,
+        limit: Option<Duration>,
+        sources: &'a mut Sources,
+    ) -> Result<&'a [epoll::Event], Error> {
         let limit = limit.map(in_millis);
-        let events = match epoll::wait(&self.epoll, &mut buffer[..], limit.as_ref()) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => &mut [],
-            Err(errno) => return Err(failed(errno)),
-        };
-        for event in events.iter() {
-            woken(match event.data.u64() {
-                EVENTS => Woken::Events,
-                WAKER => {
-                    self.waker.iter().for_each(|waker| waker.clear());
-                    Woken::Waker
-                }
-                queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
-            });
+        match epoll::wait(&self.epoll, &mut sources[..], limit.as_ref()) {
+            Ok((events, _)) => Ok(events),
+            Err(Errno::INTR) => Ok(&[]),
+            Err(errno) => Err(failed(errno)),
         }
-        Ok(events.len() < MANY)
+    }
+
+    /// Consumes the wake-ups so far.
+    pub(super) fn clear_waker(&self) {
+        self.waker.iter().for_each(|waker| waker.clear());
     }
 }
 

@@ -111,7 +111,10 @@ impl Turns for Loop {
         Ok(waker)
     }
 
-    fn look(&mut self) -> Result<Found, Infallible> {
+    fn look(&mut self, arms: bool) -> Result<Found, Infallible> {
+        if arms && !std::mem::replace(&mut self.armed, true) {
+            self.below.with(|below| below.armed = true);
+        }
         self.micros += 1;
         self.awake.looks(Instant::from_start(Duration::from_micros(self.micros)));
         let found = self.take();
@@ -121,14 +124,6 @@ impl Turns for Loop {
         self.events += self.below.with(|below| std::mem::take(&mut below.events));
         self.awake.set_events_wait(false);
         Ok(Found::More)
-    }
-
-    fn arm(&mut self) -> Result<bool, Infallible> {
-        if std::mem::replace(&mut self.armed, true) {
-            return Ok(false);
-        }
-        self.below.with(|below| below.armed = true);
-        Ok(true)
     }
 
     fn any_armed(&self) -> bool {
