@@ -71,7 +71,6 @@ fn boundaries(window: usize) -> Vec<usize> {
         lengths.extend(around(reply));
         lengths.extend(around(request));
     }
-    // At most 16 windows: 16 MiB.
     lengths.retain(|length| *length <= 16 * window);
     lengths
 }

@@ -47,7 +47,8 @@ pub trait Backend: Sized + Clone + Send + Sync + 'static {
     fn now(&self) -> Instant;
 }
 
-/// An error of a backend, with the class that generic code decides on, and details in `Display`.
+/// An error of a backend, with the class that generic code decides on. Its `Display` has the
+/// details.
 pub trait Failure: core::error::Error + Send + Sync + 'static {
     /// Returns the class of this error.
     fn kind(&self) -> ErrorKind;
@@ -77,7 +78,8 @@ pub enum ErrorKind {
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`.
 pub trait EventChannel<B: Backend>: Send + Sync {
-    /// Creates an identifier of an outgoing connection, `rdma_create_id(3)` with `RDMA_PS_TCP`.
+    /// Creates an identifier for an outgoing connection whose events arrive here,
+    /// `rdma_create_id(3)` with `RDMA_PS_TCP`.
     fn create_id(&self) -> Result<B::Identifier, B::Error>;
 
     /// Creates an identifier that listens on `address`, `rdma_bind_addr(3)` and `rdma_listen(3)`.
@@ -88,9 +90,10 @@ pub trait EventChannel<B: Backend>: Send + Sync {
 
     /// Takes and acknowledges the next event, or returns `None` if there is none now.
     ///
-    /// It is the connection manager's, `rdma_get_cm_event(3)`, or that of an identifier's device,
-    /// `ibv_get_async_event(3)` ([`CmEventKind::Async`]). A device has one descriptor for all
-    /// channels of the process. The first one asked hands each event to its channels.
+    /// It is one of the connection manager, `rdma_get_cm_event(3)`, or of the device behind an
+    /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). The device
+    /// has one descriptor for all channels of the process. The channel that is asked first hands
+    /// each event to its channels and makes their descriptors readable.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 
@@ -115,24 +118,28 @@ pub struct ConnectParams {
 pub trait Identifier<B: Backend>: Send + Sync {
     /// Returns the key of this identifier's events.
     fn key(&self) -> IdentifierKey;
-    /// Sets the traffic class of packets, `rdma_set_option(3)`, `RDMA_OPTION_ID_TOS`.
+    /// Sets the traffic class of the connection's packets, `rdma_set_option(3)`,
+    /// `RDMA_OPTION_ID_TOS`.
     ///
-    /// It holds the six bits of DSCP above two of ECN. Call this before resolving the address. A
-    /// peer that accepts sends with the same class.
+    /// The class holds the six bits of DSCP above two of ECN. Call this before resolving the
+    /// address. A peer that accepts sends with the same class.
     fn set_traffic_class(&self, class: u8) -> Result<(), B::Error>;
-    /// Sets the time-out of acknowledgements, `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    /// Sets how long the queue pair waits for an acknowledgement before it retransmits,
+    /// `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`.
     ///
     /// The time is 4.096 µs · 2^`code`, or for ever if `code` is 0. `code` is at most 31. Call this
     /// before creating the queue pair.
     fn set_ack_timeout(&self, code: u8) -> Result<(), B::Error>;
-    /// Starts resolving `remote` (`rdma_resolve_addr(3)`) to `AddressResolved` or `AddressError`.
+    /// Starts resolving `remote`, from `local` if given, `rdma_resolve_addr(3)`. `AddressResolved`
+    /// or `AddressError` follows.
     fn resolve_address(
         &self,
         local: Option<SocketAddr>,
         remote: SocketAddr,
         timeout: core::time::Duration,
     ) -> Result<(), B::Error>;
-    /// Starts resolving the route (`rdma_resolve_route(3)`) to `RouteResolved` or `RouteError`.
+    /// Starts resolving the route, `rdma_resolve_route(3)`. `RouteResolved` or `RouteError`
+    /// follows.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
     /// Returns the device behind this identifier. Fails before the identifier has one.
     fn device(&self) -> Result<DeviceKey, B::Error>;
@@ -143,8 +150,8 @@ pub trait Identifier<B: Backend>: Send + Sync {
     /// Returns a completion queue for at least `depth` completions, with a completion channel,
     /// `ibv_create_cq(3)`. `vector` is taken modulo the device's number of completion vectors.
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
-    /// Returns the identifier's only queue pair, which reports to `completions`,
-    /// `rdma_create_qp(3)`.
+    /// Returns the identifier's only queue pair, `rdma_create_qp(3)`. Both queues report to
+    /// `completions`.
     ///
     /// # Errors
     /// Returns [`ErrorKind::Argument`] for limits beyond the device's. [`ErrorKind::State`] may
@@ -161,8 +168,8 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
     /// Refuses a connect request, `rdma_reject(3)`.
     fn reject(&self, private_data: &[u8]) -> Result<(), B::Error>;
-    /// Tells the connection manager of the first message, [`AsyncEvent::CommEst`],
-    /// `rdma_notify(3)`.
+    /// Tells the connection manager that the peer's first message has arrived,
+    /// [`AsyncEvent::CommEst`], `rdma_notify(3)`.
     ///
     /// The peer is connected, although its message that says so (RTU) is late or lost.
     /// `Established` follows, unless it was reported before. An error means nothing in that case,
@@ -179,7 +186,8 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
 
-/// Identifies an open device in its process. Queue pairs use its domains and completion queues.
+/// Identifies an open device within its process. A queue pair can use only domains and completion
+/// queues of its own device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKey(pub u64);
 
@@ -220,7 +228,8 @@ pub struct QueuePairLimits {
     pub send_depth: u32,
     /// Receive work requests outstanding.
     pub recv_depth: u32,
-    /// Requested bytes of inline data. [`QueuePair::max_inline`] returns what was granted.
+    /// Requested bytes of inline data. [`QueuePair::max_inline`] returns what was granted, which
+    /// may be less.
     pub inline: u32,
 }
 
@@ -235,8 +244,9 @@ pub trait Domain<B: Backend>: Send + Sync {
 
     /// Allocates and registers `len` bytes of zeroed memory, on huge pages if the system has them.
     ///
-    /// [`Region::pages`] returns their kind: that of [`Domain::register`] if the backend allocates
-    /// no pages of its own, or if `len` is less than a huge page.
+    /// [`Region::pages`] returns the kind of pages. The region has the same pages as with
+    /// [`Domain::register`] if the backend allocates no pages of its own, or if `len` is less than
+    /// a huge page.
     ///
     /// # Errors
     /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room. A lack
@@ -258,7 +268,8 @@ pub trait Domain<B: Backend>: Send + Sync {
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
-/// Rights of the device and the peer in a region, `ibv_reg_mr(3)`. The device may always read it.
+/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always
+/// read it for our own sends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
@@ -316,7 +327,8 @@ pub enum Pages {
     Huge,
 }
 
-/// A registered memory region, `ibv_reg_mr(3)`. Its drop deregisters and then releases the memory.
+/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, then frees it
+/// or drops its owner.
 pub trait Region: Send + Sync {
     /// Returns the requested length in bytes.
     fn len(&self) -> usize;
@@ -334,7 +346,8 @@ pub trait Region: Send + Sync {
     fn pages(&self) -> Pages {
         Pages::Usual
     }
-    /// Copies `into.len()` bytes at `offset` out. False, and no copy, if the region ends before.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies nothing, if the region
+    /// ends before.
     #[must_use]
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -442,10 +455,12 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     /// # Errors
     /// The errors are those of [`QueuePair::post_send`].
     fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
-    /// Sets how long a peer waits before it retries a send without a receive, `ibv_modify_qp(3)`.
-    /// Only if connected, where the connection manager leaves the slowest `min_rnr_timer`, 655 ms.
+    /// Sets how long a peer waits before it retries a send that found no posted receive,
+    /// `ibv_modify_qp(3)`, `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For
+    /// a connected queue pair only.
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
-    /// Whether the path leads back to its port and address, `ibv_query_qp(3)`, `IBV_QP_AV`.
+    /// Returns whether the path leads back to the port and address it leaves from,
+    /// `ibv_query_qp(3)`, `IBV_QP_AV`.
     ///
     /// The peer is then on this device. [`Identifier::peer_addr`] only repeats what a request
     /// claims; this is where the device sends to (VR-SEC-008).
@@ -480,7 +495,8 @@ impl RnrTimer {
         self.0
     }
 
-    /// Returns the code's delay (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
+    /// Returns the delay of the code (InfiniBand, table of RNR NAK timer values), in steps of 10
+    /// µs.
     pub fn delay(self) -> core::time::Duration {
         const TENS_OF_MICROS: [u64; 32] = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
@@ -507,9 +523,11 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// Takes at most `into.len()` completions and returns how many, `ibv_poll_cq(3)`.
     ///
     /// # Errors
-    /// Returns an error if the queue is lost, for example by overrun, with its queue pairs.
+    /// Returns an error if the queue is lost, for example by overrun. Its queue pairs are then lost
+    /// too.
     fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
-    /// Requests an event at the next completion, `ibv_req_notify_cq(3)`. Poll again afterwards.
+    /// Requests one event when the next completion arrives, `ibv_req_notify_cq(3)`. Poll again
+    /// afterwards: see the module's rules.
     fn arm(&self) -> Result<(), B::Error>;
     /// Takes and acknowledges the channel's pending events, `ibv_get_cq_event(3)`,
     /// `ibv_ack_cq_events(3)`. Returns how many, possibly none.

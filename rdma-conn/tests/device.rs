@@ -66,7 +66,8 @@ fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End
     (sim, (client, own), accepted.expect("struck too early"))
 }
 
-/// VR-CLOSE-008: these events end the server's connection although its device flushes nothing.
+/// VR-CLOSE-008: these events end the server's connection although its device flushes nothing and
+/// reports only once.
 #[test]
 fn failures_without_a_completion_end_the_connection() {
     let late = When::Event(100);

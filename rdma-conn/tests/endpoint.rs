@@ -277,7 +277,8 @@ fn closing_delivers_the_last_bytes() {
             let mut read = Vec::new();
             stream.read_to_end(&mut read).map(|_| read)
         });
-        let Event::Opened { id, listener: Some(_) } = next(&mut server) else { panic!("it opens first") };
+        let Event::Opened { id, listener: Some(by) } = next(&mut server) else { panic!("it opens first") };
+        assert_eq!(server.local_addr(by), Some(address));
         assert_eq!(server.write(id, &[IoSlice::new(&bytes)]).expect("open"), Some(bytes.len()));
         server.abandon(id, LONG).expect("it is there");
         while server.usage().connections > 0 {

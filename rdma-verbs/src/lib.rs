@@ -28,14 +28,16 @@
 //! # Fork
 //!
 //! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs
-//! one of two things, or a write of the parent after the fork moves the page away from the device
-//! (VR-RES-010): a kernel that copies pinned pages at the fork (Linux 5.12 and later;
-//! `ibv_is_fork_initialized(3)` reports `IBV_FORK_UNNEEDED`), or `RDMAV_FORK_SAFE=1` in its
-//! environment before [`Verbs::load`], which is as that call. Then the child lacks the pages of
-//! regions, and dies if it touches them. Pages count as a whole: registered memory of a program
+//! one of two things, or a write of the parent after the fork moves the page away from where the
+//! device reads and writes (VR-RES-010): a kernel that copies pinned pages at the fork (Linux 5.12
+//! and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
+//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there
+//! before [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it
+//! dies if it touches them. A child that only runs `exec` is safe in any case. Pages count as a
+//! whole: memory of a program that is registered
 //! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of
-//! its own, or the child lacks the rest of these pages. A child that only runs `exec` is safe. No
-//! child may use the parent's connections: their descriptors and memory are not its own.
+//! its own, or a child lacks what else is on its first and last page too. In no case may a child
+//! use the parent's connections: it has their descriptors and their memory, and neither is its own.
 //!
 //! # From the seam to C
 //!

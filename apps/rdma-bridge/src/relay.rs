@@ -166,7 +166,8 @@ async fn conclude<X: End, Y: End>(
 }
 
 /// Judges an error of the pump to `first`, which has ended: bytes that it sent must still be
-/// delivered. Returns whether it took the rest, or an error if it took too long.
+/// delivered. Returns whether it took the rest: false if it had ended as a whole, or an error if it
+/// took too long.
 fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> {
     match broken {
         broken if broken.is_gone(first) => Ok(Ok(false)),

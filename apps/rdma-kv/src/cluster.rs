@@ -16,7 +16,8 @@ use crate::transport::{Buffer, Deadline, Transport};
 /// How often a key is tried: after each answer that redirects or delays it, or lost the connection.
 const TURNS: u32 = 6;
 
-/// The first pause before a key is tried again. Each further one is twice as long.
+/// The first pause before a key is tried again that a node cannot serve now. Each further one is
+/// twice as long.
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// The shortest time between two requests for the map of slots. `MOVED` is recorded at once.

@@ -125,8 +125,8 @@ pub(crate) enum Elsewhere {
 }
 
 impl Elsewhere {
-    /// Parses the error of a node at `from`. `None` if it redirects nowhere, or to no valid
-    /// address.
+    /// Parses the error of a node at `from`. `None` if it is another error, or names no
+    /// slot or no address.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let kind = words.next()?;

@@ -133,6 +133,7 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     static UNHEARD: AtomicBool = AtomicBool::new(false);
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
+        // The panic of `print!`, in any thread. There is no other sign of it.
         let closed = is_unread(info.payload());
         if closed {
             UNHEARD.store(true, Ordering::Relaxed);

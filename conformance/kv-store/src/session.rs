@@ -35,7 +35,8 @@ pub struct Session {
 
 #[derive(Default)]
 struct Watched {
-    /// The version that each key had; `None` if there was none, even if it came and went since.
+    /// The version that each key had. `None`: there was no such key. One that came and went since
+    /// counts as unchanged.
     keys: HashMap<Bytes, Option<u64>>,
     /// What the names take.
     memory: usize,

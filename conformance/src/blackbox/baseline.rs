@@ -18,7 +18,8 @@ pub struct Baseline {
     withheld: Option<Withheld>,
 }
 
-/// Failures that are expected without names: those that bring the target down or harm others.
+/// Failures that are expected without names: those that bring the target down, keep it from
+/// serving, or harm others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Withheld {

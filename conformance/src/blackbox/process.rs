@@ -15,7 +15,8 @@ use crate::resources::ProcessResources;
 
 /// The exit status of a client that cannot do what a case needs, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
-const LAST_LINES: usize = 300;
+/// The most bytes kept of a process's output.
+const LAST_BYTES: usize = 300;
 
 struct Process {
     child: Child,
@@ -89,7 +90,7 @@ fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {
     while let Ok(read @ 1..) = output.read(&mut chunk) {
         let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.extend_from_slice(&chunk[..read]);
-        let excess = lines.len().saturating_sub(LAST_LINES);
+        let excess = lines.len().saturating_sub(LAST_BYTES);
         lines.drain(..excess);
     }
 }

@@ -35,6 +35,13 @@ mod tests {
         assert_eq!(all.len(), RANKS.len() + others.len());
     }
 
+    /// Programs decide by these numbers: docs/exit-statuses.md.
+    #[test]
+    fn codes_stay() {
+        let codes = [UNDECIDED, BROKEN, LOST, NOTHING, USAGE, NO_ENVIRONMENT, INTERNAL, INTERRUPTED, UNREAD];
+        assert_eq!(codes, [2, 3, 4, 5, 64, 69, 70, 130, 141]);
+    }
+
     #[test]
     fn the_worse_of_two() {
         assert_eq!(worse(FAILED, UNDECIDED), FAILED);

@@ -155,7 +155,8 @@ fn fewer_receives_than_assumed_kill_an_impatient_connection() {
     assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(culprit)));
 }
 
-/// VR-FLOW-009: data leaves credits to control messages: a window needs no other credit.
+/// VR-FLOW-009: data leaves credits to control messages: a side without credits for data still
+/// announces its window.
 #[test]
 fn data_leaves_credits_to_registrations() {
     for receives in few([2, 4, 16, 1024]) {

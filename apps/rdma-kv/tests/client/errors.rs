@@ -21,12 +21,25 @@ fn errors<T: Transport>(mut client: Client<T>) {
     assert!(matches!(client.get_into(b"key", &mut buffer, 0..1), Err(Error::Lost)));
 }
 
-const REPLIES: &[&[u8]] = &[b"-WRONGTYPE no string\r\n", b"-OOM no memory\r\n", b"$3\r\nabc\r\n", b":3\r\n"];
+/// The replies of a server, the last of which is none to `GET`.
+const fn ending(last: &'static [u8]) -> [&'static [u8]; 4] {
+    [b"-WRONGTYPE no string\r\n", b"-OOM no memory\r\n", b"$3\r\nabc\r\n", last]
+}
+
+static REPLIES: [[&[u8]; 4]; 5] = [
+    ending(b":3\r\n"),
+    ending(b"*1\r\n$1\r\na\r\n"),
+    ending(b"$-2\r\n"),
+    ending(b"$99999999999999999999\r\n"),
+    ending(b"$\r\n"),
+];
 
 #[test]
 fn errors_say_who_is_at_fault() {
-    errors(over_rdma(answers(REPLIES)));
-    errors(over_tcp(answers(REPLIES)));
+    for replies in &REPLIES {
+        errors(over_rdma(answers(replies)));
+        errors(over_tcp(answers(replies)));
+    }
 }
 
 /// What a server sends before it disconnects: in the header, in the value, before its end.

@@ -67,10 +67,16 @@ fn a_value_goes_over_all_connections() {
     there_and_back(Striped::new(vec![connect(), connect(), connect()]), connect());
 }
 
-/// The bytes of a large value land, in memory that is registered in slices, too.
+/// The bytes of a large value land in memory that is registered in slices, in two protection
+/// domains, one of two connections.
 #[test]
 fn parts_land_across_slices() {
-    let (mut striped, _other) = clients(3);
+    let shared = Arc::new(Store::default());
+    let (host, address) = fabric(3, move |stream| _ = shared.serve(stream));
+    let connect = || Stream::connect_with(&host, address, &how()).expect("connects");
+    let (first, other) = (connect(), connect());
+    let second = Stream::connect_in(&host, &first.domain(), address, &how()).expect("connects");
+    let mut striped = Striped::new([first, second, other].map(client).into());
     let len = 12 * MIB;
     let memory = Memory::from(pattern(len, 1)).in_slices(5 * MIB);
     let mut buffer = striped.register(memory).expect("registered");

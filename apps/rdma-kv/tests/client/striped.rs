@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::world::{WINDOW, bytes_of, client, fabric, how, pattern};
+use crate::world::{WINDOW, bytes_of, client, fabric, how, over_tcp, pattern};
 use kv_store::Store;
 use rdma_conn::{Connect, Stream};
 use rdma_kv::{Buffer, Client, Error, Memory, Part, Striped};
@@ -163,4 +163,20 @@ fn a_buffer_serves_its_own_connections_only() {
     let part = [Part { key: b"key", range: 0..10 }];
     assert!(matches!(one.mget_into(&part, &mut foreign), Err(Error::Foreign)));
     assert!(matches!(Striped::<Stream<SoftSim>>::new(Vec::new()).buffer(10), Err(Error::Lost)));
+}
+
+#[test]
+fn tcp_is_striped_the_same() {
+    let shared = Arc::new(Store::default());
+    let connect = || {
+        let store = Arc::clone(&shared);
+        over_tcp(move |stream| _ = store.serve(stream))
+    };
+    let mut client = Striped::new(vec![connect(), connect()]);
+    let mut buffer = client.register(pattern(100, 3)).expect("memory");
+    let parts = [Part { key: b"one", range: 0..40 }, Part { key: b"two", range: 40..100 }];
+    client.mset_from(&parts, &buffer).expect("set");
+    assert!(buffer.write(0, &[0; 100]));
+    client.mget_into(&parts, &mut buffer).expect("got");
+    assert!(bytes_of(&buffer, 0..100) == pattern(100, 3));
 }

@@ -24,7 +24,7 @@ fn client(host: SoftSim) -> Client<SoftSim> {
 }
 
 /// Connects to a server that reads the first command and says nothing.
-async fn given_up<T: Send + 'static, F>(connect: impl FnOnce(Client<SoftSim>) -> F)
+async fn given_up<T: Send + 'static, F>(kind: &str, connect: impl FnOnce(Client<SoftSim>) -> F)
 where
     F: Future<Output = RedisResult<T>> + Send + 'static,
 {
@@ -33,16 +33,19 @@ where
     seen.recv().await.expect("a server");
     pause();
     let made = timeout(FOR_EVER, connecting).await.expect("an end").expect("no panic");
-    let error = made.err().expect("a server that says nothing serves nobody");
-    assert!(error.is_timeout(), "{error}");
+    let error = made.err().unwrap_or_else(|| panic!("{kind}: a server that says nothing serves nobody"));
+    assert!(error.is_timeout(), "{kind}: {error}");
     resume();
 }
 
 #[tokio::test]
 async fn a_mute_server_ends_every_kind_of_connection_in_time() {
-    given_up(|client| async move { client.get_multiplexed_async_connection().await }).await;
-    given_up(|client| async move { client.get_async_pubsub().await }).await;
-    given_up(|client| async move { client.get_reconnecting_connection(Reconnect::default()).await }).await;
+    given_up("multiplexed", |client| async move { client.get_multiplexed_async_connection().await }).await;
+    given_up("pubsub", |client| async move { client.get_async_pubsub().await }).await;
+    given_up("reconnecting", |client| async move {
+        client.get_reconnecting_connection(Reconnect::default()).await
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -14,8 +14,11 @@ use crate::blackbox::results::Teardown;
 use crate::blackbox::target::{Exit, Running, with_last_lines};
 use crate::tester::Incoming;
 
+/// How long a client is answered after the case has made its point.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
+/// How long a target is kept waiting that may wait or end the connection.
 pub(in crate::blackbox) const KEPT: Duration = Duration::from_secs(2);
+/// After how many times its patience the suite calls a slow client hung.
 const HUNG: u32 = 4;
 /// Why a case about the end of a client does not apply to one that another program starts.
 const UNSEEN: &str = "how the client ends cannot be seen from here (--exec shows it)";
