@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use common::{CLIENT, Home, Running, SERVER, await_some};
-use rdma_conn::{Listener, Stream};
+use rdma_conn::{Connect, Keepalive, Limits, Listener, Options, Stream};
 use rdma_verbs::Verbs;
 use session::{ask, come, open};
 use softrdma::fabric::Fabric;
@@ -29,6 +29,9 @@ use traced::Traced;
 /// How many messages are echoed, and their bytes.
 const MESSAGES: usize = 16;
 const BYTES: usize = 40_000;
+
+/// A limit of a program that is not killed: longer than a machine may stand still.
+const LONG: Duration = Duration::from_secs(600);
 
 /// Bytes that the heap may have more than before the first kill, however many kills there were.
 const SLACK: i64 = 4096;
@@ -75,12 +78,20 @@ fn program(home: &Home, address: &str, role: &str, argument: &str) -> Command {
     command
 }
 
+/// Neither side gives up the other, unless it is killed: its server would wait for the next client.
+fn patient() -> Options {
+    let mut options = Options::default().handshake_timeout(LONG);
+    options.protocol.keepalive = Some(Keepalive::NONE);
+    options
+}
+
 /// A program that echoes what its clients send, until one has closed.
 #[test]
 fn echoes() {
     let Some(_) = role("echoes") else { return };
     let verbs = Verbs::load().expect("the libraries of softrdma");
-    let listener = Listener::bind(&verbs, (SERVER, 0)).expect("a listener");
+    let listener = Listener::bind_with(&verbs, (SERVER, 0), patient(), Limits::default());
+    let listener = listener.expect("a listener");
     println!("listens on {}", listener.local_addr().expect("it listens"));
     let mut bytes = vec![0; BYTES];
     loop {
@@ -104,7 +115,8 @@ fn echoes() {
 fn sends() {
     let Some(address) = role("sends") else { return };
     let verbs = Verbs::load().expect("the libraries of softrdma");
-    let Ok(mut stream) = Stream::connect(&verbs, address) else { return };
+    let how = Connect::default().timeout(LONG).options(patient());
+    let Ok(mut stream) = Stream::connect_with(&verbs, address, &how) else { return };
     let mut bytes = vec![7; BYTES];
     for _ in 0..MESSAGES {
         let echoed = stream.write_all(&bytes).and_then(|()| stream.flush());
@@ -112,7 +124,7 @@ fn sends() {
             return;
         }
     }
-    if stream.close(Duration::from_secs(20)).is_ok() {
+    if stream.close(LONG).is_ok() {
         println!("all came back");
     }
 }
@@ -160,6 +172,10 @@ fn kills_client(home: &Home, at: u64) -> u64 {
 
 #[test]
 fn a_killed_program_leaves_nothing() {
+    if !traced::is_allowed() {
+        println!("skipped: this machine forbids ptrace(2)");
+        return;
+    }
     let kills = std::env::var("SOFTRDMA_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
     let home = Home::new("kills");
     let directory = home.socket();

@@ -1,13 +1,31 @@
 //! A program that is killed at one of its system calls, whose number is given (`ptrace(2)`).
 #![allow(unsafe_code, reason = "ptrace(2), waitpid(2) and kill(2) have no safe wrapper for this")]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
-use std::process::{ChildStdout, Command};
+use std::process::{Child, ChildStdout, Command};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use libc::{c_int, c_uint, c_void, pid_t};
+
+/// Returns whether this process may trace its children. Some containers forbid it.
+pub(crate) fn is_allowed() -> bool {
+    let child = spawn(&mut Command::new("true"));
+    child.is_ok_and(|mut child| child.kill().and_then(|()| child.wait()).is_ok())
+}
+
+/// Starts a program that this thread traces.
+fn spawn(command: &mut Command) -> io::Result<Child> {
+    // SAFETY: pre_exec: `ptrace` is a system call alone, and allocates nothing.
+    unsafe {
+        command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        });
+    }
+    command.spawn()
+}
 
 /// A running program.
 pub(crate) struct Traced {
@@ -23,14 +41,7 @@ impl Traced {
     pub(crate) fn start(mut command: Command, at: u64) -> Self {
         let (tell, told) = channel();
         let tracer = std::thread::spawn(move || {
-            // SAFETY: pre_exec: `ptrace` is a system call alone, and allocates nothing.
-            unsafe {
-                command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                });
-            }
-            let mut child = command.spawn().expect("starts");
+            let mut child = spawn(&mut command).expect("starts");
             tell.send(child.stdout.take().expect("is piped")).expect("waits for it");
             let stops = trace(child.id().cast_signed(), at);
             // The tracer has waited for it.
