@@ -79,7 +79,7 @@ static void end(struct vkr_machine *m) {
 
 void vkr_established(struct vkr_machine *m, uint64_t now, unsigned peer_rnr_retry_count) {
     if (m->state != VKR_CONNECTING) return;
-    m->state = VKR_OPEN;
+    m->state = m->close_by == NEVER ? VKR_OPEN : VKR_CLOSING;
     m->patient = peer_rnr_retry_count == 7 || m->set.server; /* VR-FLOW-015 */
     m->heard = now;
     if (m->set.keepalive > 0) m->keepalive_at = now + m->set.keepalive;
@@ -103,10 +103,11 @@ void vkr_disconnected(struct vkr_machine *m) {
 }
 
 void vkr_close(struct vkr_machine *m, uint64_t now, uint64_t within) {
-    if (m->state == VKR_CONNECTING) {
+    if (over(m) || m->close_by != NEVER) return;
+    if (m->state == VKR_CONNECTING && m->written == 0) {
         end(m);
-    } else if (m->state == VKR_OPEN) {
-        m->state = VKR_CLOSING;
+    } else {
+        if (m->state == VKR_OPEN) m->state = VKR_CLOSING; /* else once there is a connection (VR-CLOSE-001) */
         m->close_by = now + within;
     }
 }
@@ -250,7 +251,7 @@ void vkr_consumed(struct vkr_machine *m, uint32_t length) {
 uint32_t vkr_space(const struct vkr_machine *m, uint32_t *offset) {
     uint64_t free = m->set.send_buffer - (m->written - m->done); /* VR-XFER-011 */
     *offset = (uint32_t)(m->written % m->set.send_buffer);
-    if (m->state != VKR_CONNECTING && m->state != VKR_OPEN) return 0; /* section 11 */
+    if (over(m) || m->close_by != NEVER) return 0; /* section 11 */
     return (uint32_t)least(free, m->set.send_buffer - *offset);
 }
 
@@ -402,13 +403,14 @@ static uint64_t vanished_at(const struct vkr_machine *m) {
 
 uint64_t vkr_due(const struct vkr_machine *m) {
     uint64_t due;
-    if (m->state != VKR_OPEN && m->state != VKR_CLOSING) return NEVER;
+    if (over(m)) return NEVER;
+    if (m->state == VKR_CONNECTING) return m->close_by;
     due = least(least(silence_at(m), stall_at(m)), vanished_at(m));
     return least(due, least(m->keepalive_at, m->close_by));
 }
 
 void vkr_tick(struct vkr_machine *m, uint64_t now) {
-    if (m->state != VKR_OPEN && m->state != VKR_CLOSING) return;
+    if (over(m) || (m->state == VKR_CONNECTING && now < m->close_by)) return;
     if (now >= m->close_by || now >= vanished_at(m)) {
         fail(m, VKR_TRANSPORT); /* VR-CLOSE-004, VR-KEEP-006 */
     } else if (now >= silence_at(m) || now >= stall_at(m)) {
