@@ -116,10 +116,18 @@ fn libfabric_finds_the_device() {
 }
 
 /// Messages of connected endpoints, and of reliable datagrams on top of them.
+///
+/// The latter with a shared receive queue: libfabric 1.17 may post receives to an endpoint that it
+/// has closed, if a peer disconnects right after a message (docs/softrdma-programs.md).
 #[test]
 fn libfabric_by_verbs() {
+    if installed("fi_pingpong").is_none() {
+        return;
+    }
     for (provider, endpoint, port) in [("verbs", "msg", "18641"), ("verbs;ofi_rxm", "rdm", "18642")] {
-        let common = ["fi_pingpong", "-p", provider, "-e", endpoint, "-I", "20", "-S", "4096", "-c"];
+        let program = ["env", "FI_OFI_RXM_USE_SRX=1", "fi_pingpong"];
+        let common =
+            [&program[..], &["-p", provider, "-e", endpoint, "-I", "20", "-S", "4096", "-c"]].concat();
         let server = [&common[..], &["-B", port]].concat();
         let client = [&common[..], &["-P", port, "127.0.0.1"]].concat();
         if let Some(text) = pair(&format!("fi-pingpong-{endpoint}"), &server, &client, success) {

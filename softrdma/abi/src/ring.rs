@@ -54,16 +54,19 @@ impl Ring {
     ///
     /// # Errors
     /// Reported only if no completion was passed.
-    pub(crate) fn poll(&mut self, most: usize, give: impl FnMut(Completion)) -> Result<usize, c_int> {
-        let queue = self.queue;
-        let count = take_shown(self.page()?, self.taken, most, || ask(&Request::Poll(queue)), give)?;
-        self.taken = self.taken.wrapping_add(count as u32);
-        self.idle = if count > 0 { 0 } else { self.idle.wrapping_add(1) };
-        if self.idle >= IDLE {
-            self.idle = 0;
+    pub(crate) fn poll(&mut self, most: usize, mut give: impl FnMut(Completion)) -> Result<usize, c_int> {
+        let (queue, taken, mut idle) = (self.queue, self.taken, self.idle);
+        let page = self.page()?;
+        let take = || take_shown(page, taken, most, || ask(&Request::Poll(queue)), &mut give);
+        let pause = || {
             link()?.is_alive()?;
             std::thread::yield_now();
-        }
+            Ok(())
+        };
+        let count = take_or_pause(&mut idle, take, pause);
+        self.idle = idle;
+        let count = count?;
+        self.taken = taken.wrapping_add(count as u32);
         Ok(count)
     }
 
@@ -82,6 +85,25 @@ impl Drop for Ring {
         // SAFETY: munmap(2): what `map` mapped, which no reference borrows any more.
         let _unmapped = unsafe { libc::munmap(self.page.as_ptr().cast(), PAGE) };
     }
+}
+
+/// Takes what is there. After [`IDLE`] times in a row that nothing was, pauses and looks again.
+///
+/// Others run in the pause: without the second look, a program that looks at its events after each
+/// empty poll often finds a disconnection before the completion that preceded it.
+fn take_or_pause(
+    idle: &mut u32,
+    mut take: impl FnMut() -> Result<usize, c_int>,
+    pause: impl FnOnce() -> Result<(), c_int>,
+) -> Result<usize, c_int> {
+    let count = take()?;
+    *idle = if count > 0 { 0 } else { *idle + 1 };
+    if *idle < IDLE {
+        return Ok(count);
+    }
+    *idle = 0;
+    pause()?;
+    take()
 }
 
 /// Takes at most `most` completions from a page of which `taken` were taken before.
@@ -179,6 +201,29 @@ mod tests {
         assert_eq!(fabric.poll(3, 1000), (3..all).collect::<Vec<_>>());
         // It asks once each time that there was more, and never when nothing is left.
         assert_eq!((fabric.calls.get(), fabric.poll(all as u32, 8), fabric.calls.get()), (3, vec![], 3));
+    }
+
+    #[test]
+    fn what_came_in_a_pause_is_found() {
+        let fabric = Fabric::new(0..0);
+        let mut idle = 0;
+        let poll = |idle: &mut u32, came: &[u64]| {
+            let (mut given, mut paused) = (Vec::new(), false);
+            let take = || take_shown(&fabric.page, 0, 8, || Ok(()), |completion| given.push(completion.id));
+            let pause = || {
+                paused = true;
+                fabric.waiting.borrow_mut().extend(came);
+                fabric.show();
+                Ok(())
+            };
+            assert!(take_or_pause(idle, take, pause).is_ok());
+            (given, paused)
+        };
+        for _ in 1..IDLE {
+            assert_eq!(poll(&mut idle, &[]), (vec![], false));
+        }
+        assert_eq!(poll(&mut idle, &[7]), (vec![7], true));
+        assert_eq!(poll(&mut idle, &[]), (vec![7], false));
     }
 
     #[test]
