@@ -194,7 +194,8 @@ struct Shown(Arc<Page>);
 impl Mirror for Shown {
     fn look(&self) -> Look {
         let (armed, taken) = (self.0.armed.swap(0, SeqCst), self.0.taken.load(SeqCst));
-        let advance = |to: u32| (to - self.0.seen.swap(to, Relaxed)) as usize;
+        // An arming may be seen later than what was taken after it.
+        let advance = |to: u32| to.saturating_sub(self.0.seen.fetch_max(to, Relaxed)) as usize;
         let before = armed.checked_sub(1).map_or(0, advance);
         Look { before, armed: (armed > 0).then_some(Arming::All), after: advance(taken) }
     }
