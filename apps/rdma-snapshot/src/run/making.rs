@@ -262,12 +262,15 @@ mod tests {
         let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
         let how = (Stop::default(), None);
         let making = Making::begin(Box::new(source), filler, how, older.is_none(), &waker).expect("a thread");
+        let by = Instant::now() + Duration::from_secs(600);
         let next = || loop {
             waker.clear();
             if let Some(made) = making.next() {
                 break made;
             }
-            crate::wait::sleep(&[waker.as_fd()], Duration::from_secs(600)).expect("it sleeps");
+            let left = by.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "nothing comes");
+            crate::wait::sleep(&[waker.as_fd()], left).expect("it sleeps");
         };
         assert!(matches!(next(), Made::Mark));
         making.replace(until);

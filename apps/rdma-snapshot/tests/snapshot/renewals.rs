@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
 use rdma_snapshot::wire::{Content, Reason};
-use rdma_snapshot::{Again, Error, Piece, Source, reader};
+use rdma_snapshot::{Again, Error, Piece, Source, publisher, reader};
 use rdma_softsim::Fabric;
 
 use crate::files::Paced;
@@ -304,13 +304,17 @@ fn readers_are_told_before_the_source_is_restored() {
         Err(io::Error::other("nothing was opened"))
     });
     let withdraw = Stop::default();
-    let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    // The machine may stand still for a while.
+    let config = publisher::Config { handshake: MOST, lease: MOST, ..publisher::Config::default() };
+    let how = Publish { config, backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
     let users = Arc::downgrade(&requested);
     let source = Full { marked: false, requested, ends: false, again };
     let (at, publisher) = publishing(&fabric, source, how);
     let (sink, got) = sent();
     let backend = fabric.host(&[address(2)]);
-    let how = Pull { attempts: 1, ..Pull::default() };
+    // Without a word it ends before the undoing does.
+    let config = reader::Config { handshake: MOST, silence: MOST / 2, ..reader::Config::default() };
+    let how = Pull { config, ..Pull::default() };
     let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &how, &mut |_| {}));
     got.recv().expect("the log");
     withdraw.stop();
