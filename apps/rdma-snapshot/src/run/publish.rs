@@ -151,7 +151,6 @@ impl<B: Descriptors> Run<'_, B> {
                         publisher.end();
                         ended = Some(self.backend.now());
                         self.again = None;
-                        self.renewal = self.renewal.take().and_then(Renewal::stop);
                         is_empty = true;
                     }
                     Some(Made::Replaced(offset)) => {
@@ -188,9 +187,12 @@ impl<B: Descriptors> Run<'_, B> {
     }
 
     /// Makes a new snapshot once the backlog is full. Once it is complete, the log so far ends, and
-    /// that of the new one continues it.
+    /// that of the new one continues it. After the end of the log no snapshot is wanted.
     fn renew(&mut self, publisher: &mut Publisher<B>) {
-        let Some(again) = &self.again else { return };
+        let Some(again) = &self.again else {
+            self.renewal = self.renewal.take().and_then(Renewal::stop);
+            return;
+        };
         let log = publisher.log_bytes();
         let full = publisher.snapshot_bytes().map(|bytes| bytes.max(self.how.backlog));
         let is_full = full.is_some_and(|full| log >= full.max(self.not_before));

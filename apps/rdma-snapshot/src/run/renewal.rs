@@ -37,6 +37,15 @@ struct Opening {
 }
 
 impl Opening {
+    /// Returns the source, or why there is none, once either is known.
+    fn poll(&self) -> Option<io::Result<Box<dyn Source>>> {
+        match self.opened.try_recv() {
+            Ok(opened) => Some(opened),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Err(io::Error::other("its thread ended early"))),
+        }
+    }
+
     /// Ends the wait for the source. A second call of [`Stop::stop`] would end the undoing.
     fn end(&self) {
         if !self.stop.is_stopped() {
@@ -52,12 +61,19 @@ impl Drop for Opening {
             match self.opened.recv_timeout(TICK) {
                 Err(RecvTimeoutError::Timeout) if self.withdraw.is_forced() => self.stop.stop(),
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Err(error)) if !crate::wait::is_stop(&error) => {
-                    tracing::error!(%error, "another snapshot was not made");
-                }
-                Ok(_) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(opened) => return tell(opened),
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+}
+
+/// Tells what is left at a source that is not wanted any longer. Drops it.
+fn tell(opened: io::Result<Box<dyn Source>>) {
+    if let Err(error) = opened
+        && !crate::wait::is_stop(&error)
+    {
+        tracing::error!(%error, "another snapshot was not made");
     }
 }
 
@@ -89,11 +105,7 @@ impl<B: Descriptors> Renewal<B> {
         waker: &Waker,
     ) -> Result<Option<u64>, Error> {
         if let State::Opening(opening) = &self.state {
-            let opened = match opening.opened.try_recv() {
-                Ok(opened) => opened,
-                Err(TryRecvError::Empty) => return Ok(None),
-                Err(TryRecvError::Disconnected) => Err(io::Error::other("its thread ended early")),
-            };
+            let Some(opened) = opening.poll() else { return Ok(None) };
             let source = opened.map_err(failed)?;
             let no_offset = || failed(io::Error::other("its history has no offsets"));
             let begun = source.position().ok_or_else(no_offset)?.offset;
@@ -124,12 +136,19 @@ impl<B: Descriptors> Renewal<B> {
         Ok(is_complete.then_some(*begun))
     }
 
-    /// Another snapshot is not wanted any longer. Returns it if changes at the source must be
-    /// undone before it is dropped.
+    /// Another snapshot is not wanted any longer. Returns it while changes at the source are being
+    /// undone, for which dropping it would wait. To be called again then, so that an opened source
+    /// is not kept.
     pub(super) fn stop(self) -> Option<Self> {
         let State::Opening(opening) = &self.state else { return None };
         opening.end();
-        Some(self)
+        match opening.poll() {
+            None => Some(self),
+            Some(opened) => {
+                tell(opened);
+                None
+            }
+        }
     }
 
     /// Publishes the complete snapshot in place of the one so far, whose log has ended at `offset`.
@@ -184,7 +203,7 @@ mod tests {
         let renewal = opening(&how, Stop::is_stopped);
         let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
         let stop = open.stop.clone();
-        drop(renewal.stop().expect("it is opening"));
+        drop(renewal.stop());
         assert!(stop.is_stopped() && !stop.is_forced());
 
         let renewal = opening(&how, Stop::is_forced);

@@ -266,14 +266,20 @@ fn publishing(
     (bound.recv().expect("a publisher"), publisher)
 }
 
-/// The end of the log ends a snapshot that is being made, although the publication goes on.
-#[test]
-fn an_unfinished_snapshot_ends_with_the_log() {
+/// The end of the log ends a snapshot that is being made, although the publication goes on. One
+/// that `opens_late` is opened after that end.
+fn ends_with_the_log(opens_late: bool) {
     let (ended, is_over) = mpsc::channel();
     let begun = Arc::new(AtomicU64::new(0));
     // Only the second snapshot has what tells of its end.
     let next = std::sync::Mutex::new(Some(Endless { begun: Arc::clone(&begun), _ended: ended }));
-    let again: Again = Arc::new(move |_| {
+    let requested = Arc::clone(&begun);
+    let again: Again = Arc::new(move |stop| {
+        let by = Instant::now() + MOST;
+        while opens_late && !stop.is_stopped() && Instant::now() < by {
+            requested.store(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let next = next.lock().expect("no panic").take();
         next.map(|next| Box::new(next) as _).ok_or_else(|| io::Error::other("there is one"))
     });
@@ -286,6 +292,16 @@ fn an_unfinished_snapshot_ends_with_the_log() {
     assert!(!publisher.is_finished());
     withdraw.stop();
     publisher.join().expect("no panic").expect("published");
+}
+
+#[test]
+fn an_unfinished_snapshot_ends_with_the_log() {
+    ends_with_the_log(false);
+}
+
+#[test]
+fn a_snapshot_that_is_opened_after_the_log_is_not_kept() {
+    ends_with_the_log(true);
 }
 
 /// Readers are told of a withdrawal before changes at the source are undone, which may take long.
