@@ -51,6 +51,13 @@ struct Told {
     rate: Option<u64>,
 }
 
+impl Told {
+    /// Returns whether this source is still wanted. The other side is dropped once it is not.
+    fn is_wanted(&self) -> bool {
+        Arc::strong_count(&self.until) > 1
+    }
+}
+
 impl<B: Descriptors> Making<B> {
     /// Starts the thread. A source that is not the first waits at its mark for
     /// [`Making::go_on_from`].
@@ -119,8 +126,7 @@ fn make<B: Descriptors>(
     // Where the log of the older snapshot ends. The newer one may begin before that.
     let mut least = 0;
     let mut due = Instant::now();
-    // The other side is dropped once this source is not wanted any longer.
-    while Arc::strong_count(&told.until) > 1 {
+    while told.is_wanted() {
         // A newer snapshot ends once it continues the log.
         if told.stop.is_stopped() && told.from.is_none() && !stopped {
             stopped = true;
@@ -138,7 +144,7 @@ fn make<B: Descriptors>(
             held = upto.min(held.saturating_add(count));
             if let Some(rate) = told.rate.filter(|_| !marked) {
                 due = next_due(due, Instant::now(), count, rate);
-                sleep_until(due, &told.stop);
+                sleep_until(due, &told);
             }
         }
         // Before the mark, chunks are full. After it, each chunk is published at once.
@@ -186,10 +192,11 @@ fn next_due(due: Instant, now: Instant, bytes: usize, rate: u64) -> Instant {
     due.max(least) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64)
 }
 
-/// Sleeps until `due`, or until the end is requested.
-fn sleep_until(due: Instant, stop: &Stop) {
+/// Sleeps until `due`, or until the end is requested, or the source is not wanted any longer.
+fn sleep_until(due: Instant, told: &Told) {
     while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-        && !stop.is_stopped()
+        && !told.stop.is_stopped()
+        && told.is_wanted()
     {
         std::thread::sleep(left.min(super::TICK));
     }
@@ -250,13 +257,16 @@ mod tests {
         }
     }
 
+    fn publisher() -> Publisher<SoftSim> {
+        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
+        let backend = Fabric::new().host(&[address.into()]);
+        Publisher::bind(&backend, (address, 0).into(), publisher::Config::default()).expect("an address")
+    }
+
     /// Returns the offset at which a log ends that a newer snapshot replaces from `until` on, after
     /// it has continued an `older` one. The log begins to flow after both are known.
     fn end_of_log(older: Option<u64>, until: u64) -> u64 {
-        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
-        let backend = Fabric::new().host(&[address.into()]);
-        let mut publisher: Publisher<SoftSim> =
-            Publisher::bind(&backend, (address, 0).into(), publisher::Config::default()).expect("an address");
+        let mut publisher = publisher();
         let flows = Arc::new(AtomicBool::new(false));
         let source = Lagging { marked: false, offset: 0, cut: None, flows: Arc::clone(&flows) };
         let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
@@ -300,6 +310,44 @@ mod tests {
         assert!(soon.contains(&end_of_log(None, 5005)));
         assert!(soon.contains(&end_of_log(Some(2005), 5005)));
         assert!(soon.contains(&end_of_log(Some(5005), 2005)));
+    }
+
+    /// A snapshot without end, which tells of its first bytes, and of its own end.
+    struct Slow(std::sync::mpsc::Sender<()>);
+
+    impl Source for Slow {
+        fn content(&self) -> Content {
+            Content::Bytes
+        }
+        fn total(&self) -> Option<u64> {
+            None
+        }
+        fn position(&self) -> Option<Position> {
+            None
+        }
+        fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+            let _over = self.0.send(());
+            Ok(Piece::Bytes(into.len()))
+        }
+        fn stop(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A low rate does not keep a source that is not wanted any longer.
+    #[test]
+    fn a_source_that_is_not_wanted_ends_before_it_is_due() {
+        let mut publisher = publisher();
+        let (told, tells) = channel();
+        let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
+        // Its next bytes are due after 1000 seconds.
+        let how = (Stop::default(), Some(1));
+        let making = Making::begin(Box::new(Slow(told)), filler, how, true, &waker).expect("a thread");
+        let most = Duration::from_secs(600);
+        tells.recv_timeout(most).expect("bytes");
+        drop(making);
+        let ended = tells.recv_timeout(most);
+        assert_eq!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
     }
 
     /// While a source gives nothing, no credit for its rate collects.
