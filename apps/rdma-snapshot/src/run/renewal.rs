@@ -31,6 +31,8 @@ enum State<B: Descriptors> {
 /// A source that another thread opens. Dropping it waits until changes at the source are undone.
 struct Opening {
     opened: Receiver<io::Result<Box<dyn Source>>>,
+    /// Whether it has come. The source may use the same `stop` from then on.
+    is_over: bool,
     stop: Stop,
     /// The operator's. A second call ends the undoing, too.
     withdraw: Stop,
@@ -38,12 +40,14 @@ struct Opening {
 
 impl Opening {
     /// Returns the source, or why there is none, once either is known.
-    fn poll(&self) -> Option<io::Result<Box<dyn Source>>> {
-        match self.opened.try_recv() {
-            Ok(opened) => Some(opened),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Err(io::Error::other("its thread ended early"))),
-        }
+    fn poll(&mut self) -> Option<io::Result<Box<dyn Source>>> {
+        let opened = match self.opened.try_recv() {
+            Ok(opened) => opened,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => Err(io::Error::other("its thread ended early")),
+        };
+        self.is_over = true;
+        Some(opened)
     }
 
     /// Ends the wait for the source. A second call of [`Stop::stop`] would end the undoing.
@@ -56,6 +60,9 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
         self.end();
         loop {
             match self.opened.recv_timeout(TICK) {
@@ -89,7 +96,7 @@ impl<B: Descriptors> Renewal<B> {
             waker.wake();
         });
         thread.map_err(|error| Error::Source(Arc::new(error)))?;
-        let opening = Opening { opened, stop, withdraw: how.withdraw.clone() };
+        let opening = Opening { opened, is_over: false, stop, withdraw: how.withdraw.clone() };
         Ok(Self { state: State::Opening(opening), offer })
     }
 
@@ -104,7 +111,7 @@ impl<B: Descriptors> Renewal<B> {
         how: &Publish,
         waker: &Waker,
     ) -> Result<Option<u64>, Error> {
-        if let State::Opening(opening) = &self.state {
+        if let State::Opening(opening) = &mut self.state {
             let Some(opened) = opening.poll() else { return Ok(None) };
             let source = opened.map_err(failed)?;
             let no_offset = || failed(io::Error::other("its history has no offsets"));
@@ -139,8 +146,8 @@ impl<B: Descriptors> Renewal<B> {
     /// Another snapshot is not wanted any longer. Returns it while changes at the source are being
     /// undone, for which dropping it would wait. To be called again then, so that an opened source
     /// is not kept.
-    pub(super) fn stop(self) -> Option<Self> {
-        let State::Opening(opening) = &self.state else { return None };
+    pub(super) fn stop(mut self) -> Option<Self> {
+        let State::Opening(opening) = &mut self.state else { return None };
         opening.end();
         match opening.poll() {
             None => Some(self),
@@ -176,10 +183,66 @@ pub(super) fn ended_early() -> Error {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use rdma_softsim::SoftSim;
+    use rdma_softsim::{Fabric, SoftSim};
 
     use super::*;
+    use crate::publisher;
+    use crate::reader::Position;
+    use crate::source::Piece;
     use crate::wire::{Content, Layout};
+
+    const OFFER: Offer = Offer {
+        layout: Layout::Chunks,
+        content: Content::Bytes,
+        chunk_size: 1000,
+        total: None,
+        position: None,
+    };
+
+    /// A source that has nothing. Its snapshot has this many bytes.
+    struct Nothing(Option<u64>);
+
+    impl Source for Nothing {
+        fn content(&self) -> Content {
+            Content::Bytes
+        }
+        fn total(&self) -> Option<u64> {
+            self.0
+        }
+        fn position(&self) -> Option<Position> {
+            Some(Position { history: [b'h'; 40], offset: 0 })
+        }
+        fn read(&mut self, _: &mut [u8]) -> io::Result<Piece> {
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(Piece::Idle)
+        }
+        fn stop(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The end of the opening is no end of what was opened.
+    #[test]
+    fn an_opened_source_is_not_told_to_stop() {
+        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
+        let backend = Fabric::new().host(&[address.into()]);
+        let config = publisher::Config::default();
+        let mut publisher = Publisher::bind(&backend, (address, 0).into(), config).expect("an address");
+        let again: Again = Arc::new(|_| Ok(Box::new(Nothing(None))));
+        let (how, waker) = (Publish::default(), Waker::new().expect("a waker"));
+        let mut renewal: Renewal<SoftSim> = Renewal::begin(&again, OFFER, &how, &waker).expect("a thread");
+        let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
+        let stop = open.stop.clone();
+        let by = Instant::now() + Duration::from_secs(600);
+        while matches!(renewal.state, State::Opening(_)) {
+            assert!(Instant::now() < by, "nothing is opened");
+            renewal.progress(&mut publisher, &how, &waker).expect("it goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!stop.is_stopped());
+        drop(renewal);
+        assert!(!stop.is_stopped());
+    }
 
     /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].
     fn opening(how: &Publish, is_over: fn(&Stop) -> bool) -> Renewal<SoftSim> {
@@ -190,9 +253,7 @@ mod tests {
             }
             Err(io::Error::other("nothing was opened"))
         });
-        let (layout, content) = (Layout::Chunks, Content::Bytes);
-        let offer = Offer { layout, content, chunk_size: 1000, total: None, position: None };
-        Renewal::begin(&again, offer, how, &Waker::new().expect("a waker")).expect("a thread")
+        Renewal::begin(&again, OFFER, how, &Waker::new().expect("a waker")).expect("a thread")
     }
 
     /// The end of the log ends the wait for another source, and nothing ends its undoing but a
