@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use rdma_conn::{Descriptors, Waker};
@@ -25,7 +25,8 @@ pub(super) enum Made<B: Descriptors> {
     Chunk(Filled<B>),
     Mark,
     End,
-    /// Its log ends at this offset, because that of a newer snapshot continues it.
+    /// Its log has come to this offset, at which that of a newer snapshot can continue it. It waits
+    /// until it is dropped, or until [`Making::go_on_from`].
     Replaced(u64),
     Failed(Error),
 }
@@ -34,7 +35,7 @@ pub(super) enum Made<B: Descriptors> {
 pub(super) struct Making<B: Descriptors> {
     made: Receiver<Made<B>>,
     until: Arc<AtomicU64>,
-    /// Gives the offset at which its log continues that of an older snapshot.
+    /// Gives the offset from which its log goes on after a wait.
     from: Sender<u64>,
 }
 
@@ -44,9 +45,9 @@ struct Told {
     /// The offset from which on a newer snapshot can continue its log, so that it ends;
     /// [`u64::MAX`] without one.
     until: Arc<AtomicU64>,
-    /// Gives the offset at which its log continues that of an older snapshot, unless it is the
-    /// first.
-    from: Option<Receiver<u64>>,
+    /// Gives the offset from which its log goes on after a wait.
+    from: Receiver<u64>,
+    is_first: bool,
     /// The most bytes of the snapshot in a second.
     rate: Option<u64>,
 }
@@ -71,7 +72,7 @@ impl<B: Descriptors> Making<B> {
         let (sender, made) = sync_channel(AHEAD);
         let (from, theirs) = channel();
         let until = Arc::new(AtomicU64::new(u64::MAX));
-        let told = Told { stop, until: Arc::clone(&until), from: (!is_first).then_some(theirs), rate };
+        let told = Told { stop, until: Arc::clone(&until), from: theirs, is_first, rate };
         let waker = waker.clone();
         let thread = std::thread::Builder::new().name("source".into()).spawn(move || {
             let hand_over = |made| {
@@ -101,22 +102,27 @@ impl<B: Descriptors> Making<B> {
 
     /// Ends its log once it has reached this offset, at which the history of a newer snapshot
     /// begins. The log may be behind that, because the newer one has a connection of its own.
+    /// [`u64::MAX`] lets it go on, because there is no newer one.
     pub(super) fn replace(&self, from: u64) {
         self.until.store(from, Ordering::Relaxed);
     }
 
-    /// Lets its log begin. A chunk begins at this offset.
+    /// Lets its log begin after that of an older snapshot, or go on after [`Made::Replaced`]. A
+    /// chunk begins at this offset.
     pub(super) fn go_on_from(&self, offset: u64) {
         // If it has ended, it says why.
         let _ended = self.from.send(offset);
     }
 }
 
+/// How long a source waits before [`Source::wait`] is called again.
+const WAIT: Duration = Duration::from_secs(1);
+
 /// Reads the source into chunks until its end, or until no more are wanted.
 fn make<B: Descriptors>(
     mut source: Box<dyn Source>,
     mut filler: Filler<B>,
-    mut told: Told,
+    told: Told,
     hand_over: &dyn Fn(Made<B>) -> bool,
 ) -> Result<(), Error> {
     let failed = |error| Error::Source(Arc::new(error));
@@ -125,10 +131,12 @@ fn make<B: Descriptors>(
     let (mut marked, mut stopped) = (false, false);
     // Where the log of the older snapshot ends. The newer one may begin before that.
     let mut least = 0;
+    // Whether its log waits after the mark for the end of an older one.
+    let mut waits = !told.is_first;
     let mut due = Instant::now();
     while told.is_wanted() {
         // A newer snapshot ends once it continues the log.
-        if told.stop.is_stopped() && told.from.is_none() && !stopped {
+        if told.stop.is_stopped() && !waits && !stopped {
             stopped = true;
             source.stop().map_err(failed)?;
         }
@@ -172,12 +180,20 @@ fn make<B: Descriptors>(
             (_, Some(offset)) => Made::Replaced(offset),
             _ => continue,
         };
-        let is_last = !matches!(also, Made::Mark);
+        let is_last = matches!(also, Made::End);
+        waits |= matches!(also, Made::Replaced(_));
         if !hand_over(also) || is_last {
             return Ok(());
         }
-        if let Some(from) = told.from.take() {
-            let Ok(offset) = from.recv() else { return Ok(()) };
+        if std::mem::take(&mut waits) {
+            // The older log may take long to come to its end.
+            let offset = loop {
+                match told.from.recv_timeout(WAIT) {
+                    Ok(offset) => break offset,
+                    Err(RecvTimeoutError::Timeout) => source.wait().map_err(failed)?,
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                }
+            };
             source.cut_at(offset);
             least = offset;
         }
@@ -347,7 +363,7 @@ mod tests {
         tells.recv_timeout(most).expect("bytes");
         drop(making);
         let ended = tells.recv_timeout(most);
-        assert_eq!(ended, Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
+        assert_eq!(ended, Err(RecvTimeoutError::Disconnected));
     }
 
     /// While a source gives nothing, no credit for its rate collects.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_conn::{Descriptors, Waker};
 
 use super::making::{AHEAD, Made, Making};
-use super::renewal::{self, Renewal};
+use super::renewal::Renewal;
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{self, Publisher};
@@ -154,10 +154,15 @@ impl<B: Descriptors> Run<'_, B> {
                         is_empty = true;
                     }
                     Some(Made::Replaced(offset)) => {
-                        let Some(renewal) = self.renewal.take() else { return Err(renewal::ended_early()) };
-                        self.making = renewal.publish(publisher, offset)?;
-                        self.not_before = 0;
-                        progress.snapshots += 1;
+                        // The newer one may have failed meanwhile. Then this log goes on.
+                        self.renew(publisher);
+                        if let Some(renewal) = self.renewal.take_if(|renewal| renewal.is_complete()) {
+                            self.making = renewal.publish(publisher, offset)?;
+                            self.not_before = 0;
+                            progress.snapshots += 1;
+                        } else {
+                            self.making.go_on_from(offset);
+                        }
                     }
                     Some(Made::Failed(error)) => return Err(error),
                     None => is_empty = true,
@@ -210,6 +215,7 @@ impl<B: Descriptors> Run<'_, B> {
             Err(error) => {
                 tracing::warn!(%error, "no new snapshot was made, so readers get this one and its backlog");
                 self.renewal = None;
+                self.making.replace(u64::MAX);
                 self.not_before = log.saturating_add(full.unwrap_or(0));
             }
         }

@@ -124,23 +124,28 @@ impl<B: Descriptors> Renewal<B> {
             self.state = State::Making(making, store, begun, false);
         }
         let State::Making(making, store, begun, is_complete) = &mut self.state else { return Ok(None) };
-        if *is_complete {
-            return Ok(Some(*begun));
-        }
+        let was_complete = *is_complete;
         for _ in 0..AHEAD {
             match making.next() {
                 Some(Made::Chunk(filled)) => store.publish(filled),
                 Some(Made::Mark) => {
                     store.mark()?;
                     *is_complete = true;
-                    break;
                 }
+                // Its source may end while it waits for the log so far.
                 Some(Made::Failed(error)) => return Err(error),
                 Some(Made::End | Made::Replaced(_)) | None => break,
             }
         }
-        publisher.fit(store.registered())?;
+        if !was_complete {
+            publisher.fit(store.registered())?;
+        }
         Ok(is_complete.then_some(*begun))
+    }
+
+    /// Returns whether it is complete, so that it can be published.
+    pub(super) const fn is_complete(&self) -> bool {
+        matches!(self.state, State::Making(.., true))
     }
 
     /// Another snapshot is not wanted any longer. Returns it while changes at the source are being
@@ -175,7 +180,7 @@ fn failed(error: io::Error) -> Error {
 }
 
 /// The error of a log that has ended before the next one continues it.
-pub(super) fn ended_early() -> Error {
+fn ended_early() -> Error {
     failed(io::Error::other("its log ended early"))
 }
 
