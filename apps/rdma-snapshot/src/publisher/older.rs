@@ -144,6 +144,19 @@ impl<B: Descriptors> Publisher<B> {
         Ok(())
     }
 
+    /// Checks that another snapshot of `total` bytes fits beside the newest one, if no older one
+    /// keeps any memory. Otherwise its making would remove them all, and then fail.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn check_room(&self, total: u64) -> Result<(), Error> {
+        let limit = self.config.memory;
+        if self.store.registered().saturating_add(total) > limit {
+            return Err(Error::TooMuch { what: "the memory for another snapshot", limit });
+        }
+        Ok(())
+    }
+
     /// Releases memory of older snapshots that no reader needs.
     pub(super) fn sweep(&mut self) {
         let now = self.backend.now();

@@ -116,6 +116,7 @@ impl<B: Descriptors> Renewal<B> {
             let source = opened.map_err(failed)?;
             let no_offset = || failed(io::Error::other("its history has no offsets"));
             let begun = source.position().ok_or_else(no_offset)?.offset;
+            publisher.check_room(source.total().unwrap_or(0))?;
             self.offer.total = source.total();
             self.offer.position = source.position();
             let mut store = Box::new(publisher.prepare());
@@ -226,27 +227,51 @@ mod tests {
         }
     }
 
-    /// The end of the opening is no end of what was opened.
-    #[test]
-    fn an_opened_source_is_not_told_to_stop() {
+    fn publisher(config: publisher::Config) -> Publisher<SoftSim> {
         let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
         let backend = Fabric::new().host(&[address.into()]);
-        let config = publisher::Config::default();
-        let mut publisher = Publisher::bind(&backend, (address, 0).into(), config).expect("an address");
-        let again: Again = Arc::new(|_| Ok(Box::new(Nothing(None))));
+        Publisher::bind(&backend, (address, 0).into(), config).expect("an address")
+    }
+
+    /// Opens a source of this total. Returns the outcome, and the [`Stop`] that it was given.
+    fn opened(
+        publisher: &mut Publisher<SoftSim>,
+        total: Option<u64>,
+    ) -> (Result<Renewal<SoftSim>, Error>, Stop) {
+        let again: Again = Arc::new(move |_| Ok(Box::new(Nothing(total))));
         let (how, waker) = (Publish::default(), Waker::new().expect("a waker"));
-        let mut renewal: Renewal<SoftSim> = Renewal::begin(&again, OFFER, &how, &waker).expect("a thread");
+        let mut renewal = Renewal::begin(&again, OFFER, &how, &waker).expect("a thread");
         let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
         let stop = open.stop.clone();
         let by = Instant::now() + Duration::from_secs(600);
         while matches!(renewal.state, State::Opening(_)) {
             assert!(Instant::now() < by, "nothing is opened");
-            renewal.progress(&mut publisher, &how, &waker).expect("it goes on");
+            if let Err(error) = renewal.progress(publisher, &how, &waker) {
+                return (Err(error), stop);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
+        (Ok(renewal), stop)
+    }
+
+    /// The end of the opening is no end of what was opened.
+    #[test]
+    fn an_opened_source_is_not_told_to_stop() {
+        let (renewal, stop) = opened(&mut publisher(publisher::Config::default()), None);
+        let renewal = renewal.expect("it is open");
         assert!(!stop.is_stopped());
         drop(renewal);
         assert!(!stop.is_stopped());
+    }
+
+    /// A snapshot for which there cannot be room is refused before older ones make room for it.
+    #[test]
+    fn a_snapshot_that_is_too_long_is_refused_before_it_is_made() {
+        let mut publisher = publisher(publisher::Config { memory: 10_000, ..publisher::Config::default() });
+        publisher.append(&[0; 4000]).expect("room");
+        let (renewal, _) = opened(&mut publisher, Some(6001));
+        assert!(matches!(renewal.err(), Some(Error::TooMuch { .. })));
+        assert!(opened(&mut publisher, Some(6000)).0.is_ok());
     }
 
     /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].
