@@ -132,16 +132,19 @@ impl<B: Descriptors> Publisher<B> {
     pub(crate) fn fit(&mut self, more: u64) -> Result<(), Error> {
         let limit = self.config.memory;
         while self.kept().saturating_add(more) > limit {
-            let Some(at) = self.older.iter().position(|older| older.own > 0) else {
+            if !self.shed() {
                 return Err(Error::TooMuch { what: "the memory for the snapshot", limit });
-            };
-            tracing::warn!(
-                limit,
-                "there is no memory for an older snapshot, so its readers must begin again"
-            );
-            self.remove(at);
+            }
         }
         Ok(())
+    }
+
+    /// Removes the oldest snapshot that keeps memory of its own. Returns whether there was one.
+    pub(crate) fn shed(&mut self) -> bool {
+        let Some(at) = self.older.iter().position(|older| older.own > 0) else { return false };
+        tracing::warn!("there is no memory for an older snapshot, so its readers must begin again");
+        self.remove(at);
+        true
     }
 
     /// Checks that another snapshot of `total` bytes fits beside the newest one, if no older one

@@ -10,7 +10,7 @@ use rdma_conn::{Descriptors, Waker};
 
 use super::Stop;
 use crate::error::Error;
-use crate::publisher::{Filled, Filler};
+use crate::publisher::{Filled, Filler, Publisher};
 use crate::source::{Piece, Source};
 
 /// Chunks that a source may be ahead of the table.
@@ -28,6 +28,8 @@ pub(super) enum Made<B: Descriptors> {
     /// Its log has come to this offset, at which that of a newer snapshot can continue it. It waits
     /// until it is dropped, or until [`Making::go_on_from`].
     Replaced(u64),
+    /// No memory could be registered for the next chunk. It waits for [`Making::retry`].
+    Short(Error),
     Failed(Error),
 }
 
@@ -56,6 +58,18 @@ impl Told {
     /// Returns whether this source is still wanted. The other side is dropped once it is not.
     fn is_wanted(&self) -> bool {
         Arc::strong_count(&self.until) > 1
+    }
+
+    /// Waits for the other side to let this one go on, and returns the offset that it gives; `None`
+    /// if the source is not wanted any longer. An older log may take long to come to its end.
+    fn answer(&self, source: &mut dyn Source) -> Result<Option<u64>, Error> {
+        loop {
+            match self.from.recv_timeout(WAIT) {
+                Ok(offset) => return Ok(Some(offset)),
+                Err(RecvTimeoutError::Timeout) => source.wait().map_err(failed)?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+        }
     }
 }
 
@@ -113,6 +127,19 @@ impl<B: Descriptors> Making<B> {
         // If it has ended, it says why.
         let _ended = self.from.send(offset);
     }
+
+    /// Answers [`Made::Short`]: an older snapshot goes, and the registration is tried again.
+    ///
+    /// # Errors
+    /// No older snapshot keeps memory.
+    pub(super) fn retry(&self, publisher: &mut Publisher<B>, error: Error) -> Result<(), Error> {
+        if !publisher.shed() {
+            return Err(error);
+        }
+        // The log does not move meanwhile, so the offset does not matter.
+        self.go_on_from(0);
+        Ok(())
+    }
 }
 
 /// How long a source waits before [`Source::wait`] is called again.
@@ -125,7 +152,6 @@ fn make<B: Descriptors>(
     told: Told,
     hand_over: &dyn Fn(Made<B>) -> bool,
 ) -> Result<(), Error> {
-    let failed = |error| Error::Source(Arc::new(error));
     let mut piece = vec![0; PIECE];
     let mut held = 0;
     let (mut marked, mut stopped) = (false, false);
@@ -162,7 +188,14 @@ fn make<B: Descriptors>(
             Piece::Mark | Piece::End => true,
         };
         if is_due || held == upto {
-            filler.write(piece.get(..held).unwrap_or_default())?;
+            while let Err(error) = filler.write(piece.get(..held).unwrap_or_default()) {
+                if !matches!(error, Error::Backend { .. }) {
+                    return Err(error);
+                }
+                if !hand_over(Made::Short(error)) || told.answer(&mut *source)?.is_none() {
+                    return Ok(());
+                }
+            }
             held = 0;
         }
         if (is_due || filler.is_full())
@@ -186,19 +219,16 @@ fn make<B: Descriptors>(
             return Ok(());
         }
         if std::mem::take(&mut waits) {
-            // The older log may take long to come to its end.
-            let offset = loop {
-                match told.from.recv_timeout(WAIT) {
-                    Ok(offset) => break offset,
-                    Err(RecvTimeoutError::Timeout) => source.wait().map_err(failed)?,
-                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
-                }
-            };
+            let Some(offset) = told.answer(&mut *source)? else { return Ok(()) };
             source.cut_at(offset);
             least = offset;
         }
     }
     Ok(())
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::Source(Arc::new(error))
 }
 
 /// Returns when more may be taken after these bytes, if bytes could be taken from `due` on. Time in
@@ -223,12 +253,12 @@ mod tests {
     use std::os::fd::AsFd as _;
     use std::sync::atomic::AtomicBool;
 
-    use rdma_softsim::{Fabric, SoftSim};
+    use rdma_softsim::{Fabric, Limits, SoftSim};
 
     use super::*;
-    use crate::publisher::{self, Publisher};
-    use crate::reader::Position;
-    use crate::wire::Content;
+    use crate::publisher;
+    use crate::reader::{Offer, Position};
+    use crate::wire::{Content, Layout};
 
     /// An empty snapshot, and a log of ten bytes at a time, which come once `flows`.
     struct Lagging {
@@ -273,10 +303,24 @@ mod tests {
         }
     }
 
+    const ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(192, 0, 2, 1);
+
+    fn bound(backend: &SoftSim) -> Publisher<SoftSim> {
+        Publisher::bind(backend, (ADDRESS, 0).into(), publisher::Config::default()).expect("an address")
+    }
+
     fn publisher() -> Publisher<SoftSim> {
-        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
-        let backend = Fabric::new().host(&[address.into()]);
-        Publisher::bind(&backend, (address, 0).into(), publisher::Config::default()).expect("an address")
+        bound(&Fabric::new().host(&[ADDRESS.into()]))
+    }
+
+    /// Returns a publisher whose chunks may take this much of the device's memory.
+    fn short_publisher(bytes: u64) -> Publisher<SoftSim> {
+        let fabric = Fabric::new();
+        let publisher = bound(&fabric.host(&[ADDRESS.into()]));
+        let beside = fabric.resources(ADDRESS.into()).registered_bytes;
+        drop(publisher);
+        let limits = Limits { locked_memory: beside + bytes, ..Limits::default() };
+        bound(&Fabric::new().host_with(&[ADDRESS.into()], limits))
     }
 
     /// Returns the offset at which a log ends that a newer snapshot replaces from `until` on, after
@@ -311,7 +355,7 @@ mod tests {
                     assert_eq!(at, publisher.counts().bytes, "all of the log is published");
                     break at;
                 }
-                Made::Failed(error) => panic!("{error}"),
+                Made::Failed(error) | Made::Short(error) => panic!("{error}"),
                 Made::Mark | Made::End => panic!("neither comes now"),
             }
         }
@@ -326,6 +370,50 @@ mod tests {
         assert!(soon.contains(&end_of_log(None, 5005)));
         assert!(soon.contains(&end_of_log(Some(2005), 5005)));
         assert!(soon.contains(&end_of_log(Some(5005), 2005)));
+    }
+
+    /// VS-TABLE-007: where no memory can be registered, an older snapshot goes before the newest one
+    /// fails.
+    #[test]
+    fn an_older_snapshot_makes_room_for_the_log() {
+        let mut publisher = short_publisher(12_000);
+        let (layout, content) = (Layout::Chunks, Content::Bytes);
+        let offer = Offer { layout, content, chunk_size: 5000, total: None, position: None };
+        publisher.offer(None, offer).expect("an offer");
+        publisher.append(&[0; 5000]).expect("room");
+        publisher.mark().expect("a mark");
+        let mut next = publisher.prepare();
+        next.mark().expect("a mark");
+        publisher.renew(next, offer, 0).expect("an offer");
+        assert_eq!(publisher.kept(), 5000);
+
+        let flows = Arc::new(AtomicBool::new(true));
+        let source = Lagging { marked: false, offset: 0, cut: None, flows };
+        let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
+        let how = (Stop::default(), None);
+        let making = Making::begin(Box::new(source), filler, how, true, &waker).expect("a thread");
+        let mut full = Vec::new();
+        let by = Instant::now() + Duration::from_secs(600);
+        let error = loop {
+            match making.next() {
+                Some(Made::Chunk(filled)) => publisher.publish(filled).expect("room"),
+                Some(Made::Short(error)) => {
+                    full.push(publisher.counts().bytes);
+                    if let Err(error) = making.retry(&mut publisher, error) {
+                        break error;
+                    }
+                    assert_eq!(publisher.kept(), publisher.counts().bytes, "the older one is gone");
+                }
+                Some(Made::Mark) => {}
+                Some(Made::Failed(error)) => panic!("{error}"),
+                Some(Made::End | Made::Replaced(_)) => panic!("neither comes"),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+            assert!(Instant::now() < by, "nothing comes");
+        };
+        assert!(matches!(error, Error::Backend { .. }), "{error}");
+        // Slabs double.
+        assert_eq!(full, [4000, 8000]);
     }
 
     /// A snapshot without end, which tells of its first bytes, and of its own end.

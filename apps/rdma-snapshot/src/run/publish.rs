@@ -164,6 +164,7 @@ impl<B: Descriptors> Run<'_, B> {
                             self.making.go_on_from(offset);
                         }
                     }
+                    Some(Made::Short(error)) => self.making.retry(publisher, error)?,
                     Some(Made::Failed(error)) => return Err(error),
                     None => is_empty = true,
                 }

@@ -134,6 +134,7 @@ impl<B: Descriptors> Renewal<B> {
                     *is_complete = true;
                 }
                 // Its source may end while it waits for the log so far.
+                Some(Made::Short(error)) => making.retry(publisher, error)?,
                 Some(Made::Failed(error)) => return Err(error),
                 Some(Made::End | Made::Replaced(_)) | None => break,
             }
