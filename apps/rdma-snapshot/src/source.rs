@@ -45,8 +45,8 @@ pub trait Source: Send {
     /// # Errors
     /// The current end cannot be determined.
     fn stop(&mut self) -> io::Result<()>;
-    /// Keeps the source alive without a read. While its log has to wait, this is called within every
-    /// second or so.
+    /// Keeps the source alive without a read. While its log has to wait, this is called about every
+    /// second.
     ///
     /// # Errors
     /// It is gone.

@@ -372,8 +372,8 @@ mod tests {
         assert!(soon.contains(&end_of_log(Some(5005), 2005)));
     }
 
-    /// VS-TABLE-007: where no memory can be registered, an older snapshot goes before the newest one
-    /// fails.
+    /// VS-TABLE-007: where no memory can be registered, an older snapshot goes before the newest
+    /// one fails.
     #[test]
     fn an_older_snapshot_makes_room_for_the_log() {
         let mut publisher = short_publisher(12_000);
