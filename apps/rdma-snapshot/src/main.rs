@@ -1,5 +1,6 @@
 //! `valkey-rdma-sync`: replicas built by one-sided RDMA READ.
 
+mod available;
 mod report;
 
 use std::io::{self, IsTerminal, Read, Write};
@@ -99,9 +100,9 @@ struct PublishArguments {
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=64 << 20))]
     chunk_size: u32,
     /// Bytes of memory for the snapshot and the writes after it, at most. While another snapshot is
-    /// made, it holds both.
-    #[arg(long, default_value_t = 1 << 40)]
-    memory: u64,
+    /// made, it holds both. By default three quarters of what is available at the start.
+    #[arg(long)]
+    memory: Option<u64>,
     /// Ends when so many readers have had everything. Without this and --keep: at SIGINT.
     #[arg(long)]
     readers: Option<usize>,
@@ -298,7 +299,10 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
             secret: secret(&arguments.common)?,
             readers: arguments.max_readers,
             depth: arguments.common.depth,
-            memory: arguments.memory,
+            memory: arguments
+                .memory
+                .or_else(available::most_by_default)
+                .unwrap_or(publisher::Config::default().memory),
             ..publisher::Config::default()
         },
         layout,

@@ -45,6 +45,14 @@ pub trait Source: Send {
     /// # Errors
     /// The current end cannot be determined.
     fn stop(&mut self) -> io::Result<()>;
+    /// Keeps the source alive without a read. While its log has to wait, this is called about every
+    /// second.
+    ///
+    /// # Errors
+    /// It is gone.
+    fn wait(&mut self) -> io::Result<()> {
+        Ok(())
+    }
     /// Returns a function that opens another snapshot of the same history, if there is one.
     fn again(&self) -> Option<Again> {
         None

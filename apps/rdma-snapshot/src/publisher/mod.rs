@@ -291,12 +291,13 @@ impl<B: Descriptors> Publisher<B> {
         }
     }
 
-    /// Ends a session: closes the memory to the reader, then lets the last message reach it.
+    /// Ends a session: sends the last message, then closes the memory to the reader. A reader that
+    /// sees the memory closed first waits for the message only a short time. Neither waits here.
     fn part(&mut self, mut member: Member<B>) {
-        drop(member.data.take());
         // It may already be gone, and is then not told.
         let _gone = member.channel.flush(&mut self.endpoint);
         let _gone = self.endpoint.abandon(member.channel.id(), LINGER);
+        drop(member.data.take());
     }
 
     /// Returns the counts.

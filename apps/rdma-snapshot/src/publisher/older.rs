@@ -132,14 +132,30 @@ impl<B: Descriptors> Publisher<B> {
     pub(crate) fn fit(&mut self, more: u64) -> Result<(), Error> {
         let limit = self.config.memory;
         while self.kept().saturating_add(more) > limit {
-            let Some(at) = self.older.iter().position(|older| older.own > 0) else {
+            if !self.shed() {
                 return Err(Error::TooMuch { what: "the memory for the snapshot", limit });
-            };
-            tracing::warn!(
-                limit,
-                "there is no memory for an older snapshot, so its readers must begin again"
-            );
-            self.remove(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the oldest snapshot that keeps memory of its own. Returns whether there was one.
+    pub(crate) fn shed(&mut self) -> bool {
+        let Some(at) = self.older.iter().position(|older| older.own > 0) else { return false };
+        tracing::warn!("there is no memory for an older snapshot, so its readers must begin again");
+        self.remove(at);
+        true
+    }
+
+    /// Checks that another snapshot of `total` bytes fits beside the newest one, if no older one
+    /// keeps any memory. Otherwise its making would remove them all, and then fail.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn check_room(&self, total: u64) -> Result<(), Error> {
+        let limit = self.config.memory;
+        if self.store.registered().saturating_add(total) > limit {
+            return Err(Error::TooMuch { what: "the memory for another snapshot", limit });
         }
         Ok(())
     }

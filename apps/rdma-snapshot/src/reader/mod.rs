@@ -5,7 +5,7 @@
 
 mod data;
 pub(crate) mod machine;
-mod table;
+pub(crate) mod table;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

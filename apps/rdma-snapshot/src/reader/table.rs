@@ -27,9 +27,9 @@ const MOST_WAITING: usize = 8 * MOST_ENTRIES;
 pub struct Limits {
     /// The most bytes in a chunk.
     pub chunk: u32,
-    /// The most bytes in all chunks together.
+    /// The most bytes of the snapshot. Later writes have no end.
     pub bytes: u64,
-    /// The most chunks.
+    /// The most chunks of the snapshot.
     pub chunks: u64,
     /// The most data areas of the seed's table.
     pub areas: u32,
@@ -139,11 +139,20 @@ impl Table {
         if chunk.remote.address.checked_add(chunk.length.into()).is_none() {
             return Err(Error::Misbehaved("a chunk that reaches beyond all memory"));
         }
-        let too_many = Error::TooMuch { what: "the number of chunks", limit: self.limits.chunks };
-        self.chunks = self.chunks.checked_add(1).filter(|sum| *sum <= self.limits.chunks).ok_or(too_many)?;
-        let too_long = Error::TooMuch { what: "the length of the snapshot", limit: self.limits.bytes };
-        let bytes = self.bytes.checked_add(chunk.length.into());
-        self.bytes = bytes.filter(|sum| *sum <= self.limits.bytes).ok_or(too_long)?;
+        // Later writes may follow for ever, so these limits hold only up to the mark. After it, no
+        // publisher makes this side keep more: at most [`MOST_WAITING`] entries wait, as many
+        // chunks as READs may be in flight are in memory, and no chunk is longer than its limit.
+        // The sink takes each chunk before there is room for another. One who hands on keeps all,
+        // up to its own limit of memory.
+        let (chunks, bytes) = match self.marked {
+            None => (self.limits.chunks, self.limits.bytes),
+            Some(_) => (u64::MAX, u64::MAX),
+        };
+        let too_many = Error::TooMuch { what: "the number of chunks", limit: chunks };
+        self.chunks = self.chunks.checked_add(1).filter(|sum| *sum <= chunks).ok_or(too_many)?;
+        let too_long = Error::TooMuch { what: "the length of the snapshot", limit: bytes };
+        let sum = self.bytes.checked_add(chunk.length.into());
+        self.bytes = sum.filter(|sum| *sum <= bytes).ok_or(too_long)?;
         self.waiting.push_back(chunk);
         Ok(())
     }

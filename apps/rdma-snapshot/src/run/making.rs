@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use rdma_conn::{Descriptors, Waker};
 
 use super::Stop;
 use crate::error::Error;
-use crate::publisher::{Filled, Filler};
+use crate::publisher::{Filled, Filler, Publisher};
 use crate::source::{Piece, Source};
 
 /// Chunks that a source may be ahead of the table.
@@ -25,8 +25,11 @@ pub(super) enum Made<B: Descriptors> {
     Chunk(Filled<B>),
     Mark,
     End,
-    /// Its log ends at this offset, because that of a newer snapshot continues it.
+    /// Its log has come to this offset, at which that of a newer snapshot can continue it. It waits
+    /// until it is dropped, or until [`Making::go_on_from`].
     Replaced(u64),
+    /// No memory could be registered for the next chunk. It waits for [`Making::retry`].
+    Short(Error),
     Failed(Error),
 }
 
@@ -34,7 +37,7 @@ pub(super) enum Made<B: Descriptors> {
 pub(super) struct Making<B: Descriptors> {
     made: Receiver<Made<B>>,
     until: Arc<AtomicU64>,
-    /// Gives the offset at which its log continues that of an older snapshot.
+    /// Gives the offset from which its log goes on after a wait.
     from: Sender<u64>,
 }
 
@@ -44,11 +47,30 @@ struct Told {
     /// The offset from which on a newer snapshot can continue its log, so that it ends;
     /// [`u64::MAX`] without one.
     until: Arc<AtomicU64>,
-    /// Gives the offset at which its log continues that of an older snapshot, unless it is the
-    /// first.
-    from: Option<Receiver<u64>>,
+    /// Gives the offset from which its log goes on after a wait.
+    from: Receiver<u64>,
+    is_first: bool,
     /// The most bytes of the snapshot in a second.
     rate: Option<u64>,
+}
+
+impl Told {
+    /// Returns whether this source is still wanted. The other side is dropped once it is not.
+    fn is_wanted(&self) -> bool {
+        Arc::strong_count(&self.until) > 1
+    }
+
+    /// Waits for the other side to let this one go on, and returns the offset that it gives; `None`
+    /// if the source is not wanted any longer. An older log may take long to come to its end.
+    fn answer(&self, source: &mut dyn Source) -> Result<Option<u64>, Error> {
+        loop {
+            match self.from.recv_timeout(WAIT) {
+                Ok(offset) => return Ok(Some(offset)),
+                Err(RecvTimeoutError::Timeout) => source.wait().map_err(failed)?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+            }
+        }
+    }
 }
 
 impl<B: Descriptors> Making<B> {
@@ -64,7 +86,7 @@ impl<B: Descriptors> Making<B> {
         let (sender, made) = sync_channel(AHEAD);
         let (from, theirs) = channel();
         let until = Arc::new(AtomicU64::new(u64::MAX));
-        let told = Told { stop, until: Arc::clone(&until), from: (!is_first).then_some(theirs), rate };
+        let told = Told { stop, until: Arc::clone(&until), from: theirs, is_first, rate };
         let waker = waker.clone();
         let thread = std::thread::Builder::new().name("source".into()).spawn(move || {
             let hand_over = |made| {
@@ -94,35 +116,53 @@ impl<B: Descriptors> Making<B> {
 
     /// Ends its log once it has reached this offset, at which the history of a newer snapshot
     /// begins. The log may be behind that, because the newer one has a connection of its own.
+    /// [`u64::MAX`] lets it go on, because there is no newer one.
     pub(super) fn replace(&self, from: u64) {
         self.until.store(from, Ordering::Relaxed);
     }
 
-    /// Lets its log begin. A chunk begins at this offset.
+    /// Lets its log begin after that of an older snapshot, or go on after [`Made::Replaced`]. A
+    /// chunk begins at this offset.
     pub(super) fn go_on_from(&self, offset: u64) {
         // If it has ended, it says why.
         let _ended = self.from.send(offset);
     }
+
+    /// Answers [`Made::Short`]: an older snapshot goes, and the registration is tried again.
+    ///
+    /// # Errors
+    /// No older snapshot keeps memory.
+    pub(super) fn retry(&self, publisher: &mut Publisher<B>, error: Error) -> Result<(), Error> {
+        if !publisher.shed() {
+            return Err(error);
+        }
+        // The log does not move meanwhile, so the offset does not matter.
+        self.go_on_from(0);
+        Ok(())
+    }
 }
+
+/// How long a source waits before [`Source::wait`] is called again.
+const WAIT: Duration = Duration::from_secs(1);
 
 /// Reads the source into chunks until its end, or until no more are wanted.
 fn make<B: Descriptors>(
     mut source: Box<dyn Source>,
     mut filler: Filler<B>,
-    mut told: Told,
+    told: Told,
     hand_over: &dyn Fn(Made<B>) -> bool,
 ) -> Result<(), Error> {
-    let failed = |error| Error::Source(Arc::new(error));
     let mut piece = vec![0; PIECE];
     let mut held = 0;
     let (mut marked, mut stopped) = (false, false);
     // Where the log of the older snapshot ends. The newer one may begin before that.
     let mut least = 0;
+    // Whether its log waits after the mark for the end of an older one.
+    let mut waits = !told.is_first;
     let mut due = Instant::now();
-    // The other side is dropped once this source is not wanted any longer.
-    while Arc::strong_count(&told.until) > 1 {
+    while told.is_wanted() {
         // A newer snapshot ends once it continues the log.
-        if told.stop.is_stopped() && told.from.is_none() && !stopped {
+        if told.stop.is_stopped() && !waits && !stopped {
             stopped = true;
             source.stop().map_err(failed)?;
         }
@@ -138,7 +178,7 @@ fn make<B: Descriptors>(
             held = upto.min(held.saturating_add(count));
             if let Some(rate) = told.rate.filter(|_| !marked) {
                 due = next_due(due, Instant::now(), count, rate);
-                sleep_until(due, &told.stop);
+                sleep_until(due, &told);
             }
         }
         // Before the mark, chunks are full. After it, each chunk is published at once.
@@ -148,7 +188,14 @@ fn make<B: Descriptors>(
             Piece::Mark | Piece::End => true,
         };
         if is_due || held == upto {
-            filler.write(piece.get(..held).unwrap_or_default())?;
+            while let Err(error) = filler.write(piece.get(..held).unwrap_or_default()) {
+                if !matches!(error, Error::Backend { .. }) {
+                    return Err(error);
+                }
+                if !hand_over(Made::Short(error)) || told.answer(&mut *source)?.is_none() {
+                    return Ok(());
+                }
+            }
             held = 0;
         }
         if (is_due || filler.is_full())
@@ -166,17 +213,22 @@ fn make<B: Descriptors>(
             (_, Some(offset)) => Made::Replaced(offset),
             _ => continue,
         };
-        let is_last = !matches!(also, Made::Mark);
+        let is_last = matches!(also, Made::End);
+        waits |= matches!(also, Made::Replaced(_));
         if !hand_over(also) || is_last {
             return Ok(());
         }
-        if let Some(from) = told.from.take() {
-            let Ok(offset) = from.recv() else { return Ok(()) };
+        if std::mem::take(&mut waits) {
+            let Some(offset) = told.answer(&mut *source)? else { return Ok(()) };
             source.cut_at(offset);
             least = offset;
         }
     }
     Ok(())
+}
+
+fn failed(error: io::Error) -> Error {
+    Error::Source(Arc::new(error))
 }
 
 /// Returns when more may be taken after these bytes, if bytes could be taken from `due` on. Time in
@@ -186,10 +238,11 @@ fn next_due(due: Instant, now: Instant, bytes: usize, rate: u64) -> Instant {
     due.max(least) + Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64)
 }
 
-/// Sleeps until `due`, or until the end is requested.
-fn sleep_until(due: Instant, stop: &Stop) {
+/// Sleeps until `due`, or until the end is requested, or the source is not wanted any longer.
+fn sleep_until(due: Instant, told: &Told) {
     while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-        && !stop.is_stopped()
+        && !told.stop.is_stopped()
+        && told.is_wanted()
     {
         std::thread::sleep(left.min(super::TICK));
     }
@@ -200,12 +253,12 @@ mod tests {
     use std::os::fd::AsFd as _;
     use std::sync::atomic::AtomicBool;
 
-    use rdma_softsim::{Fabric, SoftSim};
+    use rdma_softsim::{Fabric, Limits, SoftSim};
 
     use super::*;
-    use crate::publisher::{self, Publisher};
-    use crate::reader::Position;
-    use crate::wire::Content;
+    use crate::publisher;
+    use crate::reader::{Offer, Position};
+    use crate::wire::{Content, Layout};
 
     /// An empty snapshot, and a log of ten bytes at a time, which come once `flows`.
     struct Lagging {
@@ -250,24 +303,44 @@ mod tests {
         }
     }
 
+    const ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(192, 0, 2, 1);
+
+    fn bound(backend: &SoftSim) -> Publisher<SoftSim> {
+        Publisher::bind(backend, (ADDRESS, 0).into(), publisher::Config::default()).expect("an address")
+    }
+
+    fn publisher() -> Publisher<SoftSim> {
+        bound(&Fabric::new().host(&[ADDRESS.into()]))
+    }
+
+    /// Returns a publisher whose chunks may take this much of the device's memory.
+    fn short_publisher(bytes: u64) -> Publisher<SoftSim> {
+        let fabric = Fabric::new();
+        let publisher = bound(&fabric.host(&[ADDRESS.into()]));
+        let beside = fabric.resources(ADDRESS.into()).registered_bytes;
+        drop(publisher);
+        let limits = Limits { locked_memory: beside + bytes, ..Limits::default() };
+        bound(&Fabric::new().host_with(&[ADDRESS.into()], limits))
+    }
+
     /// Returns the offset at which a log ends that a newer snapshot replaces from `until` on, after
     /// it has continued an `older` one. The log begins to flow after both are known.
     fn end_of_log(older: Option<u64>, until: u64) -> u64 {
-        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
-        let backend = Fabric::new().host(&[address.into()]);
-        let mut publisher: Publisher<SoftSim> =
-            Publisher::bind(&backend, (address, 0).into(), publisher::Config::default()).expect("an address");
+        let mut publisher = publisher();
         let flows = Arc::new(AtomicBool::new(false));
         let source = Lagging { marked: false, offset: 0, cut: None, flows: Arc::clone(&flows) };
         let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
         let how = (Stop::default(), None);
         let making = Making::begin(Box::new(source), filler, how, older.is_none(), &waker).expect("a thread");
+        let by = Instant::now() + Duration::from_secs(600);
         let next = || loop {
             waker.clear();
             if let Some(made) = making.next() {
                 break made;
             }
-            crate::wait::sleep(&[waker.as_fd()], Duration::from_secs(600)).expect("it sleeps");
+            let left = by.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "nothing comes");
+            crate::wait::sleep(&[waker.as_fd()], left).expect("it sleeps");
         };
         assert!(matches!(next(), Made::Mark));
         making.replace(until);
@@ -282,7 +355,7 @@ mod tests {
                     assert_eq!(at, publisher.counts().bytes, "all of the log is published");
                     break at;
                 }
-                Made::Failed(error) => panic!("{error}"),
+                Made::Failed(error) | Made::Short(error) => panic!("{error}"),
                 Made::Mark | Made::End => panic!("neither comes now"),
             }
         }
@@ -297,6 +370,88 @@ mod tests {
         assert!(soon.contains(&end_of_log(None, 5005)));
         assert!(soon.contains(&end_of_log(Some(2005), 5005)));
         assert!(soon.contains(&end_of_log(Some(5005), 2005)));
+    }
+
+    /// VS-TABLE-007: where no memory can be registered, an older snapshot goes before the newest
+    /// one fails.
+    #[test]
+    fn an_older_snapshot_makes_room_for_the_log() {
+        let mut publisher = short_publisher(12_000);
+        let (layout, content) = (Layout::Chunks, Content::Bytes);
+        let offer = Offer { layout, content, chunk_size: 5000, total: None, position: None };
+        publisher.offer(None, offer).expect("an offer");
+        publisher.append(&[0; 5000]).expect("room");
+        publisher.mark().expect("a mark");
+        let mut next = publisher.prepare();
+        next.mark().expect("a mark");
+        publisher.renew(next, offer, 0).expect("an offer");
+        assert_eq!(publisher.kept(), 5000);
+
+        let flows = Arc::new(AtomicBool::new(true));
+        let source = Lagging { marked: false, offset: 0, cut: None, flows };
+        let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
+        let how = (Stop::default(), None);
+        let making = Making::begin(Box::new(source), filler, how, true, &waker).expect("a thread");
+        let mut full = Vec::new();
+        let by = Instant::now() + Duration::from_secs(600);
+        let error = loop {
+            match making.next() {
+                Some(Made::Chunk(filled)) => publisher.publish(filled).expect("room"),
+                Some(Made::Short(error)) => {
+                    full.push(publisher.counts().bytes);
+                    if let Err(error) = making.retry(&mut publisher, error) {
+                        break error;
+                    }
+                    assert_eq!(publisher.kept(), publisher.counts().bytes, "the older one is gone");
+                }
+                Some(Made::Mark) => {}
+                Some(Made::Failed(error)) => panic!("{error}"),
+                Some(Made::End | Made::Replaced(_)) => panic!("neither comes"),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+            assert!(Instant::now() < by, "nothing comes");
+        };
+        assert!(matches!(error, Error::Backend { .. }), "{error}");
+        // Slabs double.
+        assert_eq!(full, [4000, 8000]);
+    }
+
+    /// A snapshot without end, which tells of its first bytes, and of its own end.
+    struct Slow(std::sync::mpsc::Sender<()>);
+
+    impl Source for Slow {
+        fn content(&self) -> Content {
+            Content::Bytes
+        }
+        fn total(&self) -> Option<u64> {
+            None
+        }
+        fn position(&self) -> Option<Position> {
+            None
+        }
+        fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+            let _over = self.0.send(());
+            Ok(Piece::Bytes(into.len()))
+        }
+        fn stop(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A low rate does not keep a source that is not wanted any longer.
+    #[test]
+    fn a_source_that_is_not_wanted_ends_before_it_is_due() {
+        let mut publisher = publisher();
+        let (told, tells) = channel();
+        let (filler, waker) = (publisher.filler(1000), Waker::new().expect("a waker"));
+        // Its next bytes are due after 1000 seconds.
+        let how = (Stop::default(), Some(1));
+        let making = Making::begin(Box::new(Slow(told)), filler, how, true, &waker).expect("a thread");
+        let most = Duration::from_secs(600);
+        tells.recv_timeout(most).expect("bytes");
+        drop(making);
+        let ended = tells.recv_timeout(most);
+        assert_eq!(ended, Err(RecvTimeoutError::Disconnected));
     }
 
     /// While a source gives nothing, no credit for its rate collects.

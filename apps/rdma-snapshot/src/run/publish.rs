@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_conn::{Descriptors, Waker};
 
 use super::making::{AHEAD, Made, Making};
-use super::renewal::{self, Renewal};
+use super::renewal::Renewal;
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{self, Publisher};
@@ -151,15 +151,20 @@ impl<B: Descriptors> Run<'_, B> {
                         publisher.end();
                         ended = Some(self.backend.now());
                         self.again = None;
-                        self.renewal = self.renewal.take().and_then(Renewal::stop);
                         is_empty = true;
                     }
                     Some(Made::Replaced(offset)) => {
-                        let Some(renewal) = self.renewal.take() else { return Err(renewal::ended_early()) };
-                        self.making = renewal.publish(publisher, offset)?;
-                        self.not_before = 0;
-                        progress.snapshots += 1;
+                        // The newer one may have failed meanwhile. Then this log goes on.
+                        self.renew(publisher);
+                        if let Some(renewal) = self.renewal.take_if(|renewal| renewal.is_complete()) {
+                            self.making = renewal.publish(publisher, offset)?;
+                            self.not_before = 0;
+                            progress.snapshots += 1;
+                        } else {
+                            self.making.go_on_from(offset);
+                        }
                     }
+                    Some(Made::Short(error)) => self.making.retry(publisher, error)?,
                     Some(Made::Failed(error)) => return Err(error),
                     None => is_empty = true,
                 }
@@ -188,9 +193,12 @@ impl<B: Descriptors> Run<'_, B> {
     }
 
     /// Makes a new snapshot once the backlog is full. Once it is complete, the log so far ends, and
-    /// that of the new one continues it.
+    /// that of the new one continues it. After the end of the log no snapshot is wanted.
     fn renew(&mut self, publisher: &mut Publisher<B>) {
-        let Some(again) = &self.again else { return };
+        let Some(again) = &self.again else {
+            self.renewal = self.renewal.take().and_then(Renewal::stop);
+            return;
+        };
         let log = publisher.log_bytes();
         let full = publisher.snapshot_bytes().map(|bytes| bytes.max(self.how.backlog));
         let is_full = full.is_some_and(|full| log >= full.max(self.not_before));
@@ -208,6 +216,7 @@ impl<B: Descriptors> Run<'_, B> {
             Err(error) => {
                 tracing::warn!(%error, "no new snapshot was made, so readers get this one and its backlog");
                 self.renewal = None;
+                self.making.replace(u64::MAX);
                 self.not_before = log.saturating_add(full.unwrap_or(0));
             }
         }

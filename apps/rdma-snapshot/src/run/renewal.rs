@@ -31,12 +31,25 @@ enum State<B: Descriptors> {
 /// A source that another thread opens. Dropping it waits until changes at the source are undone.
 struct Opening {
     opened: Receiver<io::Result<Box<dyn Source>>>,
+    /// Whether it has come. The source may use the same `stop` from then on.
+    is_over: bool,
     stop: Stop,
     /// The operator's. A second call ends the undoing, too.
     withdraw: Stop,
 }
 
 impl Opening {
+    /// Returns the source, or why there is none, once either is known.
+    fn poll(&mut self) -> Option<io::Result<Box<dyn Source>>> {
+        let opened = match self.opened.try_recv() {
+            Ok(opened) => opened,
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => Err(io::Error::other("its thread ended early")),
+        };
+        self.is_over = true;
+        Some(opened)
+    }
+
     /// Ends the wait for the source. A second call of [`Stop::stop`] would end the undoing.
     fn end(&self) {
         if !self.stop.is_stopped() {
@@ -47,17 +60,27 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
         self.end();
         loop {
             match self.opened.recv_timeout(TICK) {
                 Err(RecvTimeoutError::Timeout) if self.withdraw.is_forced() => self.stop.stop(),
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(Err(error)) if !crate::wait::is_stop(&error) => {
-                    tracing::error!(%error, "another snapshot was not made");
-                }
-                Ok(_) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(opened) => return tell(opened),
+                Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+}
+
+/// Tells what is left at a source that is not wanted any longer. Drops it.
+fn tell(opened: io::Result<Box<dyn Source>>) {
+    if let Err(error) = opened
+        && !crate::wait::is_stop(&error)
+    {
+        tracing::error!(%error, "another snapshot was not made");
     }
 }
 
@@ -73,7 +96,7 @@ impl<B: Descriptors> Renewal<B> {
             waker.wake();
         });
         thread.map_err(|error| Error::Source(Arc::new(error)))?;
-        let opening = Opening { opened, stop, withdraw: how.withdraw.clone() };
+        let opening = Opening { opened, is_over: false, stop, withdraw: how.withdraw.clone() };
         Ok(Self { state: State::Opening(opening), offer })
     }
 
@@ -88,15 +111,12 @@ impl<B: Descriptors> Renewal<B> {
         how: &Publish,
         waker: &Waker,
     ) -> Result<Option<u64>, Error> {
-        if let State::Opening(opening) = &self.state {
-            let opened = match opening.opened.try_recv() {
-                Ok(opened) => opened,
-                Err(TryRecvError::Empty) => return Ok(None),
-                Err(TryRecvError::Disconnected) => Err(io::Error::other("its thread ended early")),
-            };
+        if let State::Opening(opening) = &mut self.state {
+            let Some(opened) = opening.poll() else { return Ok(None) };
             let source = opened.map_err(failed)?;
             let no_offset = || failed(io::Error::other("its history has no offsets"));
             let begun = source.position().ok_or_else(no_offset)?.offset;
+            publisher.check_room(source.total().unwrap_or(0))?;
             self.offer.total = source.total();
             self.offer.position = source.position();
             let mut store = Box::new(publisher.prepare());
@@ -105,31 +125,44 @@ impl<B: Descriptors> Renewal<B> {
             self.state = State::Making(making, store, begun, false);
         }
         let State::Making(making, store, begun, is_complete) = &mut self.state else { return Ok(None) };
-        if *is_complete {
-            return Ok(Some(*begun));
-        }
+        let was_complete = *is_complete;
         for _ in 0..AHEAD {
             match making.next() {
                 Some(Made::Chunk(filled)) => store.publish(filled),
                 Some(Made::Mark) => {
                     store.mark()?;
                     *is_complete = true;
-                    break;
                 }
+                // Its source may end while it waits for the log so far.
+                Some(Made::Short(error)) => making.retry(publisher, error)?,
                 Some(Made::Failed(error)) => return Err(error),
                 Some(Made::End | Made::Replaced(_)) | None => break,
             }
         }
-        publisher.fit(store.registered())?;
+        if !was_complete {
+            publisher.fit(store.registered())?;
+        }
         Ok(is_complete.then_some(*begun))
     }
 
-    /// Another snapshot is not wanted any longer. Returns it if changes at the source must be
-    /// undone before it is dropped.
-    pub(super) fn stop(self) -> Option<Self> {
-        let State::Opening(opening) = &self.state else { return None };
+    /// Returns whether it is complete, so that it can be published.
+    pub(super) const fn is_complete(&self) -> bool {
+        matches!(self.state, State::Making(.., true))
+    }
+
+    /// Another snapshot is not wanted any longer. Returns it while changes at the source are being
+    /// undone, for which dropping it would wait. To be called again then, so that an opened source
+    /// is not kept.
+    pub(super) fn stop(mut self) -> Option<Self> {
+        let State::Opening(opening) = &mut self.state else { return None };
         opening.end();
-        Some(self)
+        match opening.poll() {
+            None => Some(self),
+            Some(opened) => {
+                tell(opened);
+                None
+            }
+        }
     }
 
     /// Publishes the complete snapshot in place of the one so far, whose log has ended at `offset`.
@@ -149,7 +182,7 @@ fn failed(error: io::Error) -> Error {
 }
 
 /// The error of a log that has ended before the next one continues it.
-pub(super) fn ended_early() -> Error {
+fn ended_early() -> Error {
     failed(io::Error::other("its log ended early"))
 }
 
@@ -157,10 +190,90 @@ pub(super) fn ended_early() -> Error {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use rdma_softsim::SoftSim;
+    use rdma_softsim::{Fabric, SoftSim};
 
     use super::*;
+    use crate::publisher;
+    use crate::reader::Position;
+    use crate::source::Piece;
     use crate::wire::{Content, Layout};
+
+    const OFFER: Offer = Offer {
+        layout: Layout::Chunks,
+        content: Content::Bytes,
+        chunk_size: 1000,
+        total: None,
+        position: None,
+    };
+
+    /// A source that has nothing. Its snapshot has this many bytes.
+    struct Nothing(Option<u64>);
+
+    impl Source for Nothing {
+        fn content(&self) -> Content {
+            Content::Bytes
+        }
+        fn total(&self) -> Option<u64> {
+            self.0
+        }
+        fn position(&self) -> Option<Position> {
+            Some(Position { history: [b'h'; 40], offset: 0 })
+        }
+        fn read(&mut self, _: &mut [u8]) -> io::Result<Piece> {
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(Piece::Idle)
+        }
+        fn stop(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn publisher(config: publisher::Config) -> Publisher<SoftSim> {
+        let address = std::net::Ipv4Addr::new(192, 0, 2, 1);
+        let backend = Fabric::new().host(&[address.into()]);
+        Publisher::bind(&backend, (address, 0).into(), config).expect("an address")
+    }
+
+    /// Opens a source of this total. Returns the outcome, and the [`Stop`] that it was given.
+    fn opened(
+        publisher: &mut Publisher<SoftSim>,
+        total: Option<u64>,
+    ) -> (Result<Renewal<SoftSim>, Error>, Stop) {
+        let again: Again = Arc::new(move |_| Ok(Box::new(Nothing(total))));
+        let (how, waker) = (Publish::default(), Waker::new().expect("a waker"));
+        let mut renewal = Renewal::begin(&again, OFFER, &how, &waker).expect("a thread");
+        let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
+        let stop = open.stop.clone();
+        let by = Instant::now() + Duration::from_secs(600);
+        while matches!(renewal.state, State::Opening(_)) {
+            assert!(Instant::now() < by, "nothing is opened");
+            if let Err(error) = renewal.progress(publisher, &how, &waker) {
+                return (Err(error), stop);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (Ok(renewal), stop)
+    }
+
+    /// The end of the opening is no end of what was opened.
+    #[test]
+    fn an_opened_source_is_not_told_to_stop() {
+        let (renewal, stop) = opened(&mut publisher(publisher::Config::default()), None);
+        let renewal = renewal.expect("it is open");
+        assert!(!stop.is_stopped());
+        drop(renewal);
+        assert!(!stop.is_stopped());
+    }
+
+    /// A snapshot for which there cannot be room is refused before older ones make room for it.
+    #[test]
+    fn a_snapshot_that_is_too_long_is_refused_before_it_is_made() {
+        let mut publisher = publisher(publisher::Config { memory: 10_000, ..publisher::Config::default() });
+        publisher.append(&[0; 4000]).expect("room");
+        let (renewal, _) = opened(&mut publisher, Some(6001));
+        assert!(matches!(renewal.err(), Some(Error::TooMuch { .. })));
+        assert!(opened(&mut publisher, Some(6000)).0.is_ok());
+    }
 
     /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].
     fn opening(how: &Publish, is_over: fn(&Stop) -> bool) -> Renewal<SoftSim> {
@@ -171,9 +284,7 @@ mod tests {
             }
             Err(io::Error::other("nothing was opened"))
         });
-        let (layout, content) = (Layout::Chunks, Content::Bytes);
-        let offer = Offer { layout, content, chunk_size: 1000, total: None, position: None };
-        Renewal::begin(&again, offer, how, &Waker::new().expect("a waker")).expect("a thread")
+        Renewal::begin(&again, OFFER, how, &Waker::new().expect("a waker")).expect("a thread")
     }
 
     /// The end of the log ends the wait for another source, and nothing ends its undoing but a
@@ -184,7 +295,7 @@ mod tests {
         let renewal = opening(&how, Stop::is_stopped);
         let State::Opening(open) = &renewal.state else { panic!("it cannot be open") };
         let stop = open.stop.clone();
-        drop(renewal.stop().expect("it is opening"));
+        drop(renewal.stop());
         assert!(stop.is_stopped() && !stop.is_forced());
 
         let renewal = opening(&how, Stop::is_forced);

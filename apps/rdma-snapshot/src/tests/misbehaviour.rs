@@ -246,6 +246,48 @@ fn a_table_beyond_the_limits_is_refused() {
     }
 }
 
+/// A history without end goes beyond the limits of a snapshot, also after a lost connection. What
+/// waits to be read stays bounded (VS-TABLE-005).
+#[test]
+fn later_writes_have_no_end() {
+    let now = Instant::default();
+    let limits = reader::Limits { chunks: 2, bytes: 20, ..reader::Limits::default() };
+    let most = crate::wire::MOST_ENTRIES as u64;
+    let entries = |from: u64, count: u64| {
+        let entry = |index: u64| Entry {
+            index: index.into(),
+            address: 0.into(),
+            rkey: 0.into(),
+            length: 10.into(),
+            reserved: [0; 8],
+            digest: [0; 32],
+        };
+        Frame::Chunks((from..from + count).map(entry).collect())
+    };
+    let mark = Mark { chunks: 2.into(), bytes: 20.into(), digest: [0; 32] };
+    let mut machine = welcomed(Layout::Chunks, limits);
+    machine.handle_frame(entries(0, 2), now).expect("a snapshot");
+    machine.handle_frame(Frame::Mark(mark), now).expect("its end");
+    let mut index = 2;
+    let mut taken = 0;
+    while index < 20 * most {
+        while machine.listens() {
+            machine.handle_frame(entries(index, most), now).expect("later writes");
+            index += most;
+        }
+        assert!(index - taken <= 8 * most + 2, "{} wait", index - taken);
+        while let Some(chunk) = machine.next_read() {
+            machine.posted(now);
+            machine.handle_chunk(&chunk, &[0; 32], now).expect("a chunk");
+            taken += 1;
+        }
+    }
+    let mut table = crate::reader::table::Table::new(limits, &machine.have());
+    table.set_chunk_size(10).expect("a size");
+    let Frame::Chunks(next) = entries(index, 1) else { unreachable!() };
+    table.announce(&next).expect("after a lost connection");
+}
+
 /// VS-TABLE-005: if a publisher announces without end, the reader stops reading frames until there
 /// is room again.
 #[test]

@@ -9,6 +9,8 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::{PATIENCE, Server};
 use crate::wait::{Limit, Stop};
 
@@ -102,6 +104,23 @@ impl Link {
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(None),
                 other => other?,
             }
+        }
+    }
+
+    /// Checks that the other side has not ended. It may have sent bytes that were not read.
+    ///
+    /// # Errors
+    /// It has ended, or the connection failed.
+    pub(super) fn check(&self) -> io::Result<()> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(error);
+        }
+        let mut polled = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut polled, Some(&Timespec::default()))?;
+        let [polled] = polled;
+        match polled.revents().is_empty() {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed")),
         }
     }
 

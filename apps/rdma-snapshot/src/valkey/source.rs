@@ -281,6 +281,14 @@ impl Source for LiveSource {
         Ok(())
     }
 
+    fn wait(&mut self) -> io::Result<()> {
+        self.link.check()?;
+        if self.acknowledged.elapsed() >= ACKNOWLEDGE {
+            self.acknowledge()?;
+        }
+        Ok(())
+    }
+
     fn again(&self) -> Option<Again> {
         let (server, how, history) = (self.server.clone(), self.how.clone(), self.position.history);
         let again: Again = Arc::new(move |stop: &Stop| {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
 use rdma_snapshot::wire::{Content, Reason};
-use rdma_snapshot::{Again, Error, Piece, Source, reader};
+use rdma_snapshot::{Again, Error, Piece, Source, publisher, reader};
 use rdma_softsim::Fabric;
 
 use crate::files::Paced;
@@ -266,14 +266,20 @@ fn publishing(
     (bound.recv().expect("a publisher"), publisher)
 }
 
-/// The end of the log ends a snapshot that is being made, although the publication goes on.
-#[test]
-fn an_unfinished_snapshot_ends_with_the_log() {
+/// The end of the log ends a snapshot that is being made, although the publication goes on. One
+/// that `opens_late` is opened after that end.
+fn ends_with_the_log(opens_late: bool) {
     let (ended, is_over) = mpsc::channel();
     let begun = Arc::new(AtomicU64::new(0));
     // Only the second snapshot has what tells of its end.
     let next = std::sync::Mutex::new(Some(Endless { begun: Arc::clone(&begun), _ended: ended }));
-    let again: Again = Arc::new(move |_| {
+    let requested = Arc::clone(&begun);
+    let again: Again = Arc::new(move |stop| {
+        let by = Instant::now() + MOST;
+        while opens_late && !stop.is_stopped() && Instant::now() < by {
+            requested.store(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let next = next.lock().expect("no panic").take();
         next.map(|next| Box::new(next) as _).ok_or_else(|| io::Error::other("there is one"))
     });
@@ -286,6 +292,131 @@ fn an_unfinished_snapshot_ends_with_the_log() {
     assert!(!publisher.is_finished());
     withdraw.stop();
     publisher.join().expect("no panic").expect("published");
+}
+
+#[test]
+fn an_unfinished_snapshot_ends_with_the_log() {
+    ends_with_the_log(false);
+}
+
+#[test]
+fn a_snapshot_that_is_opened_after_the_log_is_not_kept() {
+    ends_with_the_log(true);
+}
+
+/// A log whose next snapshot begins far ahead of it. It comes there once that snapshot is gone, and
+/// ends once it is stopped.
+struct Behind {
+    marked: bool,
+    offset: u64,
+    stopped: bool,
+    is_next_gone: Arc<AtomicBool>,
+    again: Again,
+}
+
+/// Where that next snapshot begins.
+const AHEAD: u64 = 20_000;
+
+impl Source for Behind {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: 0 })
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        if !std::mem::replace(&mut self.marked, true) {
+            return Ok(Piece::Mark);
+        }
+        let end = if self.is_next_gone.load(Ordering::Relaxed) { AHEAD + BEHIND } else { BEHIND };
+        if self.offset == end {
+            std::thread::sleep(Duration::from_millis(1));
+            return Ok(if self.stopped { Piece::End } else { Piece::Idle });
+        }
+        let count = (end - self.offset).min(100).min(into.len() as u64);
+        self.offset += count;
+        Ok(Piece::Bytes(count as usize))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        self.stopped = true;
+        Ok(())
+    }
+    fn again(&self) -> Option<Again> {
+        Some(Arc::clone(&self.again))
+    }
+    fn offset(&self) -> Option<u64> {
+        Some(self.offset)
+    }
+}
+
+/// A complete snapshot, whose source ends while its log waits.
+struct Fails(Option<Piece>, Arc<AtomicBool>);
+
+impl Source for Fails {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        Some(reader::Position { history: [b'a'; 40], offset: AHEAD })
+    }
+    fn read(&mut self, _: &mut [u8]) -> io::Result<Piece> {
+        self.0.take().ok_or_else(|| io::Error::other("the source has ended"))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn wait(&mut self) -> io::Result<()> {
+        Err(io::Error::other("the source has ended"))
+    }
+    fn offset(&self) -> Option<u64> {
+        Some(AHEAD)
+    }
+}
+
+impl Drop for Fails {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A new snapshot whose source ends before its log is needed ends nothing else. The log so far goes
+/// on beyond the place where that of the new one would have begun.
+#[test]
+fn a_snapshot_that_fails_while_it_waits_ends_nothing_else() {
+    let is_gone = Arc::new(AtomicBool::new(false));
+    let next = std::sync::Mutex::new(Some(Fails(Some(Piece::Mark), Arc::clone(&is_gone))));
+    let again: Again = Arc::new(move |_| {
+        let next = next.lock().expect("no panic").take();
+        next.map(|next| Box::new(next) as _).ok_or_else(|| io::Error::other("there is one"))
+    });
+    let source = Behind { marked: false, offset: 0, stopped: false, is_next_gone: is_gone, again };
+    let (stop, withdraw) = (Stop::default(), Stop::default());
+    let how = Publish {
+        backlog: BACKLOG,
+        keep: Some(Duration::ZERO),
+        stop: stop.clone(),
+        withdraw: withdraw.clone(),
+        ..Publish::default()
+    };
+    let backend = Fabric::new().host(&[address(1)]);
+    let by = Instant::now() + MOST;
+    let told = &mut |progress: &Progress| {
+        if progress.bytes == AHEAD + BEHIND {
+            stop.stop();
+        }
+        if Instant::now() >= by {
+            withdraw.stop();
+        }
+    };
+    let published = publish(&backend, (address(1), 0).into(), source, &how, |_| {}, told);
+    let progress = published.expect("the log so far goes on");
+    assert_eq!((progress.snapshots, progress.bytes), (1, AHEAD + BEHIND));
 }
 
 /// Readers are told of a withdrawal before changes at the source are undone, which may take long.
@@ -304,13 +435,17 @@ fn readers_are_told_before_the_source_is_restored() {
         Err(io::Error::other("nothing was opened"))
     });
     let withdraw = Stop::default();
-    let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
+    // The machine may stand still for a while.
+    let config = publisher::Config { handshake: MOST, lease: MOST, ..publisher::Config::default() };
+    let how = Publish { config, backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
     let users = Arc::downgrade(&requested);
     let source = Full { marked: false, requested, ends: false, again };
     let (at, publisher) = publishing(&fabric, source, how);
     let (sink, got) = sent();
     let backend = fabric.host(&[address(2)]);
-    let how = Pull { attempts: 1, ..Pull::default() };
+    // Without a word it ends before the undoing does.
+    let config = reader::Config { handshake: MOST, silence: MOST / 2, ..reader::Config::default() };
+    let how = Pull { config, ..Pull::default() };
     let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &how, &mut |_| {}));
     got.recv().expect("the log");
     withdraw.stop();
