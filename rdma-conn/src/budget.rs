@@ -26,7 +26,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Half of the memory that a machine with 4 GiB has for programs.
+    /// The default of [`Limits::registered_bytes`]: 2 GiB, half of the memory of a machine with 4
+    /// GiB.
     ///
     /// It holds about 1900 idle connections with windows of 1 MiB, or 10,000 with windows of 128
     /// KiB. Idle strangers then cannot make a small machine swap. Raise it for larger servers.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 /// Deadlines of an event loop, at most one per key. For example, a loop keeps its connections' own
 /// deadlines beside [`Endpoint::next_timeout`](crate::Endpoint::next_timeout).
 ///
-/// The owner of a key also stores its deadline, so that it is found without a search.
+/// The caller keeps the current deadline of each key, and passes it to [`Deadlines::set`]. So no
+/// search is needed to find the entry.
 #[derive(Clone, Debug)]
 pub struct Deadlines<T, K> {
     all: BTreeSet<(T, K)>,

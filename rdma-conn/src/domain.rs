@@ -15,8 +15,8 @@ use crate::error::Error;
 /// A key opens a region to each peer of the domain (VR-SEC-002). A peer that learns or guesses
 /// another's key can write to the other's windows, and to all memory registered to receive into. It
 /// can do so while any connection of the domain exists. So share a domain only between connections
-/// to one server that you trust as a whole, such as one process. That server could write the same
-/// bytes through the right connection.
+/// to one server that you trust as a whole, such as one process. Such a server gains nothing by the
+/// key of another connection: it could write the same bytes through that connection.
 ///
 /// The domain is freed with its last connection and its last region.
 pub struct ProtectionDomain<B: Backend>(Arc<Inner<B>>);

@@ -153,7 +153,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether windows of this connection, or unread bytes, lie in application memory.
-    /// Until then the connection keeps a clone of the buffer's [`Arc`].
+    /// While it is true, the connection keeps a clone of the buffer's [`Arc`].
     pub const fn is_landing(&self) -> bool {
         self.memory.landing.is_some()
     }

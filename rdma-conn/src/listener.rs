@@ -186,7 +186,8 @@ impl<B: Descriptors> Listener<B> {
         readable(&self.descriptor, timeout)
     }
 
-    /// Returns a waker that ends the waits of all threads, until one looks for a request.
+    /// Returns a waker of [`Listener::wait`]. A wake-up ends the waits of all threads, and lasts
+    /// until a thread looks for a request.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }

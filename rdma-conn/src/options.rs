@@ -48,10 +48,11 @@ pub struct Options {
     /// How long dropping a stream waits for the last bytes to arrive. `close` takes its own limit.
     pub linger: Duration,
     /// How long an idle connection keeps its send buffer and its second window. They are released
-    /// between one and two of these times later. At least a millisecond.
+    /// after at least this time and at most twice this time. At least a millisecond.
     ///
     /// The send buffer also stays until the peer's device has acknowledged all of it. After a few
-    /// small writes that shows with the next keepalive or, without keepalives, the next write.
+    /// small writes, this side learns of that only with the next keepalive or, without keepalives,
+    /// with the next write.
     pub keep_memory: Duration,
     /// Registers the send buffer with the connection instead of at its first write, which saves
     /// that write milliseconds. It costs memory for each connection that never writes.

@@ -237,7 +237,8 @@ impl<B: Descriptors> Stream<B> {
     ///
     /// # Errors
     /// The errors are those of [`Endpoint::receive`], and the read time-out. After a time-out, the
-    /// next read gets the bytes that have not arrived. How many did arrive is unknown.
+    /// bytes that had arrived are in `buffer`, and the caller cannot learn how many. The next read
+    /// returns the bytes that arrive after them.
     pub fn receive(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,

@@ -26,8 +26,9 @@ impl Waker {
 
     /// Ends the current wait, or the next one. Several calls may end the same wait.
     ///
-    /// An endpoint also consumes wake-ups in [`Endpoint::progress`](crate::Endpoint::progress).
-    /// After either call, check what the wake-up was for.
+    /// [`Endpoint::wait`](crate::Endpoint::wait) and
+    /// [`Endpoint::progress`](crate::Endpoint::progress) consume wake-ups. After either of them,
+    /// check what the wake-up was for.
     pub fn wake(&self) {
         // Fails only if a wake-up is pending already: the counter is at its maximum, eventfd(2).
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());

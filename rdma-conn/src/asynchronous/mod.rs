@@ -54,7 +54,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     ///
     /// # Panics
     /// Panics, like tokio's own types, if the runtime has no IO or time driver: build it with
-    /// [`enable_all`](tokio::runtime::Builder::enable_all). So do all calls that make an endpoint.
+    /// [`enable_all`](tokio::runtime::Builder::enable_all). All calls that make an endpoint panic
+    /// in this case.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
         driven.map(|()| endpoint)

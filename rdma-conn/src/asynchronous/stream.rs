@@ -177,7 +177,8 @@ impl<B: Descriptors> AsyncStream<B> {
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
     /// how many bytes arrived there without a copy, and how many were copied there.
     ///
-    /// If the future is dropped, the next read gets what has not arrived. How much did is unknown.
+    /// If the future is dropped, the bytes that had arrived are in `buffer`, and the caller cannot
+    /// learn how many. The next read returns the bytes that arrive after them.
     ///
     /// # Errors
     /// The errors are those of [`Endpoint::receive`].

@@ -51,8 +51,8 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 /// One connection: its queue pair, its memory and its machine. It never blocks.
 ///
 /// An [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and drives it.
-///
-/// Fields are in drop order (VR-RES-001). Backends keep alive what a handle needs in any case.
+// Fields are in drop order (VR-RES-001). Whatever the order, a backend keeps alive what a handle
+// needs.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
     /// [`QueuePair::max_inline`], which never changes.

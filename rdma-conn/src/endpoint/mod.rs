@@ -105,10 +105,11 @@ pub struct Usage {
 /// Only [`Endpoint::wait`] blocks. An event loop waits until the descriptor ([`AsFd`]) is readable
 /// or [`Endpoint::next_timeout`] has passed. It then calls [`Endpoint::progress`], and takes events
 /// with [`Endpoint::next_event`] until there is none. Level-triggered and edge-triggered polling
-/// work. A call without a result yet returns `None`, and an event follows when it has one.
+/// work. A call returns `None` while it has no result, and an event follows when it has one.
 ///
 /// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
-/// child still holds it. A process that forks first removes it from the instance (`EPOLL_CTL_DEL`).
+/// child still holds it. A process that has forked removes the descriptor from the instance
+/// (`EPOLL_CTL_DEL`) before it drops the endpoint.
 ///
 /// Each connection has its own protection domain, because an rkey opens a region to every queue
 /// pair of its domain: one client could guess the key of another's window (VR-SEC-002). Connections
