@@ -66,7 +66,8 @@ static valkeyAsyncContext *begin(int to, const struct timeval *limit) {
 static valkeyAsyncContext *open_one(void) {
     valkeyAsyncContext *ac = begin(port, NULL);
     while (!connects) turn(ac);
-    CHECK(connect_status == VALKEY_OK, "%s", ac->errstr);
+    /* libvalkey has freed the context of a connection that failed. */
+    CHECK(connect_status == VALKEY_OK, "it does not connect");
     return ac;
 }
 
