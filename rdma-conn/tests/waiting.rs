@@ -88,7 +88,7 @@ fn settle(sim: &Simulation) {
 fn spins() -> bool {
     let spins = std::thread::available_parallelism().map_or(1, usize::from) > 1;
     if !spins {
-        println!("skipped: with one processor nobody spins");
+        println!("skipped: with one processor no program spins");
     }
     spins
 }

@@ -7,35 +7,14 @@ mod common;
 use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
-use common::{Home, Running};
+use common::{CLIENT, Home, Running, SERVER, program, role};
 use rdma_conn::{Listener, Stream};
 use rdma_verbs::Verbs;
 use rustix::process::{Pid, Signal, kill_process};
 use softrdma_wire::Socket;
 
-const SERVER: &str = "192.0.2.1";
-const CLIENT: &str = "192.0.2.2";
 /// How many bytes the client has echoed: several windows.
 const BYTES: usize = 5 << 20;
-
-fn role(name: &str) -> Option<String> {
-    let [role, argument] =
-        ["SOFTRDMA_TEST_ROLE", "SOFTRDMA_TEST_ARGUMENT"].map(|name| std::env::var(name).ok());
-    if role.as_deref() != Some(name) {
-        println!("skipped: not a test but a program that others run");
-        return None;
-    }
-    Some(argument.unwrap_or_default())
-}
-
-/// Returns the command that runs this test as a program.
-fn program(home: &Home, address: &str, role: &str, argument: &str) -> std::process::Command {
-    let own = std::env::current_exe().expect("this test");
-    let own = own.to_str().expect("a path in UTF-8");
-    let mut command = home.run(address, &[own, "--exact", role, "--nocapture"]);
-    command.env("SOFTRDMA_TEST_ROLE", role).env("SOFTRDMA_TEST_ARGUMENT", argument);
-    command
-}
 
 fn server(home: &Home) -> (Running, String, Pid) {
     let mut server = Running::start(&mut program(home, SERVER, "echoes", ""));

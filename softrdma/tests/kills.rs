@@ -13,12 +13,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::DirBuilder;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
-use common::{CLIENT, Home, Running, SERVER, await_some};
+use common::{CLIENT, Home, Running, SERVER, await_some, program, role};
 use rdma_conn::{Connect, Keepalive, Limits, Listener, Options, Stream};
 use rdma_verbs::Verbs;
 use session::{ask, come, open};
@@ -58,25 +57,6 @@ unsafe impl GlobalAlloc for Counted {
 
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
-
-fn role(name: &str) -> Option<String> {
-    let [role, argument] =
-        ["SOFTRDMA_TEST_ROLE", "SOFTRDMA_TEST_ARGUMENT"].map(|name| std::env::var(name).ok());
-    if role.as_deref() != Some(name) {
-        println!("skipped: not a test but a program that others run");
-        return None;
-    }
-    Some(argument.unwrap_or_default())
-}
-
-fn program(home: &Home, address: &str, role: &str, argument: &str) -> Command {
-    let own = std::env::current_exe().expect("this test");
-    let own = own.to_str().expect("a path in UTF-8");
-    let mut command = home.run(address, &[own, "--exact", role, "--nocapture"]);
-    command.env("SOFTRDMA_TEST_ROLE", role).env("SOFTRDMA_TEST_ARGUMENT", argument);
-    command.stderr(std::process::Stdio::inherit());
-    command
-}
 
 /// Neither side gives up the other, unless it is killed: its server would wait for the next client.
 fn patient() -> Options {

@@ -128,6 +128,26 @@ pub(crate) fn pinged(count: usize) -> impl Fn(bool, &str) -> bool {
     move |_, said| said.contains(&format!("rdma-ping-{}:", count - 1))
 }
 
+/// Returns the command that runs a test of this binary as a program ([`role`]).
+pub(crate) fn program(home: &Home, address: &str, role: &str, argument: &str) -> Command {
+    let own = std::env::current_exe().expect("this test");
+    let own = own.to_str().expect("a path in UTF-8");
+    let mut command = home.run(address, &[own, "--exact", role, "--nocapture"]);
+    command.env("SOFTRDMA_TEST_ROLE", role).env("SOFTRDMA_TEST_ARGUMENT", argument);
+    command
+}
+
+/// Returns the argument of a test that [`program`] runs.
+pub(crate) fn role(name: &str) -> Option<String> {
+    let [role, argument] =
+        ["SOFTRDMA_TEST_ROLE", "SOFTRDMA_TEST_ARGUMENT"].map(|name| std::env::var(name).ok());
+    if role.as_deref() != Some(name) {
+        println!("skipped: not a test but a program that others run");
+        return None;
+    }
+    Some(argument.unwrap_or_default())
+}
+
 /// A running program, killed with the test.
 pub(crate) struct Running {
     child: Child,

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdout, Command};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
@@ -41,7 +41,7 @@ impl Traced {
     pub(crate) fn start(mut command: Command, at: u64) -> Self {
         let (tell, told) = channel();
         let tracer = std::thread::spawn(move || {
-            let mut child = spawn(&mut command).expect("starts");
+            let mut child = spawn(command.stderr(Stdio::inherit())).expect("starts");
             tell.send(child.stdout.take().expect("is piped")).expect("waits for it");
             let stops = trace(child.id().cast_signed(), at);
             // The tracer has waited for it.

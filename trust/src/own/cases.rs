@@ -25,7 +25,7 @@ pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-RES-002", "VR-FLOW-008"], too_few_receives;
         server "own.queue-pair-lost", "a client whose device no longer answers" => "",
             ["VR-KEEP-006", "VR-CLOSE-003"], queue_pair_lost;
-        client "own.refused", "nobody listens" => "", ["VR-CONN-006"], refused;
+        client "own.refused", "there is no listener" => "", ["VR-CONN-006"], refused;
         client "own.leaves-in-a-command", "a server that leaves in the middle of a command" => "",
             ["VR-CLOSE-003"], leaves_in_a_command;
         client "own.never-drains", "a window that is full and stays so" => "",

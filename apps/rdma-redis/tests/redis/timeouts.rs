@@ -33,7 +33,7 @@ where
     seen.recv().await.expect("a server");
     pause();
     let made = timeout(FOR_EVER, connecting).await.expect("an end").expect("no panic");
-    let error = made.err().unwrap_or_else(|| panic!("{kind}: a server that says nothing serves nobody"));
+    let error = made.err().unwrap_or_else(|| panic!("{kind}: a server that says nothing serves no client"));
     assert!(error.is_timeout(), "{kind}: {error}");
     resume();
 }

@@ -17,14 +17,14 @@ use crate::harness::{
 use crate::test_beds::{TestBed, connects_by_itself};
 
 /// Returns an address without a listener.
-pub(crate) fn nobody(test_bed: &impl TestBed) -> Address {
+pub(crate) fn without_listener(test_bed: &impl TestBed) -> Address {
     let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
     address
 }
 
-pub(crate) fn connecting_to_nobody_fails_once(test_bed: &impl TestBed) {
-    let address = nobody(test_bed);
+pub(crate) fn connecting_without_a_listener_fails_once(test_bed: &impl TestBed) {
+    let address = without_listener(test_bed);
     let mut events = new_loop();
     // Some types know at once.
     match events.connect(test_bed.client(), &address, None, on_connected) {

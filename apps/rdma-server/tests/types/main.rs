@@ -28,10 +28,10 @@ macro_rules! contract {
                     an_idle_loop_has_nothing_pending;
                 closing: a_close_delivers_what_was_written, the_end_is_read_and_then_writes_fail, a_shutdown_ends_both_directions,
                     an_aborted_connection_ends_for_its_peer, nothing_is_left_after_closing;
-                listening: connecting_to_nobody_fails_once, a_taken_address_is_refused, a_listener_may_be_closed_before_its_connections,
+                listening: connecting_without_a_listener_fails_once, a_taken_address_is_refused, a_listener_may_be_closed_before_its_connections,
                     a_connection_can_be_refused, many_connections_at_once, a_crowd_does_not_hold_the_loop,
                     a_handshake_ends_in_time;
-                waiting: a_blocking_connect_waits, a_blocking_connect_to_nobody_fails, sync_calls_move_whole_pieces,
+                waiting: a_blocking_connect_waits, a_blocking_connect_without_a_listener_fails, sync_calls_move_whole_pieces,
                     sync_calls_time_out;
             );
         })*

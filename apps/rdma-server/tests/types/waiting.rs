@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_server::{Session, SessionId, SessionState};
 
 use crate::harness::{Log, Loop, PATIENCE, listening, new_loop, pair, pattern, run};
-use crate::listening::{is_refusal, nobody};
+use crate::listening::{is_refusal, without_listener};
 use crate::test_beds::TestBed;
 
 fn echo(events: &mut Loop, id: SessionId) {
@@ -61,10 +61,11 @@ pub(crate) fn a_blocking_connect_waits(test_bed: &impl TestBed) {
     });
 }
 
-pub(crate) fn a_blocking_connect_to_nobody_fails(test_bed: &impl TestBed) {
-    let (mut events, address) = (new_loop(), nobody(test_bed));
-    let error =
-        events.blocking_connect(test_bed.client(), &address, None, PATIENCE).expect_err("nobody listens");
+pub(crate) fn a_blocking_connect_without_a_listener_fails(test_bed: &impl TestBed) {
+    let (mut events, address) = (new_loop(), without_listener(test_bed));
+    let error = events
+        .blocking_connect(test_bed.client(), &address, None, PATIENCE)
+        .expect_err("there is no listener");
     assert!(is_refusal(error.kind()), "{error}");
     assert_eq!(events.connections().count(), 0);
 }

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Republish, Stop, publish, pull};
 use rdma_snapshot::wire::{Content, Layout};
-use rdma_snapshot::{Error, FileSink, FileSource, Offer, Piece, Sink, Source, publisher, reader};
+use rdma_snapshot::{Error, FileSink, FileSource, Offer, Piece, Sink, publisher, reader};
 use rdma_softsim::{Fabric, SoftSim};
+
+use crate::reading::Reading;
 
 fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])
@@ -373,27 +375,6 @@ fn a_sink_that_waits_is_stopped_and_says_what_it_leaves() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// An endless source.
-struct Zeros;
-
-impl Source for Zeros {
-    fn content(&self) -> Content {
-        Content::Bytes
-    }
-    fn total(&self) -> Option<u64> {
-        None
-    }
-    fn position(&self) -> Option<reader::Position> {
-        None
-    }
-    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
-        Ok(Piece::Bytes(into.len()))
-    }
-    fn stop(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// A source that is always ahead does not keep the run from checking the time and the operator.
 #[test]
 fn a_fast_source_does_not_keep_a_publication_from_ending() {
@@ -410,33 +391,8 @@ fn a_fast_source_does_not_keep_a_publication_from_ending() {
             withdraw.stop();
         }
     };
-    publish(&backend, (address(1), 0).into(), Zeros, &how, |_| {}, told).expect("withdrawn in time");
-}
-
-/// A source that returns a chunk, and then fails.
-struct Failing {
-    given: bool,
-}
-
-impl Source for Failing {
-    fn content(&self) -> Content {
-        Content::Bytes
-    }
-    fn total(&self) -> Option<u64> {
-        None
-    }
-    fn position(&self) -> Option<reader::Position> {
-        None
-    }
-    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
-        if std::mem::replace(&mut self.given, true) {
-            return Err(io::Error::other("the disk is on fire"));
-        }
-        Ok(Piece::Bytes(into.len()))
-    }
-    fn stop(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    let zeros = Reading { read: |into: &mut [u8]| Ok(Piece::Bytes(into.len())), offset: None, again: None };
+    publish(&backend, (address(1), 0).into(), zeros, &how, |_| {}, told).expect("withdrawn in time");
 }
 
 /// The publisher returns a failed source's error, in its words.
@@ -444,7 +400,14 @@ impl Source for Failing {
 fn a_source_that_fails_ends_the_publication() {
     let backend = Fabric::new().host(&[address(1)]);
     let told = &mut |_: &Progress| {};
-    let source = Failing { given: false };
+    let mut given = false;
+    let read = move |into: &mut [u8]| {
+        if std::mem::replace(&mut given, true) {
+            return Err(io::Error::other("the disk is on fire"));
+        }
+        Ok(Piece::Bytes(into.len()))
+    };
+    let source = Reading { read, offset: None, again: None };
     let outcome = publish(&backend, (address(1), 0).into(), source, &Publish::default(), |_| {}, told);
     let error = outcome.expect_err("the source failed").to_string();
     assert_eq!(error, "the source: the disk is on fire");

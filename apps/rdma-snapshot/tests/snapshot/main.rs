@@ -8,6 +8,7 @@ mod files;
 mod fuzz_bodies;
 mod history;
 mod keys;
+mod reading;
 mod renewals;
 mod requirements;
 #[path = "../../../../rdma-proto/tests/bodies/script.rs"]

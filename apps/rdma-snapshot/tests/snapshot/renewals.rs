@@ -12,6 +12,7 @@ use rdma_snapshot::{Again, Error, Piece, Source, publisher, reader};
 use rdma_softsim::Fabric;
 
 use crate::files::Paced;
+use crate::reading::Reading;
 
 /// How far each snapshot is after the one before. The first log, a hundred bytes at a time, comes
 /// further than the second snapshot.
@@ -186,75 +187,37 @@ const MOST: Duration = Duration::from_secs(600);
 
 /// An empty snapshot, with a log that is full at once. It ends when the next snapshot is requested
 /// and `ends`.
-struct Full {
-    marked: bool,
-    requested: Arc<AtomicU64>,
-    ends: bool,
-    again: Again,
-}
-
-impl Source for Full {
-    fn content(&self) -> Content {
-        Content::Bytes
-    }
-    fn total(&self) -> Option<u64> {
-        None
-    }
-    fn position(&self) -> Option<reader::Position> {
-        Some(reader::Position { history: [b'a'; 40], offset: 0 })
-    }
-    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
-        if !std::mem::replace(&mut self.marked, true) {
+fn full(requested: Arc<AtomicU64>, ends: bool, again: Again) -> impl Source {
+    let mut marked = false;
+    let read = move |into: &mut [u8]| {
+        if !std::mem::replace(&mut marked, true) {
             return Ok(Piece::Mark);
         }
-        if self.requested.load(Ordering::Relaxed) == 0 {
+        if requested.load(Ordering::Relaxed) == 0 {
             into[0] = b'x';
             return Ok(Piece::Bytes(1));
         }
         std::thread::sleep(Duration::from_millis(1));
-        Ok(if self.ends { Piece::End } else { Piece::Idle })
-    }
-    fn stop(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-    fn again(&self) -> Option<Again> {
-        Some(Arc::clone(&self.again))
-    }
-    fn offset(&self) -> Option<u64> {
-        Some(0)
-    }
+        Ok(if ends { Piece::End } else { Piece::Idle })
+    };
+    Reading { read, offset: Some(0), again: Some(again) }
 }
 
 /// A snapshot that is never complete. It tells of its first byte, and of its end.
-struct Endless {
-    begun: Arc<AtomicU64>,
-    _ended: mpsc::Sender<()>,
-}
-
-impl Source for Endless {
-    fn content(&self) -> Content {
-        Content::Bytes
-    }
-    fn total(&self) -> Option<u64> {
-        None
-    }
-    fn position(&self) -> Option<reader::Position> {
-        Some(reader::Position { history: [b'a'; 40], offset: 0 })
-    }
-    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
-        self.begun.store(1, Ordering::Relaxed);
+fn endless(begun: Arc<AtomicU64>, ended: mpsc::Sender<()>) -> impl Source {
+    let read = move |into: &mut [u8]| {
+        let _until_dropped = &ended;
+        begun.store(1, Ordering::Relaxed);
         into.fill(b'x');
         Ok(Piece::Bytes(into.len()))
-    }
-    fn stop(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    };
+    Reading { read, offset: Some(0), again: None }
 }
 
 /// Publishes this source. Returns the publisher's address.
 fn publishing(
     fabric: &Fabric,
-    source: Full,
+    source: impl Source + 'static,
     how: Publish,
 ) -> (std::net::SocketAddr, std::thread::JoinHandle<Result<Progress, Error>>) {
     let backend = fabric.host(&[address(1)]);
@@ -272,7 +235,7 @@ fn ends_with_the_log(opens_late: bool) {
     let (ended, is_over) = mpsc::channel();
     let begun = Arc::new(AtomicU64::new(0));
     // Only the second snapshot has what tells of its end.
-    let next = std::sync::Mutex::new(Some(Endless { begun: Arc::clone(&begun), _ended: ended }));
+    let next = std::sync::Mutex::new(Some(endless(Arc::clone(&begun), ended)));
     let requested = Arc::clone(&begun);
     let again: Again = Arc::new(move |stop| {
         let by = Instant::now() + MOST;
@@ -285,7 +248,7 @@ fn ends_with_the_log(opens_late: bool) {
     });
     let withdraw = Stop::default();
     let how = Publish { backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
-    let source = Full { marked: false, requested: begun, ends: true, again };
+    let source = full(begun, true, again);
     let (_, publisher) = publishing(&Fabric::new(), source, how);
     let over = is_over.recv_timeout(MOST);
     assert!(matches!(over, Err(mpsc::RecvTimeoutError::Disconnected)), "it is kept");
@@ -439,7 +402,7 @@ fn readers_are_told_before_the_source_is_restored() {
     let config = publisher::Config { handshake: MOST, lease: MOST, ..publisher::Config::default() };
     let how = Publish { config, backlog: 1, withdraw: withdraw.clone(), ..Publish::default() };
     let users = Arc::downgrade(&requested);
-    let source = Full { marked: false, requested, ends: false, again };
+    let source = full(requested, false, again);
     let (at, publisher) = publishing(&fabric, source, how);
     let (sink, got) = sent();
     let backend = fabric.host(&[address(2)]);
