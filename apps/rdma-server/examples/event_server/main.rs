@@ -94,16 +94,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let pinned = Interrupts::of(device)?.pin(cpus)?;
         println!("{pinned} completion vectors of {device} sent to CPUs {cpus}");
     }
-    match (&arguments.cpus, &arguments.backend) {
-        (Some(cpus), _) => pin_thread(cpus)?,
-        (None, Backend::Verbs) => pin_near(&arguments.rdma)?,
-        (None, Backend::Softsim) => {}
+    if let Some(cpus) = &arguments.cpus {
+        pin_thread(cpus)?;
     }
     if arguments.doctor {
         return Ok(diagnose(arguments.device.as_deref())?);
     }
     match arguments.backend {
         Backend::Verbs => {
+            if arguments.cpus.is_none()
+                && let Err(error) = pin_near(&arguments.rdma)
+            {
+                println!(
+                    "event_server: on all CPUs, as it cannot choose those near the RDMA device: {error}"
+                );
+            }
             let rdma = if arguments.rdma.is_empty() { None } else { Some(Rdma::new(Verbs::load()?)) };
             let mut server = Running::new(&arguments, rdma)?;
             loop {
