@@ -149,6 +149,10 @@ struct PullArguments {
     /// Or so many seconds after everything was pulled.
     #[arg(long, default_value_t = 60, requires = "republish")]
     republish_keep: u64,
+    /// Bytes of memory for what is handed on, at most. Once there are more, handing on ends, and
+    /// the pull goes on. By default three quarters of what is available at the start.
+    #[arg(long, requires = "republish")]
+    memory: Option<u64>,
     #[command(flatten)]
     common: Common,
 }
@@ -287,6 +291,11 @@ fn be_nice(common: &Common) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the most bytes of memory for a table: what was asked for, or the default.
+fn most(memory: Option<u64>) -> u64 {
+    memory.or_else(available::most_by_default).unwrap_or(publisher::Config::default().memory)
+}
+
 fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {
     be_nice(&arguments.common)?;
     let layout = match arguments.layout {
@@ -299,10 +308,7 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
             secret: secret(&arguments.common)?,
             readers: arguments.max_readers,
             depth: arguments.common.depth,
-            memory: arguments
-                .memory
-                .or_else(available::most_by_default)
-                .unwrap_or(publisher::Config::default().memory),
+            memory: most(arguments.memory),
             ..publisher::Config::default()
         },
         layout,
@@ -350,7 +356,12 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
     let stop = Stop::default();
     let republish = arguments.republish.map(|address| Republish {
         address,
-        config: publisher::Config { secret: secret.clone(), depth, ..publisher::Config::default() },
+        config: publisher::Config {
+            secret: secret.clone(),
+            depth,
+            memory: most(arguments.memory),
+            ..publisher::Config::default()
+        },
         readers: arguments.republish_readers,
         keep: Duration::from_secs(arguments.republish_keep),
     });

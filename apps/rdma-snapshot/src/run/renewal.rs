@@ -140,7 +140,7 @@ impl<B: Descriptors> Renewal<B> {
             }
         }
         if !was_complete {
-            publisher.fit(store.registered())?;
+            publisher.fit(store.taken())?;
         }
         Ok(is_complete.then_some(*begun))
     }
@@ -270,9 +270,9 @@ mod tests {
     fn a_snapshot_that_is_too_long_is_refused_before_it_is_made() {
         let mut publisher = publisher(publisher::Config { memory: 10_000, ..publisher::Config::default() });
         publisher.append(&[0; 4000]).expect("room");
-        let (renewal, _) = opened(&mut publisher, Some(6001));
+        let (renewal, _) = opened(&mut publisher, Some(4097));
         assert!(matches!(renewal.err(), Some(Error::TooMuch { .. })));
-        assert!(opened(&mut publisher, Some(6000)).0.is_ok());
+        assert!(opened(&mut publisher, Some(4096)).0.is_ok());
     }
 
     /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].
