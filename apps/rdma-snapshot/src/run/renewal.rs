@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 
 use rdma_conn::{Descriptors, Waker};
 
-use super::making::{AHEAD, Made, Making};
+use super::making::{AHEAD, Leaving, Made, Making};
 use super::{Publish, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{Publisher, Store};
@@ -148,6 +148,15 @@ impl<B: Descriptors> Renewal<B> {
     /// Returns whether it is complete, so that it can be published.
     pub(super) const fn is_complete(&self) -> bool {
         matches!(self.state, State::Making(.., true))
+    }
+
+    /// Gives a snapshot up if it takes memory, and returns what still holds some of it. What is
+    /// being opened takes none, and dropping it would wait.
+    pub(super) fn give_up(renewal: &mut Option<Self>) -> Option<Leaving<B>> {
+        match renewal.take_if(|renewal| matches!(renewal.state, State::Making(..)))?.state {
+            State::Making(making, ..) => Some(making.leave()),
+            State::Opening(_) => None,
+        }
     }
 
     /// Another snapshot is not wanted any longer. Returns it while changes at the source are being
