@@ -116,7 +116,10 @@ impl<B: Descriptors> Renewal<B> {
             let source = opened.map_err(failed)?;
             let no_offset = || failed(io::Error::other("its history has no offsets"));
             let begun = source.position().ok_or_else(no_offset)?.offset;
-            publisher.check_room(source.total().unwrap_or(0))?;
+            // A primary that sends its snapshot without a disk does not know its length, which is
+            // then taken to be that of the newest one.
+            let total = source.total().or_else(|| publisher.snapshot_bytes());
+            publisher.check_room(total.unwrap_or(0))?;
             self.offer.total = source.total();
             self.offer.position = source.position();
             let mut store = Box::new(publisher.prepare());
@@ -282,6 +285,14 @@ mod tests {
         let (renewal, _) = opened(&mut publisher, Some(4097));
         assert!(matches!(renewal.err(), Some(Error::TooMuch { .. })));
         assert!(opened(&mut publisher, Some(4096)).0.is_ok());
+        // One of unknown length is taken to be as long as the newest one.
+        publisher.mark().expect("a mark");
+        assert!(opened(&mut publisher, None).0.is_ok());
+        let config = publisher::Config { memory: 5000, ..publisher::Config::default() };
+        let mut publisher = self::publisher(config);
+        publisher.append(&[0; 4000]).expect("room");
+        publisher.mark().expect("a mark");
+        assert!(matches!(opened(&mut publisher, None).0.err(), Some(Error::TooMuch { .. })));
     }
 
     /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].
