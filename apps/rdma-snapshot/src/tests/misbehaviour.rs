@@ -7,7 +7,7 @@ use zerocopy::byteorder::network_endian::{U16, U32, U64};
 
 use super::*;
 use crate::reader::machine::{Machine, Order};
-use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
+use crate::wire::{Challenge, Entry, Frame, Hello, MAGIC, Mapping, Mark, VERSION, Welcome};
 
 /// Runs a publisher with ten chunks and one reader, after `change` has altered the announcements.
 fn told(device_kind: DeviceKind, change: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
@@ -99,7 +99,7 @@ fn an_end_that_lies_is_refused() {
 
 /// Returns a machine that was welcomed to read `layout`.
 fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
-    let (machine, outcome) = greeted(layout, limits, &crate::Secret::default());
+    let (machine, outcome) = greeted(layout, limits, |_, _| {});
     outcome.expect("a right welcome");
     machine
 }
@@ -107,8 +107,22 @@ fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
 /// VS-AUTH-002: a publisher that accepts every reader, but cannot prove that it has the secret.
 #[test]
 fn a_publisher_without_the_secret_is_refused() {
-    let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), &crate::Secret::new("another"));
+    let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), |hello, welcome| {
+        welcome.code = crate::Secret::new("another").publisher_code(hello, &CHALLENGE);
+    });
     assert!(matches!(outcome, Err(Error::Secret)), "{outcome:?}");
+}
+
+/// An offset that no history can have, after which later writes could not be counted.
+#[test]
+fn an_offset_beyond_all_histories_is_refused() {
+    for (offset, is_one) in [(i64::MAX as u64, true), (i64::MAX as u64 + 1, false), (u64::MAX, false)] {
+        let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), |_, welcome| {
+            welcome.history = [b'a'; 40];
+            welcome.offset = offset.into();
+        });
+        assert_eq!(outcome.is_ok(), is_one, "{offset}: {outcome:?}");
+    }
 }
 
 /// VS-TABLE-001: a reader that has a part of a snapshot does not continue with another one,
@@ -132,16 +146,20 @@ const CHALLENGE: Challenge = Challenge {
     nonce: [2; 32],
 };
 
-/// Returns a machine, and its reaction to a welcome from a publisher with this secret.
-fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (Machine, Result<(), Error>) {
+/// Returns a machine, and its reaction to a welcome after `change` has altered that.
+fn greeted(
+    layout: Layout,
+    limits: reader::Limits,
+    change: impl FnOnce(&Hello, &mut Welcome),
+) -> (Machine, Result<(), Error>) {
     let now = Instant::default();
     let config = reader::Config { limits, ..reader::Config::default() };
     let mut machine = Machine::new(config, Have::default(), [7; 32], now);
     let Some(Order::Send(Frame::Hello(hello))) = machine.poll_order() else { panic!("no greeting") };
     machine.handle_frame(Frame::Challenge(CHALLENGE), now).expect("challenged");
     machine.handle_resolved("10.0.0.2:9".parse().expect("an address"), now);
-    let welcome = Welcome {
-        code: secret.publisher_code(&hello, &CHALLENGE),
+    let mut welcome = Welcome {
+        code: crate::Secret::default().publisher_code(&hello, &CHALLENGE),
         layout: layout.number(),
         content: Content::Bytes.number(),
         reserved: [0; 2],
@@ -151,6 +169,7 @@ fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (M
         history: [0; 40],
         offset: 0.into(),
     };
+    change(&hello, &mut welcome);
     let outcome = machine.handle_frame(Frame::Welcome(welcome), now);
     if outcome.is_ok() {
         machine.handle_established(4, now).expect("established");
