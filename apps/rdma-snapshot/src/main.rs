@@ -100,7 +100,8 @@ struct PublishArguments {
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=64 << 20))]
     chunk_size: u32,
     /// Bytes of memory for the snapshot and the writes after it, at most. While another snapshot is
-    /// made, it holds both. By default three quarters of what is available at the start.
+    /// made, it holds both. By default three quarters of what the machine and the limits of control
+    /// groups leave at the start.
     #[arg(long)]
     memory: Option<u64>,
     /// Ends when so many readers have had everything. Without this and --keep: at SIGINT.
@@ -150,7 +151,8 @@ struct PullArguments {
     #[arg(long, default_value_t = 60, requires = "republish")]
     republish_keep: u64,
     /// Bytes of memory for what is handed on, at most. Once there are more, handing on ends, and
-    /// the pull goes on. By default three quarters of what is available at the start.
+    /// the pull goes on. By default three quarters of what the machine and the limits of control
+    /// groups leave at the start.
     #[arg(long, requires = "republish")]
     memory: Option<u64>,
     #[command(flatten)]
