@@ -100,7 +100,8 @@ struct PublishArguments {
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=64 << 20))]
     chunk_size: u32,
     /// Bytes of memory for the snapshot and the writes after it, at most. While another snapshot is
-    /// made, it holds both. By default three quarters of what is available at the start.
+    /// made, it holds both. By default three quarters of what the machine and the limits of control
+    /// groups leave at the start.
     #[arg(long)]
     memory: Option<u64>,
     /// Ends when so many readers have had everything. Without this and --keep: at SIGINT.
@@ -149,6 +150,11 @@ struct PullArguments {
     /// Or so many seconds after everything was pulled.
     #[arg(long, default_value_t = 60, requires = "republish")]
     republish_keep: u64,
+    /// Bytes of memory for what is handed on, at most. Once there are more, handing on ends, and
+    /// the pull goes on. By default three quarters of what the machine and the limits of control
+    /// groups leave at the start.
+    #[arg(long, requires = "republish")]
+    memory: Option<u64>,
     #[command(flatten)]
     common: Common,
 }
@@ -287,6 +293,11 @@ fn be_nice(common: &Common) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns the most bytes of memory for a table: what was asked for, or the default.
+fn most(memory: Option<u64>) -> u64 {
+    memory.or_else(available::most_by_default).unwrap_or(publisher::Config::default().memory)
+}
+
 fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {
     be_nice(&arguments.common)?;
     let layout = match arguments.layout {
@@ -299,10 +310,7 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
             secret: secret(&arguments.common)?,
             readers: arguments.max_readers,
             depth: arguments.common.depth,
-            memory: arguments
-                .memory
-                .or_else(available::most_by_default)
-                .unwrap_or(publisher::Config::default().memory),
+            memory: most(arguments.memory),
             ..publisher::Config::default()
         },
         layout,
@@ -350,7 +358,12 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
     let stop = Stop::default();
     let republish = arguments.republish.map(|address| Republish {
         address,
-        config: publisher::Config { secret: secret.clone(), depth, ..publisher::Config::default() },
+        config: publisher::Config {
+            secret: secret.clone(),
+            depth,
+            memory: most(arguments.memory),
+            ..publisher::Config::default()
+        },
         readers: arguments.republish_readers,
         keep: Duration::from_secs(arguments.republish_keep),
     });

@@ -14,11 +14,21 @@ use zerocopy::FromZeros as _;
 
 use crate::digest::Piecewise;
 use crate::error::Error;
-use crate::wire::Digest;
+use crate::wire::{Digest, Entry};
 
 /// The most bytes of a slab. Slabs grow, so that a small snapshot pins little and a large one takes
 /// few registrations.
 const LARGEST: usize = 64 << 20;
+
+/// What a system registers at least.
+const PAGE: usize = 4096;
+
+/// Returns what a region of this length takes of the limit: whole pages, and an entry. So a limit
+/// also bounds regions of a byte each, which a peer's chunks may be.
+pub(super) const fn cost(length: usize) -> u64 {
+    let pages = (length as u64).div_ceil(PAGE as u64).saturating_mul(PAGE as u64);
+    pages.saturating_add(size_of::<Entry>() as u64)
+}
 
 /// Memory that a peer can read. Only this side can write it.
 pub(super) const READ_ONLY: Access = Access::REMOTE_READ;
@@ -61,16 +71,18 @@ pub struct Filler<B: Descriptors> {
     begun: usize,
     filled: usize,
     digest: Piecewise,
-    /// Registered bytes, and their limit.
+    /// Registered bytes.
     registered: u64,
+    /// What they take of the limit, and the limit.
+    taken: u64,
     limit: u64,
     /// Whether the slab is the only one.
     is_fixed: bool,
 }
 
 impl<B: Descriptors> Filler<B> {
-    /// Creates a filler for chunks of at most `chunk` bytes, in slabs of at most `limit` bytes
-    /// together.
+    /// Creates a filler for chunks of at most `chunk` bytes, in slabs that take at most
+    /// `limit` bytes together.
     pub(super) fn new(domain: Arc<B::Domain>, chunk: usize, limit: u64) -> Self {
         Self {
             domain,
@@ -80,6 +92,7 @@ impl<B: Descriptors> Filler<B> {
             filled: 0,
             digest: Piecewise::default(),
             registered: 0,
+            taken: 0,
             limit,
             is_fixed: false,
         }
@@ -103,8 +116,11 @@ impl<B: Descriptors> Filler<B> {
         self.chunk.saturating_sub(self.filled).min(left)
     }
 
+    /// Returns the most bytes of another slab.
     fn allowed(&self) -> usize {
-        usize::try_from(self.limit.saturating_sub(self.registered)).unwrap_or(usize::MAX)
+        let left = self.limit.saturating_sub(self.taken).saturating_sub(cost(0));
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        left - left % PAGE
     }
 
     /// Returns whether the current chunk is full.
@@ -132,6 +148,7 @@ impl<B: Descriptors> Filler<B> {
         }
         let slab = register::<B>(&self.domain, length, READ_ONLY, "registering chunks")?;
         self.registered = self.registered.saturating_add(length as u64);
+        self.taken = self.taken.saturating_add(cost(length));
         (self.slab, self.begun) = (Some(Arc::new(slab)), 0);
         Ok(())
     }

@@ -41,7 +41,7 @@ pub struct Config {
     pub readers: usize,
     /// The most READs in flight of each reader. Both devices' limits apply too.
     pub depth: u8,
-    /// The most bytes of memory for the table.
+    /// The most bytes of memory for the table: whole pages of each region, and its entry.
     pub memory: u64,
     /// How long a reader may be silent before it loses access to the memory.
     pub lease: Duration,
@@ -102,7 +102,7 @@ pub struct Publisher<B: Descriptors> {
     /// theirs.
     older: Vec<Older<B>>,
     shared_from: u64,
-    /// Registered bytes that only older snapshots keep.
+    /// What memory that only older snapshots keep takes of the limit.
     beside: u64,
     /// Never has a completion: nothing is posted to a queue pair that only serves READs.
     queue: B::CompletionQueue,

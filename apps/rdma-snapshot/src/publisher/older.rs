@@ -13,6 +13,7 @@ use rdma_backend::time::Instant;
 use rdma_conn::Descriptors;
 
 use super::Publisher;
+use super::filler::cost;
 use super::session::{Log, Terms};
 use super::store::Store;
 use crate::error::Error;
@@ -92,16 +93,16 @@ impl<B: Descriptors> Publisher<B> {
         self.store.bytes().saturating_sub(self.snapshot_bytes().unwrap_or(u64::MAX))
     }
 
-    /// Returns the registered bytes of all snapshots.
+    /// Returns what the memory of all snapshots takes of the limit.
     pub(crate) fn kept(&self) -> u64 {
-        self.store.registered().saturating_add(self.beside)
+        self.store.taken().saturating_add(self.beside)
     }
 
-    /// Counts the bytes that older snapshots keep besides the newest one.
+    /// Counts what older snapshots take of the limit besides the newest one.
     fn account(&mut self) {
         let own = self.older.iter().flat_map(|older| older.regions.iter().take(older.own));
         // Older snapshots may share them.
-        let own: BTreeMap<_, _> = own.map(|region| (region.address(), region.len() as u64)).collect();
+        let own: BTreeMap<_, _> = own.map(|region| (region.address(), cost(region.len()))).collect();
         self.beside = own.values().sum();
     }
 
@@ -154,7 +155,7 @@ impl<B: Descriptors> Publisher<B> {
     /// It does not.
     pub(crate) fn check_room(&self, total: u64) -> Result<(), Error> {
         let limit = self.config.memory;
-        if self.store.registered().saturating_add(total) > limit {
+        if self.store.taken().saturating_add(cost(usize::try_from(total).unwrap_or(usize::MAX))) > limit {
             return Err(Error::TooMuch { what: "the memory for another snapshot", limit });
         }
         Ok(())

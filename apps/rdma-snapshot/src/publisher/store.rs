@@ -9,7 +9,7 @@ use rdma_backend::Region;
 use rdma_conn::Descriptors;
 use zerocopy::byteorder::network_endian::U32;
 
-use super::filler::{Filled, Filler, READ_ONLY, register};
+use super::filler::{Filled, Filler, READ_ONLY, cost, register};
 use super::session::Log;
 use crate::digest::Whole;
 use crate::error::Error;
@@ -27,8 +27,8 @@ pub(crate) struct Store<B: Descriptors> {
     domain: Arc<B::Domain>,
     whole: Whole,
     bytes: u64,
-    /// Registered bytes, and the most that its filler may register.
-    registered: u64,
+    /// What its memory takes of the limit, and the limit of its filler.
+    taken: u64,
     limit: u64,
 }
 
@@ -48,7 +48,7 @@ impl<B: Descriptors> Store<B> {
             domain,
             whole: Whole::default(),
             bytes: 0,
-            registered: 0,
+            taken: 0,
             limit,
         }
     }
@@ -70,8 +70,9 @@ impl<B: Descriptors> Store<B> {
         self.bytes
     }
 
-    pub(crate) const fn registered(&self) -> u64 {
-        self.registered
+    /// Returns what its memory takes of the limit.
+    pub(crate) const fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Begins the seed's table, for `total` bytes: one piece of memory that cannot grow
@@ -80,13 +81,14 @@ impl<B: Descriptors> Store<B> {
         let too_much = || Error::TooMuch { what: "the length of the seed's table", limit: usize::MAX as u64 };
         let areas = u32::try_from(total.div_ceil(AREA.into())).map_err(|_| too_much())?;
         let length = total.checked_add(u64::from(areas) * 8).ok_or_else(too_much)?;
-        if self.registered.saturating_add(length) > self.limit {
+        let length = usize::try_from(length).map_err(|_| too_much())?;
+        let taken = self.taken.saturating_add(cost(length));
+        if taken > self.limit {
             return Err(Error::TooMuch { what: "the memory for the snapshot", limit: self.limit });
         }
-        let length = usize::try_from(length).map_err(|_| too_much())?;
         let region = register::<B>(&self.domain, length, READ_ONLY, "registering the table")?;
         let region = Arc::new(region);
-        self.registered += region.len() as u64;
+        self.taken = taken;
         let (domain, slab) = (Arc::clone(&self.domain), Arc::clone(&region));
         self.filler = Some(Filler::fixed(domain, AREA as usize, slab, areas as usize * 8));
         self.mapped = Some(Mapped { region, areas, total });
@@ -154,7 +156,7 @@ impl<B: Descriptors> Store<B> {
             digest,
         });
         if self.regions.last().is_none_or(|last| !Arc::ptr_eq(last, &region)) {
-            self.registered += region.len() as u64;
+            self.taken = self.taken.saturating_add(cost(region.len()));
             self.regions.push(region);
         }
         self.bytes += length as u64;
@@ -199,9 +201,15 @@ impl<B: Descriptors> Store<B> {
     }
 }
 
-/// Corruptions for tests, which readers must notice.
+/// Corruptions for tests, which readers must notice, and what tests compare.
 #[cfg(test)]
 impl<B: Descriptors> Store<B> {
+    /// Returns the registered bytes.
+    pub(crate) fn registered(&self) -> u64 {
+        let mapped = self.mapped.as_ref().map(|mapped| &mapped.region);
+        self.regions.iter().chain(mapped).map(|region| region.len() as u64).sum()
+    }
+
     /// Changes the published bytes of a chunk; a second call restores them. False if there is no
     /// such chunk.
     pub(crate) fn spoil(&self, chunk: usize) -> bool {

@@ -207,6 +207,10 @@ impl Machine {
                 if position.history != [0; 40] && !position.history.iter().all(u8::is_ascii_hexdigit) {
                     return Err(Error::Misbehaved("a replication id that is none"));
                 }
+                // Valkey's offsets are signed, so no later one exceeds a `u64`.
+                if i64::try_from(position.offset).is_err() {
+                    return Err(Error::Misbehaved("an offset that no history has"));
+                }
                 self.offer = Some(Offer {
                     layout,
                     content,

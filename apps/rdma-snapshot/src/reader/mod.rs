@@ -5,7 +5,7 @@
 
 mod data;
 pub(crate) mod machine;
-pub(crate) mod table;
+mod table;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -140,10 +140,10 @@ impl Table {
             return Err(Error::Misbehaved("a chunk that reaches beyond all memory"));
         }
         // Later writes may follow for ever, so these limits hold only up to the mark. After it, no
-        // publisher makes this side keep more: at most [`MOST_WAITING`] entries wait, as many
-        // chunks as READs may be in flight are in memory, and no chunk is longer than its limit.
-        // The sink takes each chunk before there is room for another. One who hands on keeps all,
-        // up to its own limit of memory.
+        // publisher makes this side keep more: at most [`MOST_WAITING`] entries wait, and as many
+        // chunks as the caller has room for are in memory (64 by default in a pull), those of
+        // READs in flight included. No chunk is longer than its limit. A replica that hands on
+        // keeps all of them, up to its own limit of memory.
         let (chunks, bytes) = match self.marked {
             None => (self.limits.chunks, self.limits.bytes),
             Some(_) => (u64::MAX, u64::MAX),

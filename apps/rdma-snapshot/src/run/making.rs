@@ -128,6 +128,11 @@ impl<B: Descriptors> Making<B> {
         let _ended = self.from.send(offset);
     }
 
+    /// Ends a source that is not wanted any longer.
+    pub(super) fn leave(self) -> Leaving<B> {
+        Leaving(self.made)
+    }
+
     /// Answers [`Made::Short`]: an older snapshot goes, and the registration is tried again.
     ///
     /// # Errors
@@ -139,6 +144,22 @@ impl<B: Descriptors> Making<B> {
         // The log does not move meanwhile, so the offset does not matter.
         self.go_on_from(0);
         Ok(())
+    }
+}
+
+/// A source that is not wanted any longer, until its thread has released its memory.
+pub(super) struct Leaving<B: Descriptors>(Receiver<Made<B>>);
+
+impl<B: Descriptors> Leaving<B> {
+    /// Returns whether all of its memory is released.
+    pub(super) fn is_over(&self) -> bool {
+        loop {
+            match self.0.try_recv() {
+                Ok(_) => {}
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
     }
 }
 
@@ -385,7 +406,7 @@ mod tests {
         let mut next = publisher.prepare();
         next.mark().expect("a mark");
         publisher.renew(next, offer, 0).expect("an offer");
-        assert_eq!(publisher.kept(), 5000);
+        assert!(publisher.kept() > publisher.store.taken());
 
         let flows = Arc::new(AtomicBool::new(true));
         let source = Lagging { marked: false, offset: 0, cut: None, flows };
@@ -402,7 +423,7 @@ mod tests {
                     if let Err(error) = making.retry(&mut publisher, error) {
                         break error;
                     }
-                    assert_eq!(publisher.kept(), publisher.counts().bytes, "the older one is gone");
+                    assert_eq!(publisher.kept(), publisher.store.taken(), "the older one is gone");
                 }
                 Some(Made::Mark) => {}
                 Some(Made::Failed(error)) => panic!("{error}"),

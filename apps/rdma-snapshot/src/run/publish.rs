@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_conn::{Descriptors, Waker};
 
-use super::making::{AHEAD, Made, Making};
+use super::making::{AHEAD, Leaving, Made, Making};
 use super::renewal::Renewal;
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
@@ -91,8 +91,17 @@ pub fn publish<B: Descriptors>(
     let again = source.again();
     let filler = publisher.filler(chunk_size);
     let first = Making::begin(Box::new(source), filler, (how.stop.clone(), how.rate), true, &waker)?;
-    let mut run =
-        Run { backend, how, offer, waker: &waker, making: first, again, renewal: None, not_before: 0 };
+    let mut run = Run {
+        backend,
+        how,
+        offer,
+        waker: &waker,
+        making: first,
+        again,
+        renewal: None,
+        leaving: None,
+        not_before: 0,
+    };
     let outcome = run.serve(&mut publisher, told);
     if let Err(error) = &outcome {
         let reason = if matches!(error, Error::Source(_)) { Reason::Failed } else { Reason::Resources };
@@ -118,6 +127,8 @@ struct Run<'a, B: Descriptors> {
     again: Option<Again>,
     /// Another snapshot, while it is being made.
     renewal: Option<Renewal<B>>,
+    /// One that was given up, while the log waits for its memory.
+    leaving: Option<Leaving<B>>,
     /// Bytes of later writes before which no other snapshot is begun.
     not_before: u64,
 }
@@ -164,11 +175,14 @@ impl<B: Descriptors> Run<'_, B> {
                             self.making.go_on_from(offset);
                         }
                     }
-                    Some(Made::Short(error)) => self.making.retry(publisher, error)?,
+                    Some(Made::Short(error)) => self.make_room(publisher, error)?,
                     Some(Made::Failed(error)) => return Err(error),
                     None => is_empty = true,
                 }
                 publisher.progress()?;
+            }
+            if self.leaving.take_if(|leaving| leaving.is_over()).is_some() {
+                self.making.go_on_from(0);
             }
             self.renew(publisher);
             let now = self.backend.now();
@@ -199,9 +213,8 @@ impl<B: Descriptors> Run<'_, B> {
             self.renewal = self.renewal.take().and_then(Renewal::stop);
             return;
         };
-        let log = publisher.log_bytes();
-        let full = publisher.snapshot_bytes().map(|bytes| bytes.max(self.how.backlog));
-        let is_full = full.is_some_and(|full| log >= full.max(self.not_before));
+        let full = self.full(publisher);
+        let is_full = full.is_some_and(|full| publisher.log_bytes() >= full.max(self.not_before));
         let renewal = match &mut self.renewal {
             Some(renewal) => Ok(renewal),
             none if is_full && !self.how.stop.is_stopped() => {
@@ -212,13 +225,33 @@ impl<B: Descriptors> Run<'_, B> {
         match renewal.and_then(|renewal| renewal.progress(publisher, self.how, self.waker)) {
             Ok(Some(from)) => self.making.replace(from),
             Ok(None) => {}
-            // The one so far continues, for all readers.
             Err(error) => {
-                tracing::warn!(%error, "no new snapshot was made, so readers get this one and its backlog");
                 self.renewal = None;
-                self.making.replace(u64::MAX);
-                self.not_before = log.saturating_add(full.unwrap_or(0));
+                self.not_renewed(publisher, &error);
             }
         }
+    }
+
+    /// Returns the bytes of later writes after which a new snapshot is made.
+    fn full(&self, publisher: &Publisher<B>) -> Option<u64> {
+        publisher.snapshot_bytes().map(|bytes| bytes.max(self.how.backlog))
+    }
+
+    /// There is no new snapshot. The one so far continues, for all readers.
+    fn not_renewed(&mut self, publisher: &Publisher<B>, error: &Error) {
+        tracing::warn!(%error, "no new snapshot was made, so readers get this one and its backlog");
+        self.making.replace(u64::MAX);
+        self.not_before = publisher.log_bytes().saturating_add(self.full(publisher).unwrap_or(0));
+    }
+
+    /// Answers [`Made::Short`]. An older snapshot goes, or else the new one that is being made. The
+    /// registration is tried again once the memory is there: a source's thread holds some of it
+    /// until it ends.
+    fn make_room(&mut self, publisher: &mut Publisher<B>, error: Error) -> Result<(), Error> {
+        let Err(error) = self.making.retry(publisher, error) else { return Ok(()) };
+        let Some(leaving) = Renewal::give_up(&mut self.renewal) else { return Err(error) };
+        self.not_renewed(publisher, &error);
+        self.leaving = Some(leaving);
+        Ok(())
     }
 }

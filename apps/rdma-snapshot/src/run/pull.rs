@@ -14,7 +14,7 @@ use super::{Progress, Stop, TICK};
 use crate::digest::Whole;
 use crate::error::Error;
 use crate::publisher::{self, Publisher};
-use crate::reader::{self, Have, Offer, Reader};
+use crate::reader::{self, Have, Landed, Offer, Reader};
 use crate::source::Sink;
 use crate::wire::{Layout, Reason};
 
@@ -27,7 +27,8 @@ pub struct Pull {
     pub attempts: u32,
     /// Chunks in memory, including those that the sink has not taken yet. At least 1.
     pub room: usize,
-    /// Whether, and how, the pulled snapshot is handed on.
+    /// Whether, and how, the pulled snapshot is handed on. At its limit of memory this ends, and
+    /// the pull goes on.
     pub republish: Option<Republish>,
     /// Ends it, and undoes its changes. A second call leaves them as they are.
     pub stop: Stop,
@@ -334,10 +335,7 @@ impl<B: Descriptors> Run<'_, B> {
                 self.have.bytes += u64::from(landed.chunk.length);
                 let mut landed = landed;
                 self.applying.give(Job::Bytes(std::mem::take(&mut landed.bytes)));
-                match &mut self.handing_on {
-                    Some(publisher) => publisher.hand_on(landed)?,
-                    None => reader.recycle(landed.region),
-                }
+                self.hand_on(landed, &mut reader)?;
             }
             self.have = reader.have();
             self.mark(self.have.chunks)?;
@@ -348,6 +346,21 @@ impl<B: Descriptors> Run<'_, B> {
             let until = self.backend.now().after(TICK);
             self.turn(Some(&reader), until, told)?;
         }
+    }
+
+    /// Hands a chunk on. Once there is no memory for more, handing on ends, and its readers are
+    /// told for a short time. The pull goes on.
+    fn hand_on(&mut self, landed: Landed<B>, reader: &mut Reader<B>) -> Result<(), Error> {
+        let Some(publisher) = &mut self.handing_on else {
+            reader.recycle(landed.region);
+            return Ok(());
+        };
+        let Err(error) = publisher.hand_on(landed) else { return Ok(()) };
+        tracing::warn!(%error, "nothing is handed on any longer");
+        let Some(mut publisher) = self.handing_on.take() else { return Ok(()) };
+        self.progress.readers = 0;
+        publisher.withdraw(Reason::Resources);
+        publisher.drain(&self.waker, &self.how.stop)
     }
 
     /// Handles the publisher's offer.
@@ -444,7 +457,8 @@ impl<B: Descriptors> Run<'_, B> {
         let ended = self.backend.now();
         loop {
             let now = self.backend.now();
-            let served = self.how.republish.as_ref().is_none_or(|republish| {
+            let republish = self.how.republish.as_ref().filter(|_| self.handing_on.is_some());
+            let served = republish.is_none_or(|republish| {
                 self.progress.done >= republish.readers || now.since(ended) >= republish.keep
             });
             let served = served || self.how.stop.is_stopped();

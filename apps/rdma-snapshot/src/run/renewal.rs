@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 
 use rdma_conn::{Descriptors, Waker};
 
-use super::making::{AHEAD, Made, Making};
+use super::making::{AHEAD, Leaving, Made, Making};
 use super::{Publish, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{Publisher, Store};
@@ -116,7 +116,10 @@ impl<B: Descriptors> Renewal<B> {
             let source = opened.map_err(failed)?;
             let no_offset = || failed(io::Error::other("its history has no offsets"));
             let begun = source.position().ok_or_else(no_offset)?.offset;
-            publisher.check_room(source.total().unwrap_or(0))?;
+            // A primary that sends its snapshot without a disk does not know its length, which is
+            // then taken to be that of the newest one.
+            let total = source.total().or_else(|| publisher.snapshot_bytes());
+            publisher.check_room(total.unwrap_or(0))?;
             self.offer.total = source.total();
             self.offer.position = source.position();
             let mut store = Box::new(publisher.prepare());
@@ -140,7 +143,7 @@ impl<B: Descriptors> Renewal<B> {
             }
         }
         if !was_complete {
-            publisher.fit(store.registered())?;
+            publisher.fit(store.taken())?;
         }
         Ok(is_complete.then_some(*begun))
     }
@@ -148,6 +151,15 @@ impl<B: Descriptors> Renewal<B> {
     /// Returns whether it is complete, so that it can be published.
     pub(super) const fn is_complete(&self) -> bool {
         matches!(self.state, State::Making(.., true))
+    }
+
+    /// Gives a snapshot up if it takes memory, and returns what still holds some of it. What is
+    /// being opened takes none, and dropping it would wait.
+    pub(super) fn give_up(renewal: &mut Option<Self>) -> Option<Leaving<B>> {
+        match renewal.take_if(|renewal| matches!(renewal.state, State::Making(..)))?.state {
+            State::Making(making, ..) => Some(making.leave()),
+            State::Opening(_) => None,
+        }
     }
 
     /// Another snapshot is not wanted any longer. Returns it while changes at the source are being
@@ -270,9 +282,17 @@ mod tests {
     fn a_snapshot_that_is_too_long_is_refused_before_it_is_made() {
         let mut publisher = publisher(publisher::Config { memory: 10_000, ..publisher::Config::default() });
         publisher.append(&[0; 4000]).expect("room");
-        let (renewal, _) = opened(&mut publisher, Some(6001));
+        let (renewal, _) = opened(&mut publisher, Some(4097));
         assert!(matches!(renewal.err(), Some(Error::TooMuch { .. })));
-        assert!(opened(&mut publisher, Some(6000)).0.is_ok());
+        assert!(opened(&mut publisher, Some(4096)).0.is_ok());
+        // One of unknown length is taken to be as long as the newest one.
+        publisher.mark().expect("a mark");
+        assert!(opened(&mut publisher, None).0.is_ok());
+        let config = publisher::Config { memory: 5000, ..publisher::Config::default() };
+        let mut publisher = self::publisher(config);
+        publisher.append(&[0; 4000]).expect("room");
+        publisher.mark().expect("a mark");
+        assert!(matches!(opened(&mut publisher, None).0.err(), Some(Error::TooMuch { .. })));
     }
 
     /// Begins to open a source, which fails once `is_over` says so of its [`Stop`].

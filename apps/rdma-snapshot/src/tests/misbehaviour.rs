@@ -7,7 +7,7 @@ use zerocopy::byteorder::network_endian::{U16, U32, U64};
 
 use super::*;
 use crate::reader::machine::{Machine, Order};
-use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
+use crate::wire::{Challenge, Entry, Frame, Hello, MAGIC, Mapping, Mark, VERSION, Welcome};
 
 /// Runs a publisher with ten chunks and one reader, after `change` has altered the announcements.
 fn told(device_kind: DeviceKind, change: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
@@ -99,7 +99,12 @@ fn an_end_that_lies_is_refused() {
 
 /// Returns a machine that was welcomed to read `layout`.
 fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
-    let (machine, outcome) = greeted(layout, limits, &crate::Secret::default());
+    welcomed_with(layout, limits, Have::default())
+}
+
+/// The same of one that has a part of the snapshot.
+fn welcomed_with(layout: Layout, limits: reader::Limits, have: Have) -> Machine {
+    let (machine, outcome) = greeted(layout, limits, have, |_, _| {});
     outcome.expect("a right welcome");
     machine
 }
@@ -107,8 +112,24 @@ fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
 /// VS-AUTH-002: a publisher that accepts every reader, but cannot prove that it has the secret.
 #[test]
 fn a_publisher_without_the_secret_is_refused() {
-    let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), &crate::Secret::new("another"));
+    let (_, outcome) =
+        greeted(Layout::Chunks, reader::Limits::default(), Have::default(), |hello, welcome| {
+            welcome.code = crate::Secret::new("another").publisher_code(hello, &CHALLENGE);
+        });
     assert!(matches!(outcome, Err(Error::Secret)), "{outcome:?}");
+}
+
+/// An offset that no history can have, after which later writes could not be counted.
+#[test]
+fn an_offset_beyond_all_histories_is_refused() {
+    for (offset, is_one) in [(i64::MAX as u64, true), (i64::MAX as u64 + 1, false), (u64::MAX, false)] {
+        let (_, outcome) =
+            greeted(Layout::Chunks, reader::Limits::default(), Have::default(), |_, welcome| {
+                welcome.history = [b'a'; 40];
+                welcome.offset = offset.into();
+            });
+        assert_eq!(outcome.is_ok(), is_one, "{offset}: {outcome:?}");
+    }
 }
 
 /// VS-TABLE-001: a reader that has a part of a snapshot does not continue with another one,
@@ -132,16 +153,21 @@ const CHALLENGE: Challenge = Challenge {
     nonce: [2; 32],
 };
 
-/// Returns a machine, and its reaction to a welcome from a publisher with this secret.
-fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (Machine, Result<(), Error>) {
+/// Returns a machine, and its reaction to a welcome after `change` has altered that.
+fn greeted(
+    layout: Layout,
+    limits: reader::Limits,
+    have: Have,
+    change: impl FnOnce(&Hello, &mut Welcome),
+) -> (Machine, Result<(), Error>) {
     let now = Instant::default();
     let config = reader::Config { limits, ..reader::Config::default() };
-    let mut machine = Machine::new(config, Have::default(), [7; 32], now);
+    let mut machine = Machine::new(config, have, [7; 32], now);
     let Some(Order::Send(Frame::Hello(hello))) = machine.poll_order() else { panic!("no greeting") };
     machine.handle_frame(Frame::Challenge(CHALLENGE), now).expect("challenged");
     machine.handle_resolved("10.0.0.2:9".parse().expect("an address"), now);
-    let welcome = Welcome {
-        code: secret.publisher_code(&hello, &CHALLENGE),
+    let mut welcome = Welcome {
+        code: crate::Secret::default().publisher_code(&hello, &CHALLENGE),
         layout: layout.number(),
         content: Content::Bytes.number(),
         reserved: [0; 2],
@@ -151,6 +177,7 @@ fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (M
         history: [0; 40],
         offset: 0.into(),
     };
+    change(&hello, &mut welcome);
     let outcome = machine.handle_frame(Frame::Welcome(welcome), now);
     if outcome.is_ok() {
         machine.handle_established(4, now).expect("established");
@@ -282,10 +309,9 @@ fn later_writes_have_no_end() {
             taken += 1;
         }
     }
-    let mut table = crate::reader::table::Table::new(limits, &machine.have());
-    table.set_chunk_size(10).expect("a size");
-    let Frame::Chunks(next) = entries(index, 1) else { unreachable!() };
-    table.announce(&next).expect("after a lost connection");
+    assert_eq!(machine.have().chunks, index);
+    let mut machine = welcomed_with(Layout::Chunks, limits, machine.have());
+    machine.handle_frame(entries(index, 1), now).expect("after a lost connection");
 }
 
 /// VS-TABLE-005: if a publisher announces without end, the reader stops reading frames until there

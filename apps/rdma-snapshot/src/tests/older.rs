@@ -57,7 +57,7 @@ impl Scene {
         }
         next.mark().expect("a mark");
         let shared_from = next.bytes() + both.len() as u64;
-        self.publisher.fit(next.registered()).expect("room");
+        self.publisher.fit(next.taken()).expect("room");
         self.publisher.renew(next, offer(Layout::Chunks), shared_from).expect("an offer");
         self.write(both);
     }
@@ -123,7 +123,9 @@ fn readers_of_an_older_snapshot_follow_the_same_history() {
 /// reader, the snapshot is gone. Memory that was released is the newest one's.
 #[test]
 fn an_older_snapshot_is_released_when_it_is_read() {
-    let config = publisher::Config { memory: 16_500, ..publisher::Config::default() };
+    // Each snapshot takes four slabs of a page.
+    let memory = 33_300;
+    let config = publisher::Config { memory, ..publisher::Config::default() };
     let mut scene = Scene::new(30, config);
     let mut early = scene.world.pull(2, 1, reading());
     scene.run(&mut early, |pull, _| pull.have.chunks >= 3);
@@ -131,11 +133,12 @@ fn an_older_snapshot_is_released_when_it_is_read() {
     scene.renew(1, SECOND);
     scene.write(SECOND.end..THIRD.end);
     let both = scene.publisher.kept();
-    let newest = scene.publisher.store.registered();
+    let newest = scene.publisher.store.taken();
     assert!(both >= newest + scene.snapshots[0].len() as u64, "{both} bytes are kept");
     scene.run(&mut early, |_, publisher| publisher.kept() == newest);
     scene.write(THIRD.end..scene.log.len());
-    assert!(scene.publisher.store.bytes() > 16_500 - (both - newest), "more than was left beside the older");
+    let left = memory - (both - newest);
+    assert!(scene.publisher.store.taken() > left, "more than was left beside the older");
     let mut again = scene.world.pull(3, 1, reading());
     again.have = part;
     scene.run(&mut again, |pull, _| pull.error.is_some());
@@ -179,7 +182,7 @@ fn a_reader_that_stays_keeps_no_log_of_a_replaced_snapshot() {
         let by = scene.world.sim.now().after(publisher::Config::default().lease * 2);
         let host = scene.world.hosts[0].clone();
         scene.run(&mut early, |pull, publisher| {
-            pull.have.bytes == upto && publisher.kept() == publisher.store.registered() || host.now() >= by
+            pull.have.bytes == upto && publisher.kept() == publisher.store.taken() || host.now() >= by
         });
         assert!(early.error.is_none() && early.have.bytes == upto, "{:?}", early.error);
         assert_eq!(scene.of_older(), streams, "after snapshot {number}");
@@ -191,14 +194,14 @@ fn a_reader_that_stays_keeps_no_log_of_a_replaced_snapshot() {
 /// reader of it that takes nothing is told, and begins again.
 #[test]
 fn a_reader_that_takes_nothing_does_not_end_the_newest_snapshot() {
-    let memory = 20_000;
+    let memory = 48_000;
     let mut scene = Scene::new(60, publisher::Config { memory, ..publisher::Config::default() });
     let mut early = scene.world.pull(2, 1, reading());
     scene.run(&mut early, |pull, _| pull.have.chunks >= 3);
     early.room = 0;
     scene.renew(1, SECOND);
     scene.write(SECOND.end..THIRD.end);
-    let newest = scene.publisher.store.registered();
+    let newest = scene.publisher.store.taken();
     assert!(scene.publisher.kept() > newest, "the older one is kept");
     scene.renew(2, THIRD);
     scene.write(THIRD.end..scene.log.len());
@@ -257,7 +260,7 @@ fn a_stranger_has_no_say_in_what_is_kept() {
             passes > 1
         });
     }
-    let newest = scene.publisher.store.registered();
+    let newest = scene.publisher.store.taken();
     assert!(scene.publisher.kept() > newest, "a stranger released it");
     // A reader that takes the rest releases it, long before the stranger's session ends.
     let host = scene.world.hosts[0].clone();
@@ -272,7 +275,7 @@ fn a_stranger_has_no_say_in_what_is_kept() {
 #[test]
 fn two_snapshots_stay_within_the_limit_of_memory() {
     let world = World::new(40, DeviceKind::Ibta, 1, Vec::new());
-    let config = publisher::Config { memory: 12_000, ..publisher::Config::default() };
+    let config = publisher::Config { memory: 30_000, ..publisher::Config::default() };
     let mut publisher = world.publisher(1, config);
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
     for chunk in content(40, 5000).chunks(CHUNK as usize) {
@@ -285,7 +288,7 @@ fn two_snapshots_stay_within_the_limit_of_memory() {
     let error = loop {
         filler.write(&content(41, CHUNK as usize)).expect("within the limit of one");
         next.publish(filler.take().expect("a chunk"));
-        if let Err(error) = publisher.fit(next.registered()) {
+        if let Err(error) = publisher.fit(next.taken()) {
             break error;
         }
         chunks += 1;

@@ -157,6 +157,34 @@ fn a_replica_hands_on_what_it_has_verified() {
     assert!(world.is_empty());
 }
 
+/// Chunks of a byte take memory and an entry each, so a replica that hands them on has a bound,
+/// also after the mark.
+#[test]
+fn tiny_chunks_reach_the_limit_of_one_who_hands_on() {
+    let world = World::new(11, DeviceKind::Ibta, 2, Vec::new());
+    let mut first = world.publisher(1, publisher::Config::default());
+    first.offer(None, offer(Layout::Chunks)).expect("an offer");
+    first.mark().expect("a mark");
+    for byte in content(11, 100) {
+        first.append(&[byte]).expect("a chunk");
+    }
+    first.end();
+    // For ten pages and their entries.
+    let memory = 10 * (4096 + size_of::<crate::wire::Entry>() as u64);
+    let mut second = world.publisher(2, publisher::Config { memory, ..publisher::Config::default() });
+    let mut middle = world.pull(2, 1, reading());
+    middle.domain = Some(second.domain().expect("a device"));
+    let mut outcomes = Vec::new();
+    while middle.is_under_way() {
+        first.progress().expect("the publisher goes on");
+        middle.progress(|landed| outcomes.push(second.hand_on(landed.take().expect("a chunk"))));
+        world.step(middle.next_timeout().into_iter().chain(first.next_timeout()).min());
+    }
+    assert!(middle.error.is_none(), "{:?}", middle.error);
+    assert_eq!((outcomes.len(), outcomes.iter().position(Result::is_err)), (100, Some(10)));
+    assert!(matches!(outcomes[10], Err(Error::TooMuch { .. })), "{:?}", outcomes[10]);
+}
+
 /// VS-LEASE-002: a snapshot withdrawn during a READ is reported as withdrawn, and its memory is
 /// gone.
 #[test]
@@ -232,7 +260,7 @@ fn one_reader_too_many_is_told_so() {
 fn a_publisher_keeps_no_more_than_it_may() {
     let world = World::new(9, DeviceKind::Ibta, 1, Vec::new());
     let mut publisher =
-        world.publisher(1, publisher::Config { memory: 1500, ..publisher::Config::default() });
+        world.publisher(1, publisher::Config { memory: 5000, ..publisher::Config::default() });
     publisher.append(&[0; 1000]).expect("room");
     assert!(matches!(publisher.append(&[0; 1000]), Err(Error::TooMuch { .. })));
     assert!(matches!(publisher.begin_mapping(1000), Err(Error::TooMuch { .. })));

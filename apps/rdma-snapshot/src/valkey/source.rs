@@ -323,10 +323,10 @@ fn unexpected(server: &Server, answer: &str) -> io::Error {
     io::Error::other(format!("the primary answered: {}", server.printable(answer)))
 }
 
-/// Parses `+FULLRESYNC id offset`.
-fn position(answer: &str) -> Option<Position> {
+/// Parses `+FULLRESYNC id offset`. Valkey's offsets are signed, so no later one exceeds a `u64`.
+pub(super) fn position(answer: &str) -> Option<Position> {
     let mut words = answer.strip_prefix("+FULLRESYNC ")?.split(' ');
     let history = words.next()?.as_bytes().try_into().ok()?;
-    let offset = words.next()?.parse().ok()?;
+    let offset = words.next()?.parse::<i64>().ok()?.try_into().ok()?;
     Some(Position { history, offset })
 }

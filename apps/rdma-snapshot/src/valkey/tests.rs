@@ -591,3 +591,13 @@ fn no_password_is_printed() {
         assert!(!printed.contains(&secret), "{secret}: {printed}");
     }
 }
+
+/// Valkey's offsets are signed. A larger one is no answer of a primary.
+#[test]
+fn an_offset_beyond_all_histories_is_no_answer() {
+    for (offset, is_one) in [(i64::MAX as u64, true), (i64::MAX as u64 + 1, false), (u64::MAX, false)] {
+        let position = super::source::position(&format!("+FULLRESYNC {HISTORY} {offset}"));
+        assert_eq!(position.map(|position| position.offset), is_one.then_some(offset));
+    }
+    assert!(super::source::position(&format!("+FULLRESYNC {HISTORY} -1")).is_none());
+}

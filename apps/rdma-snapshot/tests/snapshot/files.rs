@@ -110,6 +110,29 @@ fn a_chain_hands_on_what_it_pulls() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
+/// A replica that reaches its limit of memory ends handing on, and still pulls everything. It waits
+/// for no reader.
+#[test]
+fn a_replica_without_memory_to_hand_on_pulls_everything() {
+    let (folder, bytes) = folder("no-memory", 9_000_001);
+    let fabric = Fabric::new();
+    let how = Publish { readers: Some(1), ..Publish::default() };
+    let (at, publisher) = publishing(&fabric.host(&[address(1)]), &folder, how);
+    let republish = Republish {
+        address: (address(2), 7000).into(),
+        config: publisher::Config { memory: 3 << 20, ..publisher::Config::default() },
+        readers: 1,
+        keep: Duration::MAX,
+    };
+    let how = Pull { republish: Some(republish), ..Pull::default() };
+    let backend = fabric.host(&[address(2)]);
+    pull(&backend, &[at], into_file(&folder, "copy"), &how, &mut |_| {}).expect("pulled");
+    assert!(std::fs::read(folder.join("copy")).expect("a file") == bytes);
+    assert_eq!(fabric.resources(address(2)).registered_bytes, 0);
+    assert_eq!(publisher.join().expect("no panic").expect("published").done, 1);
+    std::fs::remove_dir_all(folder).expect("clean");
+}
+
 /// A run that cannot succeed, or was stopped, leaves no file behind and says why.
 #[test]
 fn a_pull_that_fails_leaves_nothing_behind() {

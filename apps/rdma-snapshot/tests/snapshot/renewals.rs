@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rdma_snapshot::run::{Progress, Publish, Pull, Stop, publish, pull};
 use rdma_snapshot::wire::{Content, Reason};
 use rdma_snapshot::{Again, Error, Piece, Source, publisher, reader};
-use rdma_softsim::Fabric;
+use rdma_softsim::{Fabric, Limits};
 
 use crate::files::Paced;
 use crate::reading::Reading;
@@ -380,6 +380,81 @@ fn a_snapshot_that_fails_while_it_waits_ends_nothing_else() {
     let published = publish(&backend, (address(1), 0).into(), source, &how, |_| {}, told);
     let progress = published.expect("the log so far goes on");
     assert_eq!((progress.snapshots, progress.bytes), (1, AHEAD + BEHIND));
+}
+
+/// An unfinished snapshot that takes the memory of the log is given up, and the log goes on in it.
+#[test]
+fn an_unfinished_snapshot_gives_its_memory_to_the_log() {
+    // Both grow in slabs of 4, 4, 8 and 16 KiB. All of the log fits beside the first of the new
+    // snapshot, but not beside its first three.
+    const PAGE: usize = 4096;
+    const LOCKED: u64 = 9 * PAGE as u64;
+    const WRITTEN: u64 = 5 * PAGE as u64;
+    let fabric = Fabric::new();
+    let bound = publisher::Publisher::bind(
+        &fabric.host(&[address(1)]),
+        (address(1), 0).into(),
+        publisher::Config::default(),
+    );
+    let of_streams = fabric.resources(address(1)).registered_bytes;
+    drop(bound.expect("an address"));
+
+    let is_taken = Arc::new(AtomicBool::new(false));
+    let takes = Arc::clone(&is_taken);
+    let again: Again = Arc::new(move |_| {
+        let (takes, mut slabs) = (Arc::clone(&takes), 4);
+        let read = move |into: &mut [u8]| {
+            // A slab is registered once a chunk of it is full.
+            if slabs == 0 {
+                takes.store(true, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+                return Ok(Piece::Idle);
+            }
+            slabs -= 1;
+            Ok(Piece::Bytes(into.len().min(PAGE)))
+        };
+        Ok(Box::new(Reading { read, offset: Some(0), again: None }))
+    });
+    let (mut marked, mut written) = (false, 0);
+    let stop = Stop::default();
+    let is_stopped = stop.clone();
+    let read = move |into: &mut [u8]| {
+        if !std::mem::replace(&mut marked, true) {
+            return Ok(Piece::Mark);
+        }
+        let least = if is_taken.load(Ordering::Relaxed) { WRITTEN } else { 1 };
+        if written == least {
+            std::thread::sleep(Duration::from_millis(1));
+            return Ok(if is_stopped.is_stopped() { Piece::End } else { Piece::Idle });
+        }
+        let count = (least - written).min(into.len() as u64);
+        written += count;
+        Ok(Piece::Bytes(count as usize))
+    };
+    let source = Reading { read, offset: Some(0), again: Some(again) };
+    let withdraw = Stop::default();
+    let how = Publish {
+        backlog: 1,
+        chunk_size: PAGE as u32,
+        keep: Some(Duration::ZERO),
+        stop: stop.clone(),
+        withdraw: withdraw.clone(),
+        ..Publish::default()
+    };
+    let by = Instant::now() + MOST;
+    let told = &mut |progress: &Progress| {
+        if progress.bytes == WRITTEN {
+            stop.stop();
+        }
+        if Instant::now() >= by {
+            withdraw.stop();
+        }
+    };
+    let limits = Limits { locked_memory: of_streams + LOCKED, ..Limits::default() };
+    let backend = Fabric::new().host_with(&[address(1)], limits);
+    let published = publish(&backend, (address(1), 0).into(), source, &how, |_| {}, told);
+    let progress = published.expect("the log goes on");
+    assert_eq!((progress.snapshots, progress.bytes), (1, WRITTEN));
 }
 
 /// Readers are told of a withdrawal before changes at the source are undone, which may take long.
