@@ -19,9 +19,11 @@ use crate::options::setters;
 pub struct Limits {
     /// Connections at once, including those being made or closed. A further request is rejected.
     pub connections: usize,
-    /// Registered bytes of all connections: what peers cost before they authenticate (VR-SEC-007).
+    /// Bytes registered for all connections. It caps what peers cost before they authenticate
+    /// (VR-SEC-007).
     ///
-    /// A peer that does not fit is rejected. A connection that needs more later makes do or fails.
+    /// A request that would exceed the limit is rejected. An open connection continues without its
+    /// second window. A call that needs a send buffer or other memory fails.
     pub registered_bytes: u64,
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
 
-/// An error of a connection. Cheap to clone; after the first error, every later call returns it.
+/// An error of a connection. Cheap to clone. If it ended the connection, every later call returns
+/// it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -75,7 +76,7 @@ pub enum Error {
         /// Its bounds.
         bounds: &'static str,
     },
-    /// Waiting for descriptors failed.
+    /// A system call for waiting on descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
     /// The memory limit of an endpoint or a listener is reached.

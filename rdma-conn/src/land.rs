@@ -53,9 +53,9 @@ impl<B: Backend> Connection<B> {
     ///
     /// Registering takes much longer than copying a few kilobytes, so keep the buffer and reuse it.
     ///
-    /// The peer can write to all of it at any time, from when the first window in it is announced
-    /// until it is deregistered. Dropping it deregisters it. A correct peer writes only to
-    /// announced windows, each byte once, and never to a full window (VR-SEC-005).
+    /// Once the first window in the buffer is announced, the peer can write to any part of the
+    /// buffer, until it is deregistered. Dropping the buffer deregisters it. A correct peer writes
+    /// only to announced windows, each byte once, and never to a full window (VR-SEC-005).
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.

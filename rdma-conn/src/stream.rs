@@ -74,7 +74,8 @@ impl<B: Descriptors> Stream<B> {
     ///
     /// # Errors
     /// Returns an error if there is no RDMA device, the host is unknown, the peer refuses or cannot
-    /// be reached, the attempt times out, or too little memory can be locked. It says what to do.
+    /// be reached, the attempt times out, or too little memory can be locked. The error says what
+    /// to do.
     pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
@@ -87,8 +88,8 @@ impl<B: Descriptors> Stream<B> {
         Self::connect_among(backend, host, how, None)
     }
 
-    /// Connects in the protection domain of another connection, so that memory registered for one
-    /// serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection. Memory registered for either
+    /// connection then serves both. [`ProtectionDomain`] says when that is safe.
     ///
     /// # Errors
     /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
@@ -120,8 +121,8 @@ impl<B: Descriptors> Stream<B> {
         Err(last)
     }
 
-    /// Wraps the one connection of `endpoint`, from
-    /// [`Listener::try_accept`](crate::Listener::try_accept).
+    /// Wraps the result of [`Listener::try_accept`](crate::Listener::try_accept): an endpoint and
+    /// its one connection.
     pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);

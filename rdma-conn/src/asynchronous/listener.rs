@@ -99,7 +99,7 @@ impl<B: Descriptors> AsyncListener<B> {
     ///
     /// # Errors
     /// Returns an error if the listener failed. Also returns an error if the process has no
-    /// descriptor or memory left for a connection. That peer was rejected, and the listener
+    /// descriptor or memory left for a connection. The peer is then rejected, and the listener
     /// continues. A single failed request, such as one that its peer withdrew, is not an error.
     pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
         poll_fn(|cx| self.poll_accept(cx)).await

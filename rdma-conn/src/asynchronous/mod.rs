@@ -54,8 +54,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     ///
     /// # Panics
     /// Panics, like tokio's own types, if the runtime has no IO or time driver: build it with
-    /// [`enable_all`](tokio::runtime::Builder::enable_all). All calls that make an endpoint panic
-    /// in this case.
+    /// [`enable_all`](tokio::runtime::Builder::enable_all). The same holds for every call that
+    /// creates an endpoint.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
         driven.map(|()| endpoint)
@@ -110,8 +110,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         self.connect_among(host, how, None).await
     }
 
-    /// Connects in the protection domain of another connection, so that memory registered for one
-    /// serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection. Memory registered for either
+    /// connection then serves both. [`ProtectionDomain`] says when that is safe.
     ///
     /// # Errors
     /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
@@ -141,7 +141,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
-    /// Returns a weak handle, to upgrade while the endpoint has connections, listeners or handles.
+    /// Returns a weak handle. It can be upgraded while the endpoint has a connection, listener or
+    /// handle.
     pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
         WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
     }

@@ -52,8 +52,10 @@ impl<B: Backend> Connection<B> {
         Ok(Some(0))
     }
 
-    /// Returns what has arrived and is not consumed, in order, where the peer wrote it: a zero-copy
-    /// read. [`Endpoint::consume`](crate::Endpoint::consume) gives it back to the peer.
+    /// Returns unread bytes in place, for a zero-copy read.
+    ///
+    /// The parts come in the order of the stream. [`Endpoint::consume`](crate::Endpoint::consume)
+    /// marks them as read.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }

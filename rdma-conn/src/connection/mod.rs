@@ -50,7 +50,8 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 
 /// One connection: its queue pair, its memory and its machine. It never blocks.
 ///
-/// An [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and drives it.
+/// An [`Endpoint`](crate::Endpoint) drives the connection, and owns the completion queue and the
+/// event channel.
 // Fields are in drop order (VR-RES-001). Whatever the order, a backend keeps alive what a handle
 // needs.
 pub struct Connection<B: Backend> {
@@ -216,9 +217,11 @@ impl<B: Backend> Connection<B> {
         !matches!(self.cause, Cause::Known(_)) && self.machine.failure().is_none()
     }
 
-    /// Returns whether the peer is on this side's device: the path of the queue pair leads back to
-    /// where it begins. False without a path. Addresses prove nothing, because a request carries
-    /// what its sender wrote (VR-SEC-008).
+    /// Returns whether the peer is on this side's device.
+    ///
+    /// It is if the path of the queue pair leads back to where it begins. Returns false if there is
+    /// no path. The peer's address is no evidence: the peer can write any address into its request
+    /// (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         matches!(self.pair.is_loopback(), Ok(true))
     }
@@ -342,7 +345,8 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns `Some` once the connection is established and the device has all accepted bytes.
-    /// `None` means that some wait for the peer's window or receives.
+    /// Otherwise returns `None`: bytes may wait for room in the peer's window, or for a receive
+    /// there.
     ///
     /// # Errors
     /// Returns an error if the connection ended first (VR-CLOSE-003).
@@ -379,8 +383,8 @@ impl<B: Backend> Connection<B> {
 
     /// Registers application memory to lend. With [`Access::REMOTE_WRITE`] it can also receive.
     ///
-    /// The connection keeps `memory` registered until the buffer is dropped, nothing of it is lent,
-    /// and no window lies in it. [`CallerMemory`] says who may write to it until then.
+    /// `memory` stays registered until you drop the buffer, and longer while a part of it is lent
+    /// or a window lies in it. [`CallerMemory`] says who may write to it until then.
     ///
     /// # Errors
     /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
@@ -446,7 +450,8 @@ impl<B: Backend> Connection<B> {
         self.machine.lendable() > 0
     }
 
-    /// Returns `Some` once a closed connection has ended in order, and `None` before.
+    /// Returns `Some` once a closed connection has delivered all bytes and ended, and `None`
+    /// before.
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive.

@@ -49,8 +49,8 @@ pub struct ListenerId(IdentifierKey);
 
 /// An event of an endpoint.
 ///
-/// An event is reported once, however much has happened since, and may be spurious. Then read until
-/// [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing.
+/// An event is reported once, however much has happened since, and may be spurious. After an event,
+/// read until [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -63,7 +63,7 @@ pub enum Event {
     },
     /// Bytes have arrived.
     Readable(ConnectionId),
-    /// A write that found too little room can go on, memory can be lent, or everything is flushed.
+    /// A write, lend or flush that could not complete can go on.
     Writable(ConnectionId),
     /// A lent part of a buffer has come back.
     Returned(ConnectionId),
@@ -96,7 +96,7 @@ pub struct Usage {
     pub polls: u64,
     /// Times a completion queue was armed, `ibv_req_notify_cq(3)`.
     pub arms: u64,
-    /// Times the endpoint asked the kernel for events or slept there.
+    /// Times the endpoint asked the kernel for events, with or without sleeping.
     pub sleeps: u64,
 }
 
@@ -108,8 +108,8 @@ pub struct Usage {
 /// work. A call returns `None` while it has no result, and an event follows when it has one.
 ///
 /// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
-/// child still holds it. A process that has forked removes the descriptor from the instance
-/// (`EPOLL_CTL_DEL`) before it drops the endpoint.
+/// child still holds it. If your process forks, remove the descriptor from the instance
+/// (`EPOLL_CTL_DEL`) before you drop the endpoint.
 ///
 /// Each connection has its own protection domain, because an rkey opens a region to every queue
 /// pair of its domain: one client could guess the key of another's window (VR-SEC-002). Connections
@@ -211,7 +211,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.members.get(id.0)?.connection.as_deref()
     }
 
-    /// Returns whether bytes can flow on a connection, or could before it ended.
+    /// Returns whether a connection is open, or was open before it ended.
     pub fn is_open(&self, id: ConnectionId) -> bool {
         self.members.get(id.0).is_some_and(Member::is_open)
     }
