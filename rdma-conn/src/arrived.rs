@@ -1,5 +1,3 @@
-//! Received bytes, read in place.
-
 use rdma_backend::memory::SharedMemory;
 
 /// Bytes that have arrived and are not consumed, in the window where the peer wrote them.
@@ -15,7 +13,6 @@ pub struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// Returns at most `len` bytes at `offset`, fewer if the memory ends before.
     pub(crate) fn new(memory: SharedMemory<'a>, offset: usize, len: usize) -> Self {
         let offset = offset.min(memory.len());
         Self { memory, offset, len: len.min(memory.len() - offset) }

@@ -1,5 +1,3 @@
-//! Limits on connections and memory, shared by several connections.
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -122,7 +120,6 @@ pub(crate) struct CountedRegion<R> {
     _share: Share,
 }
 
-/// Registers `len` bytes within `budget`, on huge pages if `huge` and the system has them.
 pub(crate) fn register<B: Backend>(
     domain: &ProtectionDomain<B>,
     budget: &Arc<Budget>,
@@ -147,8 +144,7 @@ pub(crate) fn register_memory<B: Backend>(
     Ok(CountedRegion { region, _share: share })
 }
 
-/// Application memory whose drop may panic. When it drops, the endpoint may be serving other
-/// connections, which the panic must not affect.
+/// Application memory. If its drop panics, other connections of the endpoint must not be affected.
 struct Contained<M: CallerMemory>(Option<M>);
 
 impl<M: CallerMemory> CallerMemory for Contained<M> {

@@ -1,5 +1,3 @@
-//! An ordered set of deadlines.
-
 use std::collections::BTreeSet;
 
 /// An ordered set of deadlines, at most one per key.

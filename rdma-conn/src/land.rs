@@ -64,9 +64,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// See [`Endpoint::receive`](crate::Endpoint::receive).
-    ///
-    /// # Errors
-    /// The errors are those of [`Endpoint::receive`](crate::Endpoint::receive).
     pub(crate) fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
         if !receiving.begun {
             self.begin(receiving)?;
@@ -145,7 +142,6 @@ impl<B: Backend> Connection<B> {
             })
     }
 
-    /// See [`Endpoint::stop_landing`](crate::Endpoint::stop_landing).
     pub(crate) fn stop_landing(&mut self) {
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());

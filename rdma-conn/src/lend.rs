@@ -154,7 +154,6 @@ impl<B: Backend> Lendings<B> {
         self.under_way.is_empty()
     }
 
-    /// Drops the parts that are in the first `confirmed` bytes of the stream. Returns how many.
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);

@@ -1,5 +1,3 @@
-//! Settings of streams and listeners.
-
 use std::time::Duration;
 
 use rdma_backend::{Capabilities, RnrTimer};
@@ -7,9 +5,7 @@ use rdma_proto::{Config, RECEIVES};
 
 use crate::error::Error;
 
-/// Adds a chainable setter for each field of a settings type.
-///
-/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
+/// Adds a chainable setter for each field. Other crates need them: the types forbid literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -157,7 +153,6 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Settings that suit most connections.
     fn default() -> Self {
         Self {
             protocol: Config::client(),

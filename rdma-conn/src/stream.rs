@@ -1,5 +1,3 @@
-//! A blocking byte stream.
-
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -345,9 +343,8 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
     }
 }
 
-/// An endpoint of one connection, shared by a stream and the background thread.
-///
-/// A call holds the lock also while it waits, so the thread only ever drives idle streams.
+/// An endpoint of one connection, shared by a stream and the background thread. A call holds the
+/// lock also while it waits, so the thread drives only idle streams.
 struct Private<B: Descriptors> {
     /// `None` once the stream is dropped or has given the endpoint away.
     endpoint: Mutex<Option<Endpoint<B>>>,
@@ -408,9 +405,6 @@ impl<B: Descriptors> Locked<'_, B> {
 
     /// Repeats `step` until it has a result. Sleeps in between, so waiting takes no processor time
     /// (VR-FLOW-013). Reads the clock only before sleeping, to apply `timeout`.
-    ///
-    /// # Errors
-    /// Returns the error of `step`, or a time-out that names `doing`.
     #[inline]
     fn until<T>(
         &mut self,
@@ -428,8 +422,8 @@ impl<B: Descriptors> Locked<'_, B> {
         }
     }
 
-    /// Sleeps until the endpoint has made progress or the time-out has passed. The first sleep of a
-    /// call fixes the `deadline`, `timeout` from then.
+    /// Sleeps until there is progress. The first sleep of a call sets `deadline` to `timeout` from
+    /// then.
     #[inline(never)]
     fn sleep(
         &mut self,

@@ -1,5 +1,3 @@
-//! Ends a wait from another thread.
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 

@@ -1,5 +1,3 @@
-//! The task that drives an endpoint.
-
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,8 +17,8 @@ use crate::background;
 use crate::endpoint::Descriptors;
 use crate::error::Error;
 
-/// Drives an endpoint until its last handle is gone. If its runtime ends, the driver is dropped,
-/// and the background thread takes over.
+/// Drives an endpoint until its last handle is gone. Dropped with its runtime, it hands over to the
+/// background thread.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
     readable: AsyncFd<Arc<OwnedFd>>,

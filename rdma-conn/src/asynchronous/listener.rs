@@ -1,5 +1,3 @@
-//! A listener for tokio.
-
 use std::fmt::Debug;
 use std::future::poll_fn;
 use std::net::SocketAddr;

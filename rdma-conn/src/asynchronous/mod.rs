@@ -1,9 +1,8 @@
 //! Endpoints, streams and listeners for the tokio runtime.
 //!
 //! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver. The driver is
-//! the event loop: it sleeps on the endpoint's descriptor and timers, makes progress, and wakes the
-//! tasks concerned. Streams and listeners are handles on the endpoint. A call tries its operation.
-//! Without a result it polls the device and tries again, before its task sleeps.
+//! the event loop, and wakes the tasks concerned. Streams and listeners are handles on the
+//! endpoint.
 
 mod driver;
 mod halves;
@@ -62,7 +61,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     }
 
     /// Makes an endpoint that the current runtime drives. If it cannot, the background thread does,
-    /// and the reason is returned. Connections that `listener` accepts wait to be taken.
+    /// and the reason is returned.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = EndpointTasks {
@@ -256,8 +255,8 @@ impl<B: Descriptors> Shared<B> {
         done
     }
 
-    /// Tries `step`, polls the device if there is no result, and tries again. If there is none
-    /// still, the task is woken when there may be one.
+    /// Tries `step`, polls the device if there is no result, tries again, and then has the task
+    /// woken.
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,

@@ -1,5 +1,3 @@
-//! A byte stream for tokio.
-
 use std::fmt::Debug;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};

@@ -6,8 +6,6 @@
 //! write    ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
 //! try_read ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
 //! ```
-//!
-//! `read_at_once` is the fast path of `try_read` for most reads.
 
 mod bytes;
 mod driver;
@@ -52,8 +50,7 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 ///
 /// An [`Endpoint`](crate::Endpoint) drives the connection, and owns the completion queue and the
 /// event channel.
-// Fields are in drop order (VR-RES-001). Whatever the order, a backend keeps alive what a handle
-// needs.
+// Fields are in drop order (VR-RES-001), although a backend keeps alive what a handle needs.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
     /// [`QueuePair::max_inline`], which never changes.
@@ -111,9 +108,8 @@ pub struct Work {
 }
 
 impl<B: Backend> Connection<B> {
-    /// Makes a connection on `id` with all receives posted, so that the peer's first message finds
-    /// one (VR-CONN-003). `options` fit the device, and `completions` has room for
-    /// [`Options::completions`].
+    /// Makes a connection with all receives posted, for the peer's first message (VR-CONN-003).
+    /// `options` fit the device, and `completions` has room for [`Options::completions`].
     pub(crate) fn new(
         backend: B,
         id: B::Identifier,
@@ -123,14 +119,13 @@ impl<B: Backend> Connection<B> {
         domain: Option<ProtectionDomain<B>>,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
-        // The dialing side is the client, whatever role the settings name.
         options.protocol.role = role;
         let domain = match domain {
             Some(domain) => {
                 domain.check(&id)?;
                 domain
             }
-            // A domain of its own, so that its keys open nothing to other peers (VR-SEC-002).
+            // VR-SEC-002.
             None => ProtectionDomain::create(&id)?,
         };
         let depth = QueuePairLimits {
@@ -396,7 +391,6 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().register_memory(memory, access)
     }
 
-    /// Returns a handle that registers memory without the caller's lock.
     pub(crate) fn registrar(&self) -> Registrar<B> {
         self.memory.registrar().clone()
     }
@@ -407,10 +401,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// See [`Endpoint::lend`](crate::Endpoint::lend).
-    ///
-    /// # Errors
-    /// Returns the error that ended the connection. Also returns an error if `range` is outside the
-    /// buffer, or if the buffer belongs to another protection domain.
     pub(crate) fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,

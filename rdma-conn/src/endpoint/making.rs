@@ -276,7 +276,6 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<(), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
         let options = options.fitted(&limits);
-        // Check the budget before anything is made for it.
         self.budget.has(Memory::<B>::idle(&options))?;
         let at = self.queues.book(&identifier, &options, &self.watch)?;
         // A new queue is not armed yet.

@@ -200,7 +200,6 @@ impl<B: Descriptors> Endpoint<B> {
         })
     }
 
-    /// Turns event reporting off or on.
     pub(crate) fn set_quiet(&mut self, quiet: bool) {
         while self.next_event().is_some() {}
         self.quiet = quiet;
