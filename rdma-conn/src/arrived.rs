@@ -33,8 +33,7 @@ impl<'a> Arrived<'a> {
         self.memory.slice(self.offset, self.len).unwrap_or(SharedMemory::new(&[]))
     }
 
-    /// Copies `into.len()` bytes from offset `at`. Returns false, and copies none, if there are too
-    /// few.
+    /// Copies `into.len()` bytes from `at`. If there are fewer, returns false and copies none.
     pub fn copy(&self, at: usize, into: &mut [u8]) -> bool {
         let within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);
         within && self.memory.read(self.offset + at, into)

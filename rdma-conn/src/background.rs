@@ -24,7 +24,7 @@ pub(crate) trait Driven: Send + Sync {
 
     fn descriptor(&self) -> Arc<OwnedFd>;
 
-    /// Called after [`Driven::drive`] panicked, which is its last call. Every wait must end with
+    /// Called after the last [`Driven::drive`], which panicked. Every wait must end with
     /// [`panicked`].
     fn panicked(&self);
 }

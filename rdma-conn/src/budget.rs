@@ -17,8 +17,7 @@ use crate::options::setters;
 pub struct Limits {
     /// Connections at once, including those being made or closed. A further request is rejected.
     pub connections: usize,
-    /// Bytes registered for all connections. It caps what peers cost before they authenticate
-    /// (VR-SEC-007).
+    /// Registered bytes of all connections. Caps what unauthenticated peers cost (VR-SEC-007).
     ///
     /// A request that would exceed the limit is rejected. An open connection continues without its
     /// second window. A call that needs a send buffer or other memory fails.
@@ -26,8 +25,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The default of [`Limits::registered_bytes`]: 2 GiB, half of the memory of a machine with 4
-    /// GiB.
+    /// The default of [`Limits::registered_bytes`]: 2 GiB, half the memory of a machine with 4 GiB.
     ///
     /// It holds about 1900 idle connections with windows of 1 MiB, or 10,000 with windows of 128
     /// KiB. Idle strangers then cannot make a small machine swap. Raise it for larger servers.

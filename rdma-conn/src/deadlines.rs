@@ -5,8 +5,7 @@ use std::collections::BTreeSet;
 /// An event loop can keep deadlines of its own in it, such as one per connection. It then sleeps
 /// until the nearest of these or [`Endpoint::next_timeout`](crate::Endpoint::next_timeout).
 ///
-/// The caller keeps the current deadline of each key, and passes it to [`Deadlines::set`], which
-/// therefore does not search.
+/// Keep each key's current deadline and pass it to [`Deadlines::set`], which then need not search.
 #[derive(Clone, Debug)]
 pub struct Deadlines<T, K> {
     all: BTreeSet<(T, K)>,

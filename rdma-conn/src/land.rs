@@ -51,8 +51,6 @@ impl<B: Backend> Receiving<B> {
 impl<B: Backend> Connection<B> {
     /// Registers `len` bytes for zero-copy receiving, all zero at first. They can also be lent.
     ///
-    /// Registering takes much longer than copying a few kilobytes, so keep the buffer and reuse it.
-    ///
     /// Once the first window in the buffer is announced, the peer can write to any part of the
     /// buffer, until it is deregistered. Dropping the buffer deregisters it. A correct peer writes
     /// only to announced windows, each byte once, and never to a full window (VR-SEC-005).

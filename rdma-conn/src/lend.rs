@@ -23,8 +23,8 @@ use crate::domain::ProtectionDomain;
 /// the peer has all lent parts: until then the connection holds a clone of the `Arc`.
 ///
 /// The peer cannot read the buffer, and can write only to one registered to receive into
-/// (VR-SEC-001). There is therefore no `&[u8]` of it: copy bytes before you check them, and use the
-/// copy (VR-SEC-005).
+/// (VR-SEC-001). So there is no `&[u8]` of it: copy bytes before you check them, and use the copy
+/// (VR-SEC-005).
 ///
 /// A buffer may outlive the connection that registered it. Until it is dropped, it counts as that
 /// connection's memory ([`Limits::registered_bytes`](crate::Limits::registered_bytes)).
@@ -103,8 +103,7 @@ impl<B: Backend> RegisteredBuffer<B> {
         self.memory.region.write(offset, from)
     }
 
-    /// Copies `into.len()` bytes from `offset`. Returns false, and copies none, if there are too
-    /// few.
+    /// Copies `into.len()` bytes from `offset`. If there are fewer, returns false and copies none.
     #[must_use]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory.region.read(offset, into)

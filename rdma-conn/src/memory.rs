@@ -39,8 +39,7 @@ pub(crate) struct Memory<B: Backend> {
     registrar: Registrar<B>,
 }
 
-/// Registers memory for one connection. Callers clone it to hold no lock meanwhile: registering is
-/// slow, and calls code of the program.
+/// Registers memory. Callers clone it to hold no lock: this is slow, and runs code of the program.
 #[derive(Clone)]
 pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,

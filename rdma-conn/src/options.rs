@@ -51,11 +51,9 @@ pub struct Options {
     /// with the next write.
     pub keep_memory: Duration,
     /// Whether to register the send buffer when the connection is made, not at its first write.
-    /// This saves milliseconds in that write. It costs memory for each connection that never
-    /// writes.
+    /// This saves that write milliseconds, and costs memory for each connection that never writes.
     pub eager_send_buffer: bool,
-    /// How long a wait busy-polls before it sleeps. On a NIC, a wake-up takes more than a round
-    /// trip.
+    /// How long a wait busy-polls before it sleeps. A NIC's wake-up takes more than a round trip.
     ///
     /// It costs a processor during each wait. A blocking stream polls in its call, an event loop is
     /// told to come back at once ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)), and a
@@ -86,10 +84,9 @@ pub struct Options {
     /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), in windows and memory
     /// registered to receive into.
     ///
-    /// Programs see no difference: a completion says that all bytes before it have arrived, and
-    /// only then are they read. It is faster on some machines and slower on others, so it is off by
-    /// default. Bytes are written in order if the device, the kernel or the library does not
-    /// support it.
+    /// Programs see no difference: bytes are read only after a completion that says that they have
+    /// arrived. It is faster on some machines and slower on others, so it is off by default. Bytes
+    /// are written in order if the device, the kernel or the library does not support it.
     pub relaxed_ordering: bool,
     /// Whether the library allocates windows and buffers of at least 2 MiB on huge pages. Off by
     /// default. With huge pages, a device needs fewer address translations.

@@ -71,9 +71,9 @@ impl<B: Descriptors> Stream<B> {
     /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
     ///
     /// # Errors
-    /// Returns an error if there is no RDMA device, the host is unknown, the peer refuses or cannot
-    /// be reached, the attempt times out, or too little memory can be locked. The error says what
-    /// to do.
+    /// Returns an error, which says what to do, if there is no RDMA device, the host is unknown,
+    /// the peer refuses or cannot be reached, the attempt times out, or too little memory can be
+    /// locked.
     pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
@@ -86,8 +86,7 @@ impl<B: Descriptors> Stream<B> {
         Self::connect_among(backend, host, how, None)
     }
 
-    /// Connects in the protection domain of another connection. Memory registered for either
-    /// connection then serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection. See [`ProtectionDomain`].
     ///
     /// # Errors
     /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
@@ -422,8 +421,7 @@ impl<B: Descriptors> Locked<'_, B> {
         }
     }
 
-    /// Sleeps until there is progress. The first sleep of a call sets `deadline` to `timeout` from
-    /// then.
+    /// Sleeps until there is progress. A call's first sleep sets `deadline` to `timeout` from then.
     #[inline(never)]
     fn sleep(
         &mut self,

@@ -17,8 +17,7 @@ use crate::background;
 use crate::endpoint::Descriptors;
 use crate::error::Error;
 
-/// Drives an endpoint until its last handle is gone. Dropped with its runtime, it hands over to the
-/// background thread.
+/// Drives an endpoint while it has a handle. After its runtime, the background thread takes over.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
     readable: AsyncFd<Arc<OwnedFd>>,

@@ -16,28 +16,7 @@ use crate::options::Options;
 
 /// Accepts connections for tokio. They share an [`AsyncEndpoint`].
 ///
-/// ```
-/// use rdma_conn::{AsyncListener, AsyncStream};
-/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let fabric = rdma_softsim::Fabric::new(); // or rdma_verbs::Verbs::load()? and real addresses
-/// let listener = AsyncListener::bind(&fabric.host(&["192.0.2.1".parse()?]), ("192.0.2.1", 6379)).await?;
-/// tokio::spawn(async move {
-///     while let Ok((mut stream, _peer)) = listener.accept().await {
-///         tokio::spawn(async move { stream.write_all(b"hello").await });
-///     }
-/// });
-///
-/// let host = fabric.host(&["192.0.2.2".parse()?]);
-/// let mut stream = AsyncStream::connect(&host, ("192.0.2.1", 6379)).await?;
-/// let mut hello = [0; 5];
-/// stream.read_exact(&mut hello).await?;
-/// assert_eq!(&hello, b"hello");
-/// # Ok(())
-/// # }
-/// ```
+/// The [crate page](crate) has an example.
 pub struct AsyncListener<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) listener: ListenerId,

@@ -1,8 +1,7 @@
 //! Endpoints, streams and listeners for the tokio runtime.
 //!
-//! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver. The driver is
-//! the event loop, and wakes the tasks concerned. Streams and listeners are handles on the
-//! endpoint.
+//! The driver, a task of the runtime, is the event loop of an [`AsyncEndpoint`], and wakes the
+//! tasks concerned. Streams and listeners are handles on the endpoint.
 
 mod driver;
 mod halves;
@@ -52,16 +51,14 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Returns an error if there is no RDMA device or no runtime.
     ///
     /// # Panics
-    /// Panics, like tokio's own types, if the runtime has no IO or time driver: build it with
-    /// [`enable_all`](tokio::runtime::Builder::enable_all). The same holds for every call that
-    /// creates an endpoint.
+    /// Panics, as does every call that creates an endpoint, if the runtime has no IO or time
+    /// driver. Build it with [`enable_all`](tokio::runtime::Builder::enable_all).
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
         driven.map(|()| endpoint)
     }
 
-    /// Makes an endpoint that the current runtime drives. If it cannot, the background thread does,
-    /// and the reason is returned.
+    /// Makes an endpoint. If the current runtime cannot drive it, the background thread does.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = EndpointTasks {
@@ -109,8 +106,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         self.connect_among(host, how, None).await
     }
 
-    /// Connects in the protection domain of another connection. Memory registered for either
-    /// connection then serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection. See [`ProtectionDomain`].
     ///
     /// # Errors
     /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
@@ -140,8 +136,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
-    /// Returns a weak handle. It can be upgraded while the endpoint has a connection, listener or
-    /// handle.
+    /// Returns a weak handle. It upgrades while the endpoint has a connection, listener or handle.
     pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
         WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
     }
@@ -255,8 +250,7 @@ impl<B: Descriptors> Shared<B> {
         done
     }
 
-    /// Tries `step`, polls the device if there is no result, tries again, and then has the task
-    /// woken.
+    /// Tries `step`. Without a result, polls the device, tries again, and then has the task woken.
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,

@@ -51,8 +51,7 @@ impl<B: Backend> Connection<B> {
 
     /// Returns unread bytes in place, for a zero-copy read.
     ///
-    /// The parts come in the order of the stream. [`Endpoint::consume`](crate::Endpoint::consume)
-    /// marks them as read.
+    /// Parts are in order. [`Endpoint::consume`](crate::Endpoint::consume) marks bytes as read.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }

@@ -88,8 +88,7 @@ impl<B: Backend> Connection<B> {
         match event {
             // A queue pair that is stopping reports nothing new.
             _ if matches!(self.state(), State::Closed | State::Failed(_)) => {}
-            // The peer is established. `Established` follows, although the message for it may be
-            // lost.
+            // The peer is established. `Established` follows, although its message may be lost.
             AsyncEvent::CommEst => {
                 if let Err(error) = self.id.notify_established() {
                     tracing::debug!(peer = %self.peer, %error, "the first message came");
@@ -218,9 +217,8 @@ impl<B: Backend> Connection<B> {
         matches!(self.cause, Cause::Suspect(_))
     }
 
-    /// Blames the peer for a failure that no event explained. Read all events first: after an
-    /// orderly disconnect, a late program also finds requests without acknowledgement
-    /// (VR-CLOSE-005).
+    /// Blames the peer for a failure that no event explained. First read all events: after an
+    /// orderly disconnect, a late program finds unacknowledged requests too (VR-CLOSE-005).
     pub(crate) fn conclude(&mut self) {
         if let Cause::Suspect(failure) = self.cause {
             self.cause = Cause::Machine;

@@ -48,8 +48,7 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 
 /// One connection: its queue pair, its memory and its machine. It never blocks.
 ///
-/// An [`Endpoint`](crate::Endpoint) drives the connection, and owns the completion queue and the
-/// event channel.
+/// An [`Endpoint`](crate::Endpoint) drives it, and owns the completion queue and event channel.
 // Fields are in drop order (VR-RES-001), although a backend keeps alive what a handle needs.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
@@ -214,9 +213,8 @@ impl<B: Backend> Connection<B> {
 
     /// Returns whether the peer is on this side's device.
     ///
-    /// It is if the path of the queue pair leads back to where it begins. Returns false if there is
-    /// no path. The peer's address is no evidence: the peer can write any address into its request
-    /// (VR-SEC-008).
+    /// True if the queue pair's path leads back to where it begins, and false if there is no path.
+    /// The peer's address is no evidence: a request can carry any address (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         matches!(self.pair.is_loopback(), Ok(true))
     }
@@ -340,8 +338,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns `Some` once the connection is established and the device has all accepted bytes.
-    /// Otherwise returns `None`: bytes may wait for room in the peer's window, or for a receive
-    /// there.
+    /// `None` means that bytes may wait for the peer's window, or for a receive there.
     ///
     /// # Errors
     /// Returns an error if the connection ended first (VR-CLOSE-003).
@@ -440,8 +437,7 @@ impl<B: Backend> Connection<B> {
         self.machine.lendable() > 0
     }
 
-    /// Returns `Some` once a closed connection has delivered all bytes and ended, and `None`
-    /// before.
+    /// Returns `Some` once a closed connection has delivered all bytes and ended. `None` before.
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive.

@@ -163,8 +163,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Returns `Some` once a closed connection has delivered all bytes and ended. Returns `None`
-    /// before [`Event::Ended`].
+    /// Returns `Some` once a closed connection delivered all bytes. `None` before [`Event::Ended`].
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive, or if there is no such connection.

@@ -116,9 +116,8 @@ impl<B: Descriptors> Endpoint<B> {
         self.dial(peer, local, timeout, options, None)
     }
 
-    /// Connects in the protection domain of another connection. Memory registered for either
-    /// connection then serves both. The other connection may belong to another endpoint.
-    /// [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection, even one of another endpoint. See
+    /// [`ProtectionDomain`].
     ///
     /// # Errors
     /// The errors are those of [`Endpoint::connect`]. If the peer is reached through another

@@ -111,11 +111,9 @@ pub struct Usage {
 /// child still holds it. If your process forks, remove the descriptor from the instance
 /// (`EPOLL_CTL_DEL`) before you drop the endpoint.
 ///
-/// Each connection has its own protection domain, because an rkey opens a region to every queue
-/// pair of its domain: one client could guess the key of another's window (VR-SEC-002). Connections
-/// therefore share no regions, and an idle one keeps little memory
-/// ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with
-/// several connections may use [`Endpoint::connect_in`].
+/// Each connection has its own [`ProtectionDomain`](crate::ProtectionDomain), unless
+/// [`Endpoint::connect_in`] made it. An idle one keeps little memory
+/// ([`Options::keep_memory`](crate::Options::keep_memory)).
 pub struct Endpoint<B: Descriptors> {
     // Connections drop before their queues, and queues before the channel.
     members: SlotMap<MemberKey, Member<B>>,

@@ -28,8 +28,7 @@ pub(super) struct Queue<B: Descriptors> {
     lost: bool,
 }
 
-/// A number that no connected queue pair has. The ocrdma device gives it to flushed requests whose
-/// queue pair it does not know.
+/// A number of no connected queue pair. ocrdma gives it to flushed requests of unknown queue pairs.
 pub(super) const UNNAMED: u32 = 0;
 
 pub(super) struct Lost {
