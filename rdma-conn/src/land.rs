@@ -114,8 +114,8 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Returns whether receiving there loses no byte. Bytes of an earlier receive in the same
-    /// buffer can be received in place, elsewhere, or moved as a whole once all have arrived.
+    /// Returns whether a receive into its range loses no byte. Bytes of an earlier receive in the
+    /// same buffer can be received in place, elsewhere, or moved as a whole once all have arrived.
     fn may_go_there(&self, receiving: &Receiving<B>) -> bool {
         let Some(landing) = self.memory.landing.as_ref() else { return true };
         if !Arc::ptr_eq(&landing.buffer, &receiving.buffer) {

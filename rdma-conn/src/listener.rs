@@ -163,6 +163,7 @@ impl<B: Descriptors> Listener<B> {
             let Some(request) = self.try_request()? else { return Ok(None) };
             let Some(options) = self.lock().endpoint.listener_options(self.listener) else { return Ok(None) };
             let peer = request.peer_addr();
+            // Dropping a request rejects its peer, so it learns of every error (VR-RES-006).
             let accepted = self.budget.place().and_then(|place| {
                 Endpoint::adopt(&self.backend, request.identifier, options, &self.budget, place)
             });

@@ -159,7 +159,7 @@ impl<B: Backend> Memory<B> {
         all.map(|booked| booked.region.len()).sum::<usize>() + self.registrar.buffers.bytes()
     }
 
-    /// Returns false, and copies nothing, if there is no memory where they lie.
+    /// Returns false, and copies nothing, if `from` lies in no region.
     #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> bool {
         match self.windows.get(usize::from(from.region)) {

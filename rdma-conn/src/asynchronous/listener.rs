@@ -34,8 +34,8 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
-    /// Returns the error of the last address tried: there is no RDMA device, no device has the
-    /// address, the address is taken, an option is out of bounds, or there is no runtime.
+    /// The errors are those of [`Listener::bind_with`]. Also returns an error if there is no
+    /// runtime.
     pub async fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -75,9 +75,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// connection. Any number of tasks may wait.
     ///
     /// # Errors
-    /// Returns an error if the listener failed. Also returns an error if the process has no
-    /// descriptor or memory left for a connection. The peer is then rejected, and the listener
-    /// continues. A single failed request, such as one that its peer withdrew, is not an error.
+    /// The errors are those of [`Listener::try_accept`].
     pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }

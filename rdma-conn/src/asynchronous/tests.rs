@@ -35,7 +35,7 @@ impl Wake for Woken {
     }
 }
 
-/// A task's waker. Each future gets a new one, so that that of a dropped future wakes no other.
+/// A task's waker. Each future gets a new one: the waker of a dropped future must wake no other.
 struct Place {
     woken: Arc<Woken>,
     waker: Waker,

@@ -124,7 +124,7 @@ impl<B: Backend> Connection<B> {
                 domain.check(&id)?;
                 domain
             }
-            // VR-SEC-002.
+            // A domain of its own, so that its keys open nothing to other peers (VR-SEC-002).
             None => ProtectionDomain::create(&id)?,
         };
         let depth = QueuePairLimits {

@@ -131,7 +131,7 @@ impl Awake {
     }
 }
 
-/// The steps of a turn, and the order of them.
+/// The steps of a turn, and their order.
 pub(super) trait Turns {
     type Error;
 

@@ -111,7 +111,7 @@ pub struct Usage {
 /// child still holds it. If your process forks, remove the descriptor from the instance
 /// (`EPOLL_CTL_DEL`) before you drop the endpoint.
 ///
-/// Each connection has its own [`ProtectionDomain`](crate::ProtectionDomain), unless
+/// Each connection has its own [`ProtectionDomain`](crate::ProtectionDomain) (VR-SEC-002), unless
 /// [`Endpoint::connect_in`] made it. An idle one keeps little memory
 /// ([`Options::keep_memory`](crate::Options::keep_memory)).
 pub struct Endpoint<B: Descriptors> {
@@ -156,8 +156,8 @@ impl<B: Descriptors> Endpoint<B> {
         Self::with(backend, Budget::new(limits), SHARERS)
     }
 
-    /// Returns another endpoint on the same device, for example for another thread. Their
-    /// connections count towards the same limits, and [`Usage::registered_bytes`] covers both.
+    /// Returns another endpoint on the same device, for example for another thread. The connections
+    /// of both count towards the same limits, and [`Usage::registered_bytes`] covers both.
     ///
     /// # Errors
     /// Returns an error if there is no RDMA device or the process has no descriptor left.
