@@ -46,8 +46,8 @@ impl<B: Descriptors> Future for Driver<B> {
         let this = self.get_mut();
         let Some(shared) = this.shared.upgrade() else { return Poll::Ready(()) };
         loop {
-            // Readiness is edge-triggered: later arrivals wake this task, and earlier ones are
-            // found here.
+            // Readiness is edge-triggered: later arrivals wake the task, earlier ones are found
+            // here.
             while let Poll::Ready(readable) = this.readable.poll_read_ready(cx) {
                 match readable {
                     Ok(mut readable) => readable.clear_ready(),

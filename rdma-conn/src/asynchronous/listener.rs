@@ -34,8 +34,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
-    /// The errors are those of [`Listener::bind_with`]. Also returns an error if there is no
-    /// runtime.
+    /// The errors are those of [`Listener::bind_with`], and that there is no runtime.
     pub async fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,

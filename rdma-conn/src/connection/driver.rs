@@ -159,7 +159,8 @@ impl<B: Backend> Connection<B> {
         if !self.memory.lendings.is_empty() {
             self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
         }
-        // Post now: answers and windows must not wait behind a long queue (VR-RES-007).
+        // Answers and windows must not wait behind a long queue, nor other connections behind a
+        // peer's flood (VR-RES-007).
         self.post(Some(now));
     }
 

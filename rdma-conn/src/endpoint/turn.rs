@@ -92,9 +92,8 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has arrived for any connection, handles due timers, and posts what can be posted.
-    /// A call is bounded (VR-RES-007). If some work is left, [`Endpoint::next_timeout`] returns
-    /// now.
+    /// Takes what has arrived for any connection, handles timers, and posts what can be posted. A
+    /// call is bounded (VR-RES-007). If some work is left, [`Endpoint::next_timeout`] returns now.
     ///
     /// # Errors
     /// Returns an error if the event channel is lost: connection-manager events repeatedly cannot
