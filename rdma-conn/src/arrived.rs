@@ -1,12 +1,10 @@
-//! Received bytes, read in place.
-
 use rdma_backend::memory::SharedMemory;
 
 /// Bytes that have arrived and are not consumed, in the window where the peer wrote them.
 ///
 /// The peer can write to its window at any time, even to bytes that it has already notified, so
-/// there is no `&[u8]` of them. If the peer breaks the protocol, two reads may differ: copy what
-/// you decide on, and decide on the copy (VR-SEC-005).
+/// there is no `&[u8]` of them. If the peer breaks the protocol, two reads may differ. Copy bytes
+/// before you check them, and use the copy (VR-SEC-005).
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'a> {
     memory: SharedMemory<'a>,
@@ -15,7 +13,6 @@ pub struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// Returns at most `len` bytes at `offset`, fewer if the memory ends before.
     pub(crate) fn new(memory: SharedMemory<'a>, offset: usize, len: usize) -> Self {
         let offset = offset.min(memory.len());
         Self { memory, offset, len: len.min(memory.len() - offset) }
@@ -36,7 +33,7 @@ impl<'a> Arrived<'a> {
         self.memory.slice(self.offset, self.len).unwrap_or(SharedMemory::new(&[]))
     }
 
-    /// Copies `into.len()` bytes at `at` out. Returns false, and copies none, if there are too few.
+    /// Copies `into.len()` bytes from `at`. If there are fewer, returns false and copies none.
     pub fn copy(&self, at: usize, into: &mut [u8]) -> bool {
         let within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);
         within && self.memory.read(self.offset + at, into)

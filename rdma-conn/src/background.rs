@@ -1,8 +1,7 @@
 //! The background thread, which drives idle streams and endpoints without another driver.
 //!
-//! A stream must send keepalives, repost receives and answer its peer while its program is busy
-//! elsewhere: a peer that finds no receive waits, or gives up (VR-KEEP-008). One thread per process
-//! drives all streams, except those that a call is driving.
+//! A peer that finds no receive waits, or gives up (VR-KEEP-008). One thread per process drives all
+//! streams, except those that a call is driving.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,8 +24,8 @@ pub(crate) trait Driven: Send + Sync {
 
     fn descriptor(&self) -> Arc<OwnedFd>;
 
-    /// Called after [`Driven::drive`] panicked, which leaves its work incomplete. It is not called
-    /// again. Every wait must end with [`panicked`].
+    /// Called after the last [`Driven::drive`], which panicked. Every wait must end with
+    /// [`panicked`].
     fn panicked(&self);
 }
 
@@ -116,7 +115,6 @@ impl BackgroundThread {
                 }
             };
             let spawned = std::thread::Builder::new().name("rdma-background".into()).spawn(run);
-            // Without a thread, every call still drives its connection.
             state.running = spawned.is_ok();
         }
     }
@@ -253,7 +251,6 @@ mod tests {
         driven.calls.load(Ordering::Relaxed)
     }
 
-    /// A connection that must be driven constantly does not cause others to be driven.
     #[test]
     fn only_what_is_due_is_driven() {
         let background = BackgroundThread::new().expect("descriptors");
@@ -270,7 +267,6 @@ mod tests {
         assert_eq!((calls(&busy), calls(&idle)), (1000, 4));
     }
 
-    /// Without another driver, a readable descriptor is enough.
     #[test]
     fn what_is_watched_is_driven_when_it_wakes() {
         let background = BackgroundThread::new().expect("descriptors");

@@ -1,5 +1,3 @@
-//! Limits on connections and memory, shared by several connections.
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,15 +17,15 @@ use crate::options::setters;
 pub struct Limits {
     /// Connections at once, including those being made or closed. A further request is rejected.
     pub connections: usize,
-    /// Registered bytes of all connections: what peers cost before they authenticate (VR-SEC-007).
+    /// Registered bytes of all connections. Caps what unauthenticated peers cost (VR-SEC-007).
     ///
-    /// A peer that does not fit is rejected. A connection that needs more later makes do or fails.
+    /// A request that would exceed the limit is rejected. An open connection continues without its
+    /// second window. A call that needs a send buffer or other memory fails.
     pub registered_bytes: u64,
 }
 
 impl Limits {
-    /// The default of [`Limits::registered_bytes`]: 2 GiB, half of the memory of a machine with 4
-    /// GiB.
+    /// The default of [`Limits::registered_bytes`]: 2 GiB, half the memory of a machine with 4 GiB.
     ///
     /// It holds about 1900 idle connections with windows of 1 MiB, or 10,000 with windows of 128
     /// KiB. Idle strangers then cannot make a small machine swap. Raise it for larger servers.
@@ -120,7 +118,6 @@ pub(crate) struct CountedRegion<R> {
     _share: Share,
 }
 
-/// Registers `len` bytes within `budget`, on huge pages if `huge` and the system has them.
 pub(crate) fn register<B: Backend>(
     domain: &ProtectionDomain<B>,
     budget: &Arc<Budget>,
@@ -145,8 +142,7 @@ pub(crate) fn register_memory<B: Backend>(
     Ok(CountedRegion { region, _share: share })
 }
 
-/// Application memory whose drop may panic. When it drops, the endpoint may be serving other
-/// connections, which the panic must not affect.
+/// Application memory. If its drop panics, other connections of the endpoint must not be affected.
 struct Contained<M: CallerMemory>(Option<M>);
 
 impl<M: CallerMemory> CallerMemory for Contained<M> {

@@ -1,12 +1,11 @@
-//! An ordered set of deadlines.
-
 use std::collections::BTreeSet;
 
-/// Deadlines of an event loop, at most one per key. For example, a loop keeps its connections' own
-/// deadlines beside [`Endpoint::next_timeout`](crate::Endpoint::next_timeout).
+/// An ordered set of deadlines, at most one per key.
 ///
-/// The caller keeps the current deadline of each key, and passes it to [`Deadlines::set`]. So no
-/// search is needed to find the entry.
+/// An event loop can keep deadlines of its own in it, such as one per connection. It then sleeps
+/// until the nearest of these or [`Endpoint::next_timeout`](crate::Endpoint::next_timeout).
+///
+/// Keep each key's current deadline and pass it to [`Deadlines::set`], which then need not search.
 #[derive(Clone, Debug)]
 pub struct Deadlines<T, K> {
     all: BTreeSet<(T, K)>,
@@ -40,8 +39,8 @@ impl<T: Copy + Ord, K: Copy + Ord> Deadlines<T, K> {
         self.nearest = self.all.first().map(|(at, _)| *at);
     }
 
-    /// Removes the nearest deadline if it has passed by `now`, and returns its key. The value that
-    /// its owner keeps is then out of date.
+    /// Removes the nearest deadline if it has passed by `now`, and returns its key. Then set the
+    /// value that you keep for this key to `None`.
     pub fn take(&mut self, now: T) -> Option<K> {
         if self.nearest? > now {
             return None;

@@ -1,5 +1,3 @@
-//! Protection domains that connections to one server may share.
-
 use std::sync::Arc;
 
 use rdma_backend::{Backend, DeviceKey, Identifier};
@@ -36,7 +34,6 @@ impl<B: Backend> ProtectionDomain<B> {
         Ok(Self(Arc::new(Inner { domain: id.create_domain().map_err(what)?, device })))
     }
 
-    /// Returns an error if the domain belongs to another device than `id`.
     pub(crate) fn check(&self, id: &B::Identifier) -> Result<(), Error> {
         let device = id.device().map_err(Error::backend("asking for the device"))?;
         if device == self.0.device { Ok(()) } else { Err(Error::ForeignDomain) }

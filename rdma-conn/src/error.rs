@@ -1,5 +1,3 @@
-//! Errors of connections. Each says who is at fault and what to do.
-
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,7 +5,9 @@ use std::time::Duration;
 
 use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
 
-/// An error of a connection. Cheap to clone; after the first error, every later call returns it.
+/// An error of a connection: who is at fault, and what to do. Cheap to clone.
+///
+/// If it ended the connection, every later call returns it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -75,7 +75,7 @@ pub enum Error {
         /// Its bounds.
         bounds: &'static str,
     },
-    /// Waiting for descriptors failed.
+    /// A system call for waiting on descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
     /// The memory limit of an endpoint or a listener is reached.
@@ -134,7 +134,6 @@ impl Error {
         Self::NoSuchHost { host: host.trim_matches('"').into(), source: Arc::new(source) }
     }
 
-    /// `host` is the `Debug` form.
     pub(crate) fn no_address(host: &str) -> Self {
         Self::no_such_host(host, io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
     }
@@ -167,8 +166,7 @@ impl Error {
         matches!(self, Self::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
     }
 
-    /// Returns whether the next accept would fail for the same reason: no descriptor or memory is
-    /// left, or the device is gone. A failed poll counts too: it concerns this process only.
+    /// Returns whether the next accept would fail too: the process or the machine lacks something.
     pub(crate) const fn concerns_everybody(&self) -> bool {
         matches!(
             self,

@@ -51,11 +51,9 @@ impl<B: Backend> Receiving<B> {
 impl<B: Backend> Connection<B> {
     /// Registers `len` bytes for zero-copy receiving, all zero at first. They can also be lent.
     ///
-    /// Registering takes much longer than copying a few kilobytes, so keep the buffer and reuse it.
-    ///
-    /// The peer can write to all of it at any time, from when the first window in it is announced
-    /// until it is deregistered. Dropping it deregisters it. A correct peer writes only to
-    /// announced windows, each byte once, and never to a full window (VR-SEC-005).
+    /// Once the first window in the buffer is announced, the peer can write to any part of the
+    /// buffer, until it is deregistered. Dropping the buffer deregisters it. A correct peer writes
+    /// only to announced windows, each byte once, and never to a full window (VR-SEC-005).
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
@@ -64,9 +62,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// See [`Endpoint::receive`](crate::Endpoint::receive).
-    ///
-    /// # Errors
-    /// The errors are those of [`Endpoint::receive`](crate::Endpoint::receive).
     pub(crate) fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
         if !receiving.begun {
             self.begin(receiving)?;
@@ -119,8 +114,8 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Returns whether receiving there loses no byte. Bytes of an earlier receive in the same
-    /// buffer can be received in place, elsewhere, or moved as a whole once all have arrived.
+    /// Returns whether a receive into its range loses no byte. Bytes of an earlier receive in the
+    /// same buffer can be received in place, elsewhere, or moved as a whole once all have arrived.
     fn may_go_there(&self, receiving: &Receiving<B>) -> bool {
         let Some(landing) = self.memory.landing.as_ref() else { return true };
         if !Arc::ptr_eq(&landing.buffer, &receiving.buffer) {
@@ -145,7 +140,6 @@ impl<B: Backend> Connection<B> {
             })
     }
 
-    /// See [`Endpoint::stop_landing`](crate::Endpoint::stop_landing).
     pub(crate) fn stop_landing(&mut self) {
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());

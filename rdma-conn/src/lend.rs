@@ -11,21 +11,23 @@ use rdma_proto::Span;
 use crate::budget::CountedRegion;
 use crate::domain::ProtectionDomain;
 
-/// Registered memory of one connection, or of all connections in its [`ProtectionDomain`].
+/// Registered memory, for use by the connections of its [`ProtectionDomain`].
 ///
-/// [`register_buffer`](crate::Connection::register_buffer) allocates memory to send from, and
-/// [`register_landing`](crate::Connection::register_landing) memory that can also receive.
-/// [`register_memory`](crate::Connection::register_memory) registers existing memory.
+/// [`register_buffer`](crate::Connection::register_buffer) allocates memory to send from.
+/// [`register_landing`](crate::Connection::register_landing) allocates memory that can also
+/// receive. [`register_memory`](crate::Connection::register_memory) registers existing memory.
 ///
 /// To send, fill the buffer, put it into an [`Arc`], and lend parts of it with
-/// [`Endpoint::lend`](crate::Endpoint::lend). Parts may be lent often, and at the same time: the
-/// device reads them in place. To change the bytes, use [`Arc::get_mut`]. It succeeds only when the
-/// peer has all lent parts: until then the connection holds a clone of the `Arc`.
+/// [`Endpoint::lend`](crate::Endpoint::lend). The device reads them in place. A part may be lent
+/// again while it is in flight. To change the bytes, use [`Arc::get_mut`]. It succeeds only when
+/// the peer has all lent parts: until then the connection holds a clone of the `Arc`.
 ///
 /// The peer cannot read the buffer, and can write only to one registered to receive into
-/// (VR-SEC-001). There is therefore no `&[u8]` of it: copy what you decide on, and decide on the
-/// copy (VR-SEC-005). A buffer counts as memory of the connection that registered it
-/// ([`Limits::registered_bytes`](crate::Limits::registered_bytes)), and may outlive it.
+/// (VR-SEC-001). So there is no `&[u8]` of it: copy bytes before you check them, and use the copy
+/// (VR-SEC-005).
+///
+/// A buffer may outlive the connection that registered it. Until it is dropped, it counts as that
+/// connection's memory ([`Limits::registered_bytes`](crate::Limits::registered_bytes)).
 pub struct RegisteredBuffer<B: Backend> {
     memory: CountedRegion<B::Region>,
     /// The key is valid only in this domain.
@@ -75,7 +77,7 @@ impl<B: Backend> RegisteredBuffer<B> {
         self.access.allows(Access::REMOTE_WRITE).then_some(&self.memory.region)
     }
 
-    /// Returns the protection domain of the buffer. Its connections can use the buffer.
+    /// Returns the protection domain. Only connections of this domain can use the buffer.
     pub const fn domain(&self) -> &ProtectionDomain<B> {
         &self.domain
     }
@@ -101,7 +103,7 @@ impl<B: Backend> RegisteredBuffer<B> {
         self.memory.region.write(offset, from)
     }
 
-    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies none, beyond the end.
+    /// Copies `into.len()` bytes from `offset`. If there are fewer, returns false and copies none.
     #[must_use]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory.region.read(offset, into)
@@ -151,7 +153,6 @@ impl<B: Backend> Lendings<B> {
         self.under_way.is_empty()
     }
 
-    /// Drops the parts that are in the first `confirmed` bytes of the stream. Returns how many.
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);

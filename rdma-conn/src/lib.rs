@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-// One exception: in `asynchronous::driver`, tokio's constructor requires a promise.
+// One exception, in `asynchronous::driver`: the constructor of tokio's `AsyncFd` is unsafe.
 #![cfg_attr(not(feature = "tokio"), forbid(unsafe_code))]
 #![cfg_attr(feature = "tokio", deny(unsafe_code))]
 

@@ -1,5 +1,3 @@
-//! A blocking listener, which is also the source of requests for endpoints.
-
 use std::fmt::Debug;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -152,12 +150,13 @@ impl<B: Descriptors> Listener<B> {
 
     /// Returns the next connection, on an endpoint of its own, if a peer has asked for one.
     ///
-    /// It may not be established yet, and fails after [`Options::handshake_timeout`]. When the
-    /// listener's descriptor ([`AsFd`]) is readable, call this until it returns `None`.
+    /// The connection may not be established yet. If it is not within
+    /// [`Options::handshake_timeout`], it fails. When the listener's descriptor ([`AsFd`]) is
+    /// readable, call this until it returns `None`.
     ///
     /// # Errors
     /// Returns an error if the listener failed; see [`Listener::try_request`]. Also returns an
-    /// error if the process has no descriptor or memory left for a connection. That peer was
+    /// error if the process has no descriptor or memory left for a connection. The peer is then
     /// rejected, and the listener continues. A request that fails, or is withdrawn, is no error.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
         for _ in 0..ATTEMPTS {

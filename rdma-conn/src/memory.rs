@@ -1,8 +1,6 @@
 //! The registered memory of one connection.
 //!
-//! One receive window and the message slots are registered when the connection is made. The send
-//! buffer comes with the first write. The second window comes when the peer fills the first faster
-//! than it is read. Both are released after idle time.
+//! The README says when each region is registered and released.
 
 use std::sync::Arc;
 
@@ -26,8 +24,8 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
 }
 
 /// The regions of one connection, each with the fewest rights (VR-SEC-001). The peer can write only
-/// to windows and memory registered to receive into, and can read nothing (VR-SEC-009). Memory is
-/// deregistered, which revokes its key, before anything else can use it (VR-SEC-010).
+/// to memory registered to receive into, and can read nothing (VR-SEC-009). Memory is deregistered,
+/// which revokes its key, before anything else can use it (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
     windows: [Option<CountedRegion<B::Region>>; 2],
     send: Option<CountedRegion<B::Region>>,
@@ -41,16 +39,13 @@ pub(crate) struct Memory<B: Backend> {
     registrar: Registrar<B>,
 }
 
-/// Registers application memory for one connection. Callers clone this, because registering is slow
-/// and calls code of the program: they then hold no lock.
+/// Registers memory. Callers clone it to hold no lock: this is slow, and runs code of the program.
 #[derive(Clone)]
 pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
-    /// Whether received bytes may be written in any order.
     relaxed: bool,
     huge: bool,
-    /// The buffers registered for this connection that still exist.
     buffers: Buffers,
 }
 
@@ -164,7 +159,7 @@ impl<B: Backend> Memory<B> {
         all.map(|booked| booked.region.len()).sum::<usize>() + self.registrar.buffers.bytes()
     }
 
-    /// Returns false, and copies nothing, if there is no memory where they lie.
+    /// Returns false, and copies nothing, if `from` lies in no region.
     #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> bool {
         match self.windows.get(usize::from(from.region)) {

@@ -1,5 +1,3 @@
-//! Settings of streams and listeners.
-
 use std::time::Duration;
 
 use rdma_backend::{Capabilities, RnrTimer};
@@ -7,9 +5,7 @@ use rdma_proto::{Config, RECEIVES};
 
 use crate::error::Error;
 
-/// Adds a chainable setter for each field of a settings type.
-///
-/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
+/// Adds a chainable setter for each field. Other crates need them: the types forbid literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -34,8 +30,8 @@ pub(crate) use setters;
 pub struct Options {
     /// Protocol settings: window sizes, credits, keepalive, limits.
     ///
-    /// The role in them is ignored: the side that dials is the client. Without keepalives in them,
-    /// each side has the default of its role.
+    /// [`Config::role`] is ignored: the side that dials is the client. If [`Config::keepalive`] is
+    /// `None`, each side uses the default of its role.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers expect 1024 (VR-RES-002); use fewer only in tests.
     pub receives: u16,
@@ -54,11 +50,10 @@ pub struct Options {
     /// small writes, this side learns of that only with the next keepalive or, without keepalives,
     /// with the next write.
     pub keep_memory: Duration,
-    /// Registers the send buffer with the connection instead of at its first write, which saves
-    /// that write milliseconds. It costs memory for each connection that never writes.
+    /// Whether to register the send buffer when the connection is made, not at its first write.
+    /// This saves that write milliseconds, and costs memory for each connection that never writes.
     pub eager_send_buffer: bool,
-    /// How long a wait busy-polls before it sleeps. On a NIC, a wake-up takes more than a round
-    /// trip.
+    /// How long a wait busy-polls before it sleeps. A NIC's wake-up takes more than a round trip.
     ///
     /// It costs a processor during each wait. A blocking stream polls in its call, an event loop is
     /// told to come back at once ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)), and a
@@ -89,13 +84,12 @@ pub struct Options {
     /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), in windows and memory
     /// registered to receive into.
     ///
-    /// Programs see no difference: bytes are read after the completion that counts them, and it
-    /// says that all bytes before it have arrived. It is faster on some machines and slower on
-    /// others, so it is off by default. Bytes are written in order if the device, the kernel or the
-    /// library does not support it.
+    /// Programs see no difference: bytes are read only after a completion that says that they have
+    /// arrived. It is faster on some machines and slower on others, so it is off by default. Bytes
+    /// are written in order if the device, the kernel or the library does not support it.
     pub relaxed_ordering: bool,
-    /// Whether windows, the send buffer, and buffers that the library allocates are on huge pages,
-    /// if they fill one, 2 MiB. Off by default. A device then needs fewer translations.
+    /// Whether the library allocates windows and buffers of at least 2 MiB on huge pages. Off by
+    /// default. With huge pages, a device needs fewer address translations.
     ///
     /// Reserved pages are used if there are any. Otherwise the kernel is advised to use huge pages,
     /// and decides. [`Connection::pages`](crate::Connection::pages) returns the result.
@@ -156,7 +150,6 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Settings that suit most connections.
     fn default() -> Self {
         Self {
             protocol: Config::client(),

@@ -1,5 +1,3 @@
-//! A blocking byte stream.
-
 use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -73,8 +71,9 @@ impl<B: Descriptors> Stream<B> {
     /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
     ///
     /// # Errors
-    /// Returns an error if there is no RDMA device, the host is unknown, the peer refuses or cannot
-    /// be reached, the attempt times out, or too little memory can be locked. It says what to do.
+    /// Returns an error, which says what to do, if there is no RDMA device, the host is unknown,
+    /// the peer refuses or cannot be reached, the attempt times out, or too little memory can be
+    /// locked.
     pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
@@ -87,8 +86,7 @@ impl<B: Descriptors> Stream<B> {
         Self::connect_among(backend, host, how, None)
     }
 
-    /// Connects in the protection domain of another connection, so that memory registered for one
-    /// serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection. See [`ProtectionDomain`].
     ///
     /// # Errors
     /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
@@ -120,8 +118,8 @@ impl<B: Descriptors> Stream<B> {
         Err(last)
     }
 
-    /// Wraps the one connection of `endpoint`, from
-    /// [`Listener::try_accept`](crate::Listener::try_accept).
+    /// Wraps the result of [`Listener::try_accept`](crate::Listener::try_accept): an endpoint and
+    /// its one connection.
     pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
@@ -344,9 +342,8 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
     }
 }
 
-/// An endpoint of one connection, shared by a stream and the background thread.
-///
-/// A call holds the lock also while it waits, so the thread only ever drives idle streams.
+/// An endpoint of one connection, shared by a stream and the background thread. A call holds the
+/// lock also while it waits, so the thread drives only idle streams.
 struct Private<B: Descriptors> {
     /// `None` once the stream is dropped or has given the endpoint away.
     endpoint: Mutex<Option<Endpoint<B>>>,
@@ -407,9 +404,6 @@ impl<B: Descriptors> Locked<'_, B> {
 
     /// Repeats `step` until it has a result. Sleeps in between, so waiting takes no processor time
     /// (VR-FLOW-013). Reads the clock only before sleeping, to apply `timeout`.
-    ///
-    /// # Errors
-    /// Returns the error of `step`, or a time-out that names `doing`.
     #[inline]
     fn until<T>(
         &mut self,
@@ -427,8 +421,7 @@ impl<B: Descriptors> Locked<'_, B> {
         }
     }
 
-    /// Sleeps until the endpoint has made progress or the time-out has passed. The first sleep of a
-    /// call fixes the `deadline`, `timeout` from then.
+    /// Sleeps until there is progress. A call's first sleep sets `deadline` to `timeout` from then.
     #[inline(never)]
     fn sleep(
         &mut self,

@@ -1,5 +1,3 @@
-//! Ends a wait from another thread.
-
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -9,8 +7,8 @@ use crate::error::Error;
 
 /// Ends a wait from any thread.
 ///
-/// It ends [`Endpoint::wait`](crate::Endpoint::wait), or any wait on its descriptor ([`AsFd`]),
-/// which is readable from a wake-up until [`Waker::clear`]. Clones are one waker.
+/// It ends [`Endpoint::wait`](crate::Endpoint::wait), or any wait on its descriptor ([`AsFd`]). The
+/// descriptor is readable from a wake-up until [`Waker::clear`]. All clones share it.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 

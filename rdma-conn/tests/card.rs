@@ -13,7 +13,6 @@ use crate::world::{End, asking, hosts, simulation};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 
-/// Runs both sides until each has an open connection.
 fn connected(sim: &Simulation, ours: Options, theirs: Options) -> (End, End) {
     let (server, client, address) = hosts(sim);
     let mut server = Endpoint::new(&server, rdma_conn::Limits::default()).expect("a device");
@@ -33,7 +32,6 @@ fn connected(sim: &Simulation, ours: Options, theirs: Options) -> (End, End) {
     ((client, own), (server, accepted.expect("was opened")))
 }
 
-/// Records the traffic classes of all transfers.
 #[derive(Clone, Default)]
 struct Classes(Arc<Mutex<Vec<u8>>>);
 

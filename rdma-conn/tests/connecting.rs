@@ -16,7 +16,6 @@ const LONG: Duration = Duration::from_secs(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
-/// A connected pair of streams, client and server.
 fn connected(
     client: &SoftSim,
     listener: &Listener<SoftSim>,
@@ -88,7 +87,6 @@ fn queues_are_as_deep_as_the_device_allows() {
     }
 }
 
-/// A request withdrawn before it is accepted concerns neither the listener nor those behind it.
 #[test]
 fn a_withdrawn_request_does_not_concern_the_listener() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
@@ -152,7 +150,6 @@ fn the_connections_of_a_listener_share_a_budget() {
     }
 }
 
-/// A listener whose process has no descriptor left returns an error, wherever they run out.
 #[test]
 fn a_listener_says_that_descriptors_are_lacking() {
     // In a process of its own, because the limit is per process.
@@ -212,7 +209,6 @@ fn accepting_with_few_descriptors() {
         assert!(if spare == 1 { matches!(error, Error::Wait(_)) } else { lacks(&error) }, "{spare}: {error}");
         assert!(is_rejected(client), "{spare}");
     }
-    // With enough descriptors, it continues.
     let _client = asked(&sim, &client, address);
     with_spare(3, || listener.try_accept()).expect("the listener is well").expect("accepts");
 

@@ -24,7 +24,6 @@ fn small(usual: Options) -> Options {
     options
 }
 
-/// Lets both sides run once.
 async fn turn(endpoint: &mut Endpoint<SoftSim>) {
     endpoint.progress().expect("the fabric stays");
     tokio::task::yield_now().await;
@@ -54,8 +53,7 @@ async fn polls(
     (listener.endpoint().usage().polls - before) / ROUNDS
 }
 
-/// 2000 idle connections through one listener cost the memory of an `Endpoint`'s, few descriptors,
-/// and nothing for the busy ones.
+/// 2000 idle connections through one listener need few descriptors, and cost busy ones nothing.
 #[tokio::test]
 async fn idle_connections_cost_what_they_cost_on_an_endpoint() {
     let fabric = Fabric::new();

@@ -66,8 +66,7 @@ fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End
     (sim, (client, own), accepted.expect("struck too early"))
 }
 
-/// VR-CLOSE-008: these events end the server's connection although its device flushes nothing and
-/// reports only once.
+/// VR-CLOSE-008: the device flushes nothing, and reports only once.
 #[test]
 fn failures_without_a_completion_end_the_connection() {
     let late = When::Event(100);
@@ -96,7 +95,6 @@ fn a_peer_that_reaches_elsewhere_is_at_fault() {
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
 }
 
-/// A listener whose device was removed returns the error from every call.
 #[test]
 fn a_listener_ends_with_its_device() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
@@ -221,8 +219,7 @@ fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     opened.map(|id| id.and_then(|id| server.check(id).err()).map(|error| error.to_string()))
 }
 
-/// VR-CLOSE-008: the failed connection is found even if a device does not say whose requests were
-/// flushed, and no other is affected.
+/// VR-CLOSE-008: the failed connection is found even if a device does not name its queue pair.
 #[test]
 fn a_flush_without_a_name_ends_whom_it_concerns() {
     let mut by_flush = 0;

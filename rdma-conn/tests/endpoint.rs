@@ -28,7 +28,6 @@ fn small() -> Options {
     options
 }
 
-/// Echoes until it is told to stop.
 fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
     let mut owed: HashMap<ConnectionId, Vec<u8>> = HashMap::new();
     while !over.load(Ordering::Relaxed) {
@@ -66,7 +65,6 @@ fn flush(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, owed: &mut Vec<u8>)
     true
 }
 
-/// A listening server, its address, and its clients' host.
 fn listening() -> (Fabric, Endpoint<SoftSim>, SocketAddr, SoftSim) {
     let fabric = Fabric::new();
     let mut server = Endpoint::new(&fabric.host(&[SERVER.into()]), Limits::default()).expect("a device");
@@ -106,7 +104,6 @@ fn beside_echo(limits: Limits, body: impl FnOnce(&Fabric, &SoftSim, SocketAddr))
     usage
 }
 
-/// Drives the endpoint until it has an event.
 fn next(endpoint: &mut Endpoint<SoftSim>) -> Event {
     let deadline = std::time::Instant::now() + LONG;
     loop {
@@ -219,7 +216,6 @@ fn one_connection_too_many_is_rejected() {
     assert!(usage.accepted == 2 && usage.rejected >= 1, "{usage:?}");
 }
 
-/// Memory is limited for all connections together. A connection that does not fit is rejected.
 #[test]
 fn registered_memory_is_limited() {
     let one = u64::from(small().protocol.window) + 32 * 1280;
@@ -232,7 +228,6 @@ fn registered_memory_is_limited() {
     assert!(usage.registered_bytes <= 2 * one && usage.rejected == 1, "{usage:?}");
 }
 
-/// A server whose client does not read its answers sleeps.
 #[test]
 fn a_client_that_does_not_read_costs_no_turns() {
     let (_fabric, mut server, address, client) = listening();
@@ -290,7 +285,6 @@ fn closing_delivers_the_last_bytes() {
     assert_eq!(server.usage().completion_queues, 0);
 }
 
-/// Bytes can be used in place, in both windows, and are returned as far as they were used.
 #[test]
 fn bytes_are_read_in_place() {
     let (_fabric, mut server, address, client) = listening();
@@ -326,7 +320,6 @@ fn bytes_are_read_in_place() {
     });
 }
 
-/// An event loop lends as it writes. Events tell when it may go on, and of returned memory.
 #[test]
 fn an_endpoint_lends() {
     let usage = beside_echo(Limits::default(), |_, client, address| {
@@ -371,7 +364,6 @@ fn an_endpoint_lends() {
     assert_eq!(usage.accepted, 1);
 }
 
-/// A simulation with a server's and a client's endpoint.
 fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), plan);
     let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
@@ -409,7 +401,6 @@ fn requests_are_answered_a_few_at_a_time() {
     assert!(turns >= MANY / 16, "{turns} turns");
 }
 
-/// A lost completion queue ends the connections that report to it. The endpoint's others continue.
 #[test]
 fn a_lost_queue_is_its_own_connections_affair() {
     let lost = Injection { when: When::Pass(Site::Report, 8), host: 0, fault: Fault::QueueLost };
@@ -467,7 +458,6 @@ fn a_lost_queue_is_its_own_connections_affair() {
     panic!("{ended:?} of {open:?} ended, {heard:?}");
 }
 
-/// A new connection in the place of a destroyed one receives none of its leftover completions.
 #[test]
 fn a_successor_gets_none_of_its_predecessors_completions() {
     let (sim, [mut server, mut client]) = simulated(FaultPlan::new());

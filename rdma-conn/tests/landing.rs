@@ -17,7 +17,6 @@ use crate::world::pattern;
 const LONG: Duration = Duration::from_secs(20);
 const WINDOW: usize = 10_000;
 
-/// Two connected streams, the client's first, with receive windows of [`WINDOW`] bytes.
 fn pair(windows: u8) -> (Stream<SoftSim>, Stream<SoftSim>) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -93,7 +92,6 @@ fn values_of_all_lengths_land() {
     }
 }
 
-/// A client's endpoint with its connection, and the server's stream.
 fn endpoint_and_stream() -> (Endpoint<SoftSim>, ConnectionId, Stream<SoftSim>) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -117,7 +115,6 @@ fn endpoint_and_stream() -> (Endpoint<SoftSim>, ConnectionId, Stream<SoftSim>) {
     (endpoint, id, server)
 }
 
-/// Drives the endpoint until `step` has a result.
 fn until<T>(
     endpoint: &mut Endpoint<SoftSim>,
     mut step: impl FnMut(&mut Endpoint<SoftSim>) -> Option<T>,
@@ -196,8 +193,7 @@ fn what_was_given_up_does_not_confuse_the_next() {
     assert!(bytes_of(&buffer, 0..second.len()) == second);
 }
 
-/// Sends all of `bytes` on a thread: behind a full window they would wait for the background
-/// thread.
+/// Sends `bytes` on a thread: behind a full window they would wait for the background thread.
 fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -208,7 +204,6 @@ fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
     });
 }
 
-/// Bytes that landed before a reader gave up are moved within the buffer, up or down.
 #[test]
 fn what_was_given_up_may_be_received_into_the_same_buffer() {
     for shift in [0_usize, 83, 500] {
@@ -235,7 +230,6 @@ fn what_was_given_up_may_be_received_into_the_same_buffer() {
     }
 }
 
-/// Unread landed bytes, and bytes that the peer may still write, are not overwritten.
 #[test]
 fn bytes_that_still_land_are_not_received_over() {
     let (mut endpoint, id, mut server) = endpoint_and_stream();
@@ -271,7 +265,6 @@ fn bytes_that_still_land_are_not_received_over() {
     }
 }
 
-/// If the peer leaves in the middle, the receive fails and the bytes that arrived are there.
 #[test]
 fn the_end_in_the_middle_is_an_error() {
     let (mut client, mut server) = pair(2);

@@ -20,7 +20,6 @@ fn asking(client: &SoftSim, address: SocketAddr) -> End {
     asking_with(client, address, Options::default())
 }
 
-/// A connected client and server, with their simulation.
 fn connected() -> (Simulation, End, End) {
     let sim = simulation();
     let (server, client, address) = hosts(&sim);
@@ -71,7 +70,6 @@ fn a_peer_that_vanished_is_an_error() {
     assert!(matches!(error, Error::Protocol(rdma_proto::Error::Transport(_))), "{error}");
 }
 
-/// A client of an endpoint, and its connection id.
 fn joined(
     sim: &Simulation,
     client: &SoftSim,
@@ -131,9 +129,8 @@ fn a_number_that_is_given_again_inherits_nothing() {
     assert!(endpoint.check(stays).is_ok());
 }
 
-/// VR-KEEP-006: the client's request sets how often *our* device retries without acknowledgement,
-/// and soft-RoCE takes seven as endless. A client that asked for seven and vanished is still
-/// detected.
+/// VR-KEEP-006: the client's request sets how often our device retries. soft-RoCE takes seven as
+/// endless, yet a client that asked for seven and vanished is detected.
 #[test]
 fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     let sim = Simulation::new(1, DeviceKind::Rxe, SimulationSettings::default(), FaultPlan::new());

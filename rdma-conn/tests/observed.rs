@@ -48,7 +48,6 @@ impl Recorder for Counts {
     }
 }
 
-/// The subscriber's output.
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<Vec<u8>>>);
 

@@ -29,7 +29,6 @@ fn test_bed(options: Options) -> TestBed {
     TestBed { client: fabric.host(&[[192, 0, 2, 2].into()]), fabric, listener, address }
 }
 
-/// Two connected streams, the client's first.
 fn pair_with(client: Options, server: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
     connected(&test_bed(server), client)
 }
@@ -136,7 +135,6 @@ fn a_read_times_out() {
     assert!(error.to_string().contains("20ms reading"), "{error}");
 }
 
-/// A peer that does not read stops the writer, whose call times out.
 #[test]
 fn a_write_times_out() {
     let (mut client, _server) = pair();
@@ -192,7 +190,6 @@ fn a_flush_ends_when_the_peer_does() {
     assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
 }
 
-/// A close that cannot be completed reports what was lost.
 #[test]
 fn a_shutdown_that_times_out_says_so() {
     let (mut client, _server) = pair();
@@ -238,8 +235,6 @@ fn nothing_is_left_of_a_connection() {
     assert_eq!(test_bed.fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
-/// An idle connection has one window and its slots. The first write adds the send buffer, and a
-/// fast peer the second window. Both are released after idle time.
 #[test]
 fn memory_comes_with_work_and_goes_with_it() {
     let mut options = Options::default();
@@ -277,8 +272,7 @@ fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
     }
 }
 
-/// Lent and written bytes arrive in order, through windows much shorter than the buffer. The buffer
-/// can be changed once everything has arrived, not before.
+/// Lent and written bytes arrive in order. Only then can the buffer be changed.
 #[test]
 fn lent_memory_arrives_and_comes_back() {
     let mut server = Options::default();
@@ -331,7 +325,6 @@ fn memory_is_lent_to_its_own_connection_only_and_within_its_bounds() {
     assert_eq!(one.registered_bytes(), before);
 }
 
-/// A call that waits for memory to come back fails at the end, which the memory outlives.
 #[test]
 fn lent_memory_survives_the_end() {
     let (mut client, server) = pair();

@@ -66,7 +66,6 @@ impl Pair {
         }
     }
 
-    /// Returns the server's counts in [`ROUNDS`] rounds.
     fn rounds(&mut self) -> (u64, u64) {
         let Usage { arms, polls, .. } = self.server.usage();
         for _ in 0..ROUNDS {
@@ -84,7 +83,6 @@ fn settle(sim: &Simulation) {
     }
 }
 
-/// Returns whether an endpoint spins on this machine.
 fn spins() -> bool {
     let spins = std::thread::available_parallelism().map_or(1, usize::from) > 1;
     if !spins {
@@ -116,7 +114,6 @@ fn nobody_is_armed_for_who_spins() {
     assert_eq!(pair.server.next_timeout(), Some(pair.server.now()));
 }
 
-/// Busy-polling ends, and then the queue is armed.
 #[test]
 fn a_spin_ends_and_the_queue_is_armed() {
     if !spins() {
@@ -174,7 +171,6 @@ fn a_wait_sees_more_than_completions() {
     assert!(opened);
 }
 
-/// With the option, the memory of a writing connection is registered when it is made.
 #[test]
 fn a_send_buffer_is_registered_early() {
     let registered = |eager: bool| {
@@ -218,7 +214,6 @@ fn a_waker_ends_a_wait_of_a_busy_endpoint() {
     }
 }
 
-/// An event that arrives during busy-polling is seen when that ends, although its edge came before.
 #[test]
 fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
     if !spins() {
@@ -269,7 +264,6 @@ fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
-/// A write that fills the room, or is cut by it, is followed by an event when there is room again.
 #[test]
 fn a_write_that_leaves_no_room_is_told_of_room() {
     for beyond in [1, 0] {

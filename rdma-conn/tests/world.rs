@@ -6,7 +6,6 @@ use std::time::Duration;
 use rdma_conn::{ConnectionId, Endpoint, Listener, Options};
 use rdma_softsim::{DeviceKind, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
 
-/// An endpoint and its one connection.
 pub(crate) type End = (Endpoint<SoftSim>, ConnectionId);
 
 pub(crate) fn simulation() -> Simulation {
@@ -19,12 +18,10 @@ pub(crate) fn hosts(sim: &Simulation) -> (SoftSim, SoftSim, SocketAddr) {
     (server, client, SocketAddr::from(([192, 0, 2, 1], 6379)))
 }
 
-/// Lets the simulation run by itself for a while.
 pub(crate) fn pass(sim: &Simulation, time: Duration) {
     sim.advance(sim.now().after(time));
 }
 
-/// A client that requests a connection.
 pub(crate) fn asking(client: &SoftSim, address: SocketAddr, options: Options) -> End {
     let mut endpoint = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
     let id = endpoint.connect(address, None, Duration::from_secs(10), options).expect("begins");

@@ -1,5 +1,3 @@
-//! The task that drives an endpoint.
-
 use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,8 +17,7 @@ use crate::background;
 use crate::endpoint::Descriptors;
 use crate::error::Error;
 
-/// Drives an endpoint until its last handle is gone. If its runtime ends, the driver is dropped,
-/// and the background thread takes over.
+/// Drives an endpoint while it has a handle. After its runtime, the background thread takes over.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
     readable: AsyncFd<Arc<OwnedFd>>,
@@ -49,7 +46,8 @@ impl<B: Descriptors> Future for Driver<B> {
         let this = self.get_mut();
         let Some(shared) = this.shared.upgrade() else { return Poll::Ready(()) };
         loop {
-            // Readiness is edge-triggered: later arrivals wake this task, others are found here.
+            // Readiness is edge-triggered: later arrivals wake the task, earlier ones are found
+            // here.
             while let Poll::Ready(readable) = this.readable.poll_read_ready(cx) {
                 match readable {
                     Ok(mut readable) => readable.clear_ready(),

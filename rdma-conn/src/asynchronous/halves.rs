@@ -1,5 +1,3 @@
-//! The two halves of a stream, each for a task of its own.
-
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::Deref;

@@ -1,5 +1,3 @@
-//! A listener for tokio.
-
 use std::fmt::Debug;
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -18,28 +16,7 @@ use crate::options::Options;
 
 /// Accepts connections for tokio. They share an [`AsyncEndpoint`].
 ///
-/// ```
-/// use rdma_conn::{AsyncListener, AsyncStream};
-/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let fabric = rdma_softsim::Fabric::new(); // or rdma_verbs::Verbs::load()? and real addresses
-/// let listener = AsyncListener::bind(&fabric.host(&["192.0.2.1".parse()?]), ("192.0.2.1", 6379)).await?;
-/// tokio::spawn(async move {
-///     while let Ok((mut stream, _peer)) = listener.accept().await {
-///         tokio::spawn(async move { stream.write_all(b"hello").await });
-///     }
-/// });
-///
-/// let host = fabric.host(&["192.0.2.2".parse()?]);
-/// let mut stream = AsyncStream::connect(&host, ("192.0.2.1", 6379)).await?;
-/// let mut hello = [0; 5];
-/// stream.read_exact(&mut hello).await?;
-/// assert_eq!(&hello, b"hello");
-/// # Ok(())
-/// # }
-/// ```
+/// The [crate page](crate) has an example.
 pub struct AsyncListener<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) listener: ListenerId,
@@ -57,8 +34,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
-    /// Returns the error of the last address tried: there is no RDMA device, no device has the
-    /// address, the address is taken, an option is out of bounds, or there is no runtime.
+    /// The errors are those of [`Listener::bind_with`], and that there is no runtime.
     pub async fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -98,9 +74,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// connection. Any number of tasks may wait.
     ///
     /// # Errors
-    /// Returns an error if the listener failed. Also returns an error if the process has no
-    /// descriptor or memory left for a connection. That peer was rejected, and the listener
-    /// continues. A single failed request, such as one that its peer withdrew, is not an error.
+    /// The errors are those of [`Listener::try_accept`].
     pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }

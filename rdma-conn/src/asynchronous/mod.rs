@@ -1,9 +1,7 @@
 //! Endpoints, streams and listeners for the tokio runtime.
 //!
-//! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver. The driver is
-//! the event loop: it sleeps on the endpoint's descriptor and timers, makes progress, and wakes the
-//! tasks concerned. Streams and listeners are handles on the endpoint. A call tries its operation.
-//! Without a result it polls the device and tries again, before its task sleeps.
+//! The driver, a task of the runtime, is the event loop of an [`AsyncEndpoint`], and wakes the
+//! tasks concerned. Streams and listeners are handles on the endpoint.
 
 mod driver;
 mod halves;
@@ -53,16 +51,14 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Returns an error if there is no RDMA device or no runtime.
     ///
     /// # Panics
-    /// Panics, like tokio's own types, if the runtime has no IO or time driver: build it with
-    /// [`enable_all`](tokio::runtime::Builder::enable_all). All calls that make an endpoint panic
-    /// in this case.
+    /// Panics, as does every call that creates an endpoint, if the runtime has no IO or time
+    /// driver. Build it with [`enable_all`](tokio::runtime::Builder::enable_all).
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
         let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
         driven.map(|()| endpoint)
     }
 
-    /// Makes an endpoint that the current runtime drives. If it cannot, the background thread does,
-    /// and the reason is returned. Connections that `listener` accepts wait to be taken.
+    /// Makes an endpoint. If the current runtime cannot drive it, the background thread does.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = EndpointTasks {
@@ -110,8 +106,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         self.connect_among(host, how, None).await
     }
 
-    /// Connects in the protection domain of another connection, so that memory registered for one
-    /// serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection. See [`ProtectionDomain`].
     ///
     /// # Errors
     /// Returns [`Error::ForeignDomain`] if the peer is reached through another device. Otherwise
@@ -141,7 +136,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
-    /// Returns a weak handle, to upgrade while the endpoint has connections, listeners or handles.
+    /// Returns a weak handle. It upgrades while the endpoint has a connection, listener or handle.
     pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
         WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
     }
@@ -255,8 +250,7 @@ impl<B: Descriptors> Shared<B> {
         done
     }
 
-    /// Tries `step`, polls the device if there is no result, and tries again. If there is none
-    /// still, the task is woken when there may be one.
+    /// Tries `step`. Without a result, polls the device, tries again, and then has the task woken.
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,

@@ -1,5 +1,3 @@
-//! A byte stream for tokio.
-
 use std::fmt::Debug;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -49,7 +47,8 @@ impl<B: Descriptors> AsyncStream<B> {
 
     /// Connects to a host and port, trying the host's addresses in turn, on an endpoint of its own.
     ///
-    /// Dropping the future leaves nothing behind. [`AsyncEndpoint::connect`] costs less for many.
+    /// Dropping the future leaves nothing behind. For many connections, [`AsyncEndpoint::connect`]
+    /// costs less.
     ///
     /// # Errors
     /// The errors are those of [`Stream::connect_with`].
@@ -296,8 +295,8 @@ impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
 }
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Wraps a connection on its own endpoint, from
-    /// [`Listener::try_accept`](crate::Listener::try_accept).
+    /// Wraps the result of [`Listener::try_accept`](crate::Listener::try_accept): an endpoint and
+    /// its one connection.
     ///
     /// # Errors
     /// Returns an error if there is no runtime, or if the endpoint has no such connection.

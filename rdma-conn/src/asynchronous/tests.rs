@@ -35,7 +35,7 @@ impl Wake for Woken {
     }
 }
 
-/// A task's waker. Each future gets a new one, so that that of a dropped future wakes no other.
+/// A task's waker. Each future gets a new one: the waker of a dropped future must wake no other.
 struct Place {
     woken: Arc<Woken>,
     waker: Waker,
@@ -325,7 +325,6 @@ async fn run(seed: u64) {
     world.run(&mut tasks).await;
 }
 
-/// Dropping futures loses and repeats no byte, and no task sleeps through its event.
 #[test]
 fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
     background::disable();
@@ -373,8 +372,7 @@ fn after_a_panic_of_the_driver_calls_fail() {
     assert!(error.to_string().contains("has panicked"), "{error}");
 }
 
-/// VR-SEC-004: after a failure to read events, the next attempt may succeed, and tasks that wait
-/// for a connection get the error. Repeated failures end the endpoint.
+/// VR-SEC-004: after one failure to read events the endpoint continues. Repeated ones end it.
 #[test]
 fn one_failure_to_read_events_loses_no_endpoint() {
     background::disable();

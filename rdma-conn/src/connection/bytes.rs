@@ -12,9 +12,6 @@ use crate::error::Error;
 
 impl<B: Backend> Connection<B> {
     /// See [`Endpoint::read`](crate::Endpoint::read).
-    ///
-    /// # Errors
-    /// Returns the error that ended the connection, once everything that arrived before is read.
     pub(crate) fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let mut read = 0;
         // At most three consecutive parts.
@@ -52,16 +49,14 @@ impl<B: Backend> Connection<B> {
         Ok(Some(0))
     }
 
-    /// Returns what has arrived and is not consumed, in order, where the peer wrote it: a zero-copy
-    /// read. [`Endpoint::consume`](crate::Endpoint::consume) gives it back to the peer.
+    /// Returns unread bytes in place, for a zero-copy read.
+    ///
+    /// Parts are in order. [`Endpoint::consume`](crate::Endpoint::consume) marks bytes as read.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
 
     /// Gives the first `bytes` of [`Connection::arrived`] back to the peer, which overwrites them.
-    ///
-    /// # Errors
-    /// Returns an error, and consumes nothing, if fewer have arrived.
     pub(crate) fn consume(&mut self, bytes: usize) -> Result<(), Error> {
         let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
         if bytes > readable {
@@ -80,10 +75,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// See [`Endpoint::write`](crate::Endpoint::write).
-    ///
-    /// # Errors
-    /// Returns the error that ended the connection. Also returns an error if the send buffer cannot
-    /// be registered; the connection continues, and a later call may succeed.
     #[inline]
     pub(crate) fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let bytes = match from {

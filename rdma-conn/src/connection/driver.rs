@@ -27,7 +27,6 @@ impl<B: Backend> Connection<B> {
         self.post(Some(now));
     }
 
-    /// Releases memory that only a busy connection needs, if it is unused.
     fn release_memory(&mut self, now: Instant) {
         if self.machine.unconfirmed() == 0 {
             self.memory.drop_send_buffer();
@@ -47,10 +46,8 @@ impl<B: Backend> Connection<B> {
         self.machine.handle_refusal(call);
     }
 
-    /// Handles a connection-manager event.
-    ///
-    /// First hand over all completions that have arrived. What the peer sent before the event
-    /// counts as received, however late the event is read (VR-FLOW-003, VR-CLOSE-002).
+    /// First hand over all completions: what the peer sent before the event counts as received,
+    /// however late the event is read (VR-FLOW-003, VR-CLOSE-002).
     pub(crate) fn handle_event(&mut self, event: CmEventKind<B>) {
         tracing::debug!(peer = %self.peer, ?event, "connection event");
         match event {
@@ -86,13 +83,12 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Handles an event of the device: a failure without a completion (VR-CLOSE-008), or that the
-    /// peer is established before the connection manager says so.
+    /// Handles an event of the device, such as a failure without a completion (VR-CLOSE-008).
     fn handle_async_event(&mut self, event: AsyncEvent) {
         match event {
             // A queue pair that is stopping reports nothing new.
             _ if matches!(self.state(), State::Closed | State::Failed(_)) => {}
-            // `Established` follows. The peer's own message for it may be lost.
+            // The peer is established. `Established` follows, although its message may be lost.
             AsyncEvent::CommEst => {
                 if let Err(error) = self.id.notify_established() {
                     tracing::debug!(peer = %self.peer, %error, "the first message came");
@@ -163,8 +159,8 @@ impl<B: Backend> Connection<B> {
         if !self.memory.lendings.is_empty() {
             self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
         }
-        // Answers and windows must not wait behind a long queue, and a peer's flood must not delay
-        // other connections (VR-RES-007).
+        // Answers and windows must not wait behind a long queue, nor other connections behind a
+        // peer's flood (VR-RES-007).
         self.post(Some(now));
     }
 
@@ -187,7 +183,7 @@ impl<B: Backend> Connection<B> {
             Err(failure) => {
                 tracing::debug!(peer = %self.peer, ?failure, "work request failed");
                 match (failure.status, receive_slot(completion.id), &self.cause) {
-                    // Keep the first flush as the cause only if nothing better is known.
+                    // A flush explains nothing if a cause is known.
                     (CompletionStatus::WR_FLUSH_ERR, _, Cause::Suspect(_) | Cause::Known(_))
                     | (CompletionStatus::RETRY_EXC_ERR, None, Cause::Known(_)) => {}
                     (CompletionStatus::WR_FLUSH_ERR, ..) | (CompletionStatus::RETRY_EXC_ERR, None, _) => {
@@ -222,8 +218,8 @@ impl<B: Backend> Connection<B> {
         matches!(self.cause, Cause::Suspect(_))
     }
 
-    /// Blames the peer for the failure, unless an event says that it disconnected in order. A late
-    /// program finds the event and requests that nothing acknowledged (VR-CLOSE-005). Call it last.
+    /// Blames the peer for a failure that no event explained. First read all events: after an
+    /// orderly disconnect, a late program finds unacknowledged requests too (VR-CLOSE-005).
     pub(crate) fn conclude(&mut self) {
         if let Cause::Suspect(failure) = self.cause {
             self.cause = Cause::Machine;

@@ -6,8 +6,6 @@
 //! write    ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
 //! try_read ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
 //! ```
-//!
-//! `read_at_once` is the fast path of `try_read` for most reads.
 
 mod bytes;
 mod driver;
@@ -50,9 +48,8 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 
 /// One connection: its queue pair, its memory and its machine. It never blocks.
 ///
-/// An [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and drives it.
-// Fields are in drop order (VR-RES-001). Whatever the order, a backend keeps alive what a handle
-// needs.
+/// An [`Endpoint`](crate::Endpoint) drives it, and owns the completion queue and event channel.
+// Fields are in drop order (VR-RES-001), although a backend keeps alive what a handle needs.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
     /// [`QueuePair::max_inline`], which never changes.
@@ -110,9 +107,8 @@ pub struct Work {
 }
 
 impl<B: Backend> Connection<B> {
-    /// Makes a connection on `id` with all receives posted, so that the peer's first message finds
-    /// one (VR-CONN-003). `options` fit the device, and `completions` has room for
-    /// [`Options::completions`].
+    /// Makes a connection with all receives posted, for the peer's first message (VR-CONN-003).
+    /// `options` fit the device, and `completions` has room for [`Options::completions`].
     pub(crate) fn new(
         backend: B,
         id: B::Identifier,
@@ -122,7 +118,6 @@ impl<B: Backend> Connection<B> {
         domain: Option<ProtectionDomain<B>>,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
-        // The dialing side is the client, whatever role the settings name.
         options.protocol.role = role;
         let domain = match domain {
             Some(domain) => {
@@ -216,9 +211,10 @@ impl<B: Backend> Connection<B> {
         !matches!(self.cause, Cause::Known(_)) && self.machine.failure().is_none()
     }
 
-    /// Returns whether the peer is on this side's device: the path of the queue pair leads back to
-    /// where it begins. False without a path. Addresses prove nothing, because a request carries
-    /// what its sender wrote (VR-SEC-008).
+    /// Returns whether the peer is on this side's device.
+    ///
+    /// True if the queue pair's path leads back to where it begins, and false if there is no path.
+    /// The peer's address is no evidence: a request can carry any address (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         matches!(self.pair.is_loopback(), Ok(true))
     }
@@ -342,7 +338,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns `Some` once the connection is established and the device has all accepted bytes.
-    /// `None` means that some wait for the peer's window or receives.
+    /// `None` means that bytes may wait for the peer's window, or for a receive there.
     ///
     /// # Errors
     /// Returns an error if the connection ended first (VR-CLOSE-003).
@@ -379,8 +375,8 @@ impl<B: Backend> Connection<B> {
 
     /// Registers application memory to lend. With [`Access::REMOTE_WRITE`] it can also receive.
     ///
-    /// The connection keeps `memory` registered until the buffer is dropped, nothing of it is lent,
-    /// and no window lies in it. [`CallerMemory`] says who may write to it until then.
+    /// `memory` stays registered until you drop the buffer, and longer while a part of it is lent
+    /// or a window lies in it. [`CallerMemory`] says who may write to it until then.
     ///
     /// # Errors
     /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
@@ -392,7 +388,6 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().register_memory(memory, access)
     }
 
-    /// Returns a handle that registers memory without the caller's lock.
     pub(crate) fn registrar(&self) -> Registrar<B> {
         self.memory.registrar().clone()
     }
@@ -403,10 +398,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// See [`Endpoint::lend`](crate::Endpoint::lend).
-    ///
-    /// # Errors
-    /// Returns the error that ended the connection. Also returns an error if `range` is outside the
-    /// buffer, or if the buffer belongs to another protection domain.
     pub(crate) fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -446,7 +437,7 @@ impl<B: Backend> Connection<B> {
         self.machine.lendable() > 0
     }
 
-    /// Returns `Some` once a closed connection has ended in order, and `None` before.
+    /// Returns `Some` once a closed connection has delivered all bytes and ended. `None` before.
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive.

@@ -62,7 +62,6 @@ impl Awake {
         Self { phase: Phase::Armed, spin, unasked: 0, events_wait: false, seen }
     }
 
-    /// Allows busy-polling for at most `most` before arming.
     pub(super) fn raise_spin(&mut self, most: Duration) {
         self.spin.raise(most);
     }
@@ -132,7 +131,7 @@ impl Awake {
     }
 }
 
-/// The steps of a turn. The provided methods order them: a turn never sleeps while there is work.
+/// The steps of a turn, and their order.
 pub(super) trait Turns {
     type Error;
 
@@ -141,9 +140,8 @@ pub(super) trait Turns {
     /// Asks the kernel for events, or sleeps until `limit`. Returns whether a waker was called.
     fn ask(&mut self, limit: Option<Duration>) -> Result<bool, Self::Error>;
 
-    /// Takes what has arrived, without asking the kernel. With `arms`, arms each unarmed queue
-    /// before polling it: the poll finds earlier arrivals, and later ones make the descriptor
-    /// readable.
+    /// Takes what has arrived, without asking the kernel. With `arms`, arms each queue before
+    /// polling it: the poll finds earlier arrivals, and later ones make the descriptor readable.
     fn look(&mut self, arms: bool) -> Result<Found, Self::Error>;
 
     fn any_armed(&self) -> bool;
@@ -153,10 +151,8 @@ pub(super) trait Turns {
     /// Returns how long there is no work if nothing arrives. `None` means for ever.
     fn idle_for(&self) -> Option<Duration>;
 
-    /// Takes what has arrived, within bounds, and arms for the rest.
-    ///
-    /// An endpoint that does not busy-poll arms first, since it ends the turn armed in any case.
-    /// One look is then enough, if it takes everything.
+    /// Takes what has arrived, within bounds, and arms for the rest. Without busy-polling it arms
+    /// first, so that one look is enough if it takes everything.
     #[inline(always)]
     fn turn(&mut self) -> Result<(), Self::Error> {
         let mut asks = self.awake().begin() || self.any_armed();

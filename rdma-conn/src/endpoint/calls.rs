@@ -41,14 +41,14 @@ impl<B: Descriptors> Endpoint<B> {
     /// Receives into registered memory; see [`Connection::register_landing`].
     ///
     /// Continues `receiving` with what has arrived, and places the next windows in the buffer.
-    /// Returns the counts once all bytes have arrived, and `None` before; [`Event::Readable`] or
-    /// [`Event::Ended`] follows.
+    /// Returns the counts once all bytes have arrived, and `None` before. After `None`,
+    /// [`Event::Readable`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// Returns an error if the connection ended first, if the range is outside the buffer, if
-    /// unread bytes of an earlier call still land there
-    /// ([`LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay)), if the buffer belongs to
-    /// another protection domain, or if there is no such connection.
+    /// Returns an error if the connection ended first, the range is outside the buffer, the buffer
+    /// belongs to another protection domain, or there is no such connection. Returns
+    /// [`LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay) if unread bytes of an earlier
+    /// call would be overwritten.
     pub fn receive(
         &mut self,
         id: ConnectionId,
@@ -163,7 +163,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Returns `Some` once a closed connection ended in order, and `None` before [`Event::Ended`].
+    /// Returns `Some` once a closed connection delivered all bytes. `None` before [`Event::Ended`].
     ///
     /// # Errors
     /// Returns an error if some bytes did not arrive, or if there is no such connection.
@@ -193,8 +193,10 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
+    /// Checks whether an error ended the connection.
+    ///
     /// # Errors
-    /// Returns the error that ended the connection, or an error if there is no such connection.
+    /// Returns that error, or an error if there is no such connection.
     pub fn check(&self, id: ConnectionId) -> Result<(), Error> {
         self.members.get(id.0).ok_or(Error::NoSuchConnection)?.check()
     }

@@ -1,5 +1,3 @@
-//! Connection ids, and maps keyed by them.
-
 use slotmap::{Key, KeyData, SecondaryMap};
 
 slotmap::new_key_type! {

@@ -116,8 +116,8 @@ impl<B: Descriptors> Endpoint<B> {
         self.dial(peer, local, timeout, options, None)
     }
 
-    /// Connects in the protection domain of another connection, also one of another endpoint, so
-    /// that memory registered for one serves both. [`ProtectionDomain`] says when that is safe.
+    /// Connects in the protection domain of another connection, even one of another endpoint. See
+    /// [`ProtectionDomain`].
     ///
     /// # Errors
     /// The errors are those of [`Endpoint::connect`]. If the peer is reached through another
@@ -275,7 +275,6 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<(), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
         let options = options.fitted(&limits);
-        // Check the budget before anything is made for it.
         self.budget.has(Memory::<B>::idle(&options))?;
         let at = self.queues.book(&identifier, &options, &self.watch)?;
         // A new queue is not armed yet.

@@ -31,9 +31,7 @@ pub(super) struct Member<B: Backend> {
     pub(super) queue: Option<usize>,
     /// Its recorded entry in the timers.
     pub(super) due: Option<Instant>,
-    /// Whether its due time may have changed since it was recorded.
     pub(super) touched: bool,
-    /// Calls that returned `None` and are owed an event.
     pub(super) waits: Waits,
     /// Whether its events are unwanted and it is forgotten at its end.
     pub(super) abandoned: bool,
@@ -94,7 +92,6 @@ impl PendingEvents {
         }
     }
 
-    /// Removes an event. Returns whether it was pending.
     #[inline]
     const fn take(&mut self, event: u8) -> bool {
         let pending = self.events & event != 0;
@@ -205,7 +202,6 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Handles a connection-manager event. Returns the identifier once the route is known.
     pub(super) fn handle_event(&mut self, event: CmEventKind<B>, now: Instant) -> Option<B::Identifier> {
         let _inside = self.observed.span().clone().entered();
         if let Some(connection) = &mut self.connection {

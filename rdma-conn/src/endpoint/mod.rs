@@ -49,8 +49,8 @@ pub struct ListenerId(IdentifierKey);
 
 /// An event of an endpoint.
 ///
-/// An event is reported once, however much has happened since, and may be spurious. Then read until
-/// [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing.
+/// An event is reported once, however much has happened since, and may be spurious. After an event,
+/// read until [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -63,7 +63,7 @@ pub enum Event {
     },
     /// Bytes have arrived.
     Readable(ConnectionId),
-    /// A write that found too little room can go on, memory can be lent, or everything is flushed.
+    /// A write, lend or flush that could not complete can go on.
     Writable(ConnectionId),
     /// A lent part of a buffer has come back.
     Returned(ConnectionId),
@@ -96,7 +96,7 @@ pub struct Usage {
     pub polls: u64,
     /// Times a completion queue was armed, `ibv_req_notify_cq(3)`.
     pub arms: u64,
-    /// Times the endpoint asked the kernel for events or slept there.
+    /// Times the endpoint asked the kernel for events, with or without sleeping.
     pub sleeps: u64,
 }
 
@@ -108,14 +108,12 @@ pub struct Usage {
 /// work. A call returns `None` while it has no result, and an event follows when it has one.
 ///
 /// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
-/// child still holds it. A process that has forked removes the descriptor from the instance
-/// (`EPOLL_CTL_DEL`) before it drops the endpoint.
+/// child still holds it. If your process forks, remove the descriptor from the instance
+/// (`EPOLL_CTL_DEL`) before you drop the endpoint.
 ///
-/// Each connection has its own protection domain, because an rkey opens a region to every queue
-/// pair of its domain: one client could guess the key of another's window (VR-SEC-002). Connections
-/// therefore share no regions, and an idle one keeps little memory
-/// ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with
-/// several connections may use [`Endpoint::connect_in`].
+/// Each connection has its own [`ProtectionDomain`](crate::ProtectionDomain) (VR-SEC-002), unless
+/// [`Endpoint::connect_in`] made it. An idle one keeps little memory
+/// ([`Options::keep_memory`](crate::Options::keep_memory)).
 pub struct Endpoint<B: Descriptors> {
     // Connections drop before their queues, and queues before the channel.
     members: SlotMap<MemberKey, Member<B>>,
@@ -158,8 +156,8 @@ impl<B: Descriptors> Endpoint<B> {
         Self::with(backend, Budget::new(limits), SHARERS)
     }
 
-    /// Returns another endpoint on the same device, for example for another thread. Their
-    /// connections count towards the same limits, and [`Usage::registered_bytes`] covers both.
+    /// Returns another endpoint on the same device, for example for another thread. The connections
+    /// of both count towards the same limits, and [`Usage::registered_bytes`] covers both.
     ///
     /// # Errors
     /// Returns an error if there is no RDMA device or the process has no descriptor left.
@@ -200,7 +198,6 @@ impl<B: Descriptors> Endpoint<B> {
         })
     }
 
-    /// Turns event reporting off or on.
     pub(crate) fn set_quiet(&mut self, quiet: bool) {
         while self.next_event().is_some() {}
         self.quiet = quiet;
@@ -211,7 +208,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.members.get(id.0)?.connection.as_deref()
     }
 
-    /// Returns whether bytes can flow on a connection, or could before it ended.
+    /// Returns whether a connection is open, or was open before it ended.
     pub fn is_open(&self, id: ConnectionId) -> bool {
         self.members.get(id.0).is_some_and(Member::is_open)
     }

@@ -28,8 +28,7 @@ pub(super) struct Queue<B: Descriptors> {
     lost: bool,
 }
 
-/// A number that no connected queue pair has. The ocrdma device gives it to flushed requests whose
-/// queue pair it does not know.
+/// A number of no connected queue pair. ocrdma gives it to flushed requests of unknown queue pairs.
 pub(super) const UNNAMED: u32 = 0;
 
 pub(super) struct Lost {
@@ -79,7 +78,6 @@ impl<B: Descriptors> Queue<B> {
             Ok(count) => count,
             Err(error) => return Err(self.lose("ibv_poll_cq", error)),
         };
-        // Fewer than there was room for: the queue is empty.
         let emptied = count < BATCH;
         if self.stale > 0 {
             self.stale = if emptied { 0 } else { self.stale.saturating_sub(BATCH as u32) };
@@ -96,7 +94,6 @@ impl<B: Descriptors> Queue<B> {
         Ok(())
     }
 
-    /// Arms the queue: the next completion causes a wake-up.
     #[inline]
     pub(super) fn arm(&mut self) -> Result<(), Box<Lost>> {
         self.completions.arm().map_err(|error| self.lose("ibv_req_notify_cq", error))?;
@@ -123,11 +120,9 @@ impl<B: Descriptors> Queue<B> {
     }
 }
 
-/// The queues of an endpoint, indexed by place.
 pub(super) struct Queues<B: Descriptors> {
     queues: Vec<Option<Queue<B>>>,
-    /// Places of all queues that are not idle, and possibly of some that are idle or gone. A turn
-    /// polls only these, so idle queues cost nothing.
+    /// Places of all queues that are not idle, and some others. A turn polls only these.
     awake: Vec<usize>,
     sharers: u32,
 }
@@ -176,7 +171,6 @@ impl<B: Descriptors> Queues<B> {
         }
     }
 
-    /// Returns whether a completion in a non-idle queue would cause no wake-up.
     pub(super) fn any_deaf(&self) -> bool {
         let awake = self.awake.iter().filter_map(|at| self.queues.get(*at)?.as_ref());
         awake.into_iter().any(Queue::is_deaf)

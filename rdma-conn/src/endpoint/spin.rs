@@ -33,7 +33,6 @@ impl Spin {
         Self { most: Duration::ZERO, worth: Duration::ZERO, idle_since: None }
     }
 
-    /// Raises the limit to `most`, if there is more than one processor.
     pub(super) fn raise(&mut self, most: Duration) {
         if most > self.most && !*ALONE {
             self.limit(most);

@@ -23,8 +23,6 @@ const FAILURES: u32 = 10;
 /// How long no event is read after a shortage of memory or descriptors.
 const REST: Duration = Duration::from_millis(20);
 
-/// [`Turns::turn`] and [`Turns::sleep`] order these steps so that they never sleep while there is
-/// work.
 impl<B: Descriptors> Turns for Endpoint<B> {
     type Error = Error;
 
@@ -94,7 +92,7 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has arrived for any connection, handles time, and posts what can be posted. A
+    /// Takes what has arrived for any connection, handles timers, and posts what can be posted. A
     /// call is bounded (VR-RES-007). If some work is left, [`Endpoint::next_timeout`] returns now.
     ///
     /// # Errors
@@ -118,9 +116,6 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Polls the queue of one connection, without waiting for a wake-up. Other connections on that
     /// queue progress, too. The cost does not depend on the number of queues.
-    ///
-    /// # Errors
-    /// Returns an error if the event channel is lost, like [`Endpoint::progress`].
     #[inline]
     pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
         let queue = self.members.get(id.0).and_then(|member| member.queue);
@@ -171,8 +166,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes a batch of completions out of the queue at `at`, and hands them to their connections.
-    /// With `arms`, arms the queue before if it is not armed.
+    /// Hands a batch of completions from a queue to their connections. With `arms`, first arms it.
     pub(super) fn take_batch(&mut self, at: usize, now: Instant, arms: bool) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         if arms && queue.is_deaf() {
@@ -225,7 +219,7 @@ impl<B: Descriptors> Endpoint<B> {
         if count < BATCH { Found::All } else { Found::More }
     }
 
-    /// Handles a failure that names no queue pair. Those with a queue pair in error have failed.
+    /// Finds whose failure it is, if it names no queue pair: those in the error state have failed.
     #[cold]
     fn find_failed(&mut self, at: usize, failure: CompletionError) {
         let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();
@@ -281,13 +275,12 @@ impl<B: Descriptors> Endpoint<B> {
                 }
             }
         }
-        // The next turn takes the rest.
         self.awake.set_events_wait(true);
         Ok(any)
     }
 
-    /// Reports a failure to read an event to the listeners. A later attempt may succeed, except
-    /// after too many failures. A stream's own call returns the error.
+    /// Reports a failure to read an event to the listeners. Returns the error after too many in a
+    /// row, or for a stream, whose own call returns it.
     #[cold]
     fn events_failed(&mut self, error: Error, now: Instant) -> Result<(), Error> {
         self.failures += u32::from(!error.is_shortage());

@@ -21,7 +21,6 @@ impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 /// An epoll instance that is readable when the event channel or a completion channel is.
 pub(super) struct Watch {
     epoll: Arc<OwnedFd>,
-    /// Made with the first waker.
     waker: Option<Watched<Waker>>,
 }
 
@@ -61,7 +60,6 @@ pub(super) enum Woken {
 const EVENTS: u64 = u64::MAX;
 const WAKER: u64 = u64::MAX - 1;
 
-/// Room for what one call of epoll_wait(2) reports.
 pub(super) type Sources = [MaybeUninit<epoll::Event>; MANY];
 
 /// Sources that one call of epoll_wait(2) names.
@@ -83,7 +81,6 @@ impl Watch {
         Ok(Self { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?), waker: None })
     }
 
-    /// Returns the descriptor, which stays open while any clone exists.
     pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.epoll)
     }
@@ -127,7 +124,6 @@ impl Watch {
         }
     }
 
-    /// Consumes the wake-ups so far.
     pub(super) fn clear_waker(&self) {
         self.waker.iter().for_each(|waker| waker.clear());
     }
@@ -148,7 +144,6 @@ fn in_millis(limit: Duration) -> Timespec {
     }
 }
 
-/// Sleeps until `descriptor` is readable, for at most `limit`.
 pub(crate) fn readable(descriptor: &impl AsFd, limit: Option<Duration>) -> Result<(), Error> {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     match poll(&mut polled, limit.map(in_millis).as_ref()) {

@@ -6,8 +6,7 @@ use rdma_softsim::Fabric;
 use super::*;
 use crate::listener::Listener;
 
-/// A panic while driving a stream may lose completions that were already taken. A read could wait
-/// for them for ever, so every call must fail instead.
+/// A panic while driving a stream may lose completions, for which a read would wait for ever.
 #[test]
 fn after_a_panic_calls_fail() {
     let fabric = Fabric::new();

@@ -16,7 +16,6 @@ use tokio::time::timeout;
 use super::{LONG, polled};
 use crate::world::pattern;
 
-/// Two tasks accept. Cancelling one does not affect the other.
 #[tokio::test]
 async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
     let fabric = Fabric::new();
@@ -47,7 +46,6 @@ async fn a_refused_connection_says_so() {
     assert!(error.to_string().contains("nothing listens there for RDMA"), "{error}");
 }
 
-/// A dropped connect leaves nothing behind.
 #[tokio::test]
 async fn a_cancelled_connect_is_gone() {
     let fabric = Fabric::new();
@@ -60,7 +58,6 @@ async fn a_cancelled_connect_is_gone() {
     assert_eq!(fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
-/// A server accepts and does not read. Its endpoint's driver still connects its clients.
 #[tokio::test]
 async fn connections_come_about_without_anybody_reading() {
     let fabric = Fabric::new();
@@ -79,7 +76,6 @@ async fn connections_come_about_without_anybody_reading() {
     assert_eq!(bytes, b"early");
 }
 
-/// Many connections of one endpoint, each with its own tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     let fabric = Fabric::new();
@@ -120,8 +116,7 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     }
 }
 
-/// The first attempts of a user of `tokio::net`: a host and a port, defaults, `Debug`, a
-/// descriptor.
+/// What a user of `tokio::net` tries first.
 #[tokio::test]
 async fn a_listener_as_of_tokio() {
     let fabric = Fabric::new();
@@ -159,7 +154,6 @@ async fn a_listener_as_of_tokio() {
     assert_eq!(all, b"all of it");
 }
 
-/// Blocking streams convert to tasks' streams, with received bytes and bytes in flight.
 #[tokio::test]
 async fn streams_become_asynchronous() {
     let fabric = Fabric::new();

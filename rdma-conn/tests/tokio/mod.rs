@@ -85,7 +85,6 @@ async fn readers_and_writers_do_not_forget_each_other() {
     }
 }
 
-/// A cancelled read or write has read or written nothing.
 #[tokio::test]
 async fn cancelled_futures_lose_nothing() {
     let (mut client, mut server) = pair().await;
@@ -107,7 +106,6 @@ async fn cancelled_futures_lose_nothing() {
     assert_eq!(&byte, b"y");
 }
 
-/// A future that waits to lend, or for its memory, can be dropped: nothing is lent twice, or lost.
 #[tokio::test]
 async fn cancelled_lending_loses_nothing() {
     let mut options = Options::default();
@@ -164,8 +162,7 @@ impl Drop for Panics {
     }
 }
 
-/// A panic in the code of application memory affects only that program's call, whichever thread
-/// drives the endpoint.
+/// A panic of application memory affects only its own program's call, whichever thread drives.
 #[test]
 fn memory_that_panics_concerns_no_other_connection() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
@@ -213,7 +210,6 @@ fn memory_that_panics_concerns_no_other_connection() {
     talk(&mut pairs[1..]);
 }
 
-/// One task reads and writes a stream at the same time. The stream can be reunited afterwards.
 #[tokio::test]
 async fn a_borrowed_stream_is_read_and_written_at_once() {
     let (mut client, mut server) = pair().await;
@@ -236,7 +232,6 @@ async fn a_borrowed_stream_is_read_and_written_at_once() {
     assert_eq!(echoed, 8 << 20);
 }
 
-/// Halves of one stream reunite. Halves of two streams do not.
 #[tokio::test]
 async fn halves_are_reunited() {
     let (client, mut server) = pair().await;

@@ -12,7 +12,7 @@ use super::*;
 
 /// Completions that a look takes at most.
 const BATCH: u32 = 2;
-/// What comes in a run: more than a look takes.
+/// Completions of a run: more than one look takes.
 const COMPLETIONS: u32 = 3;
 const EVENTS: u32 = 2;
 
