@@ -20,11 +20,9 @@ const BATCH: usize = 256;
 /// The token of the waker. No key has this value.
 const WOKEN: Token = Token(usize::MAX);
 
-// A key has 64 bits, and is the token.
 const _: () = assert!(usize::BITS >= 64, "tokens have no room for keys");
 
 new_key_type! {
-    /// Identifies a watched descriptor.
     pub(crate) struct SourceId;
 }
 
@@ -84,7 +82,6 @@ impl<O: Copy> Poller<O> {
         }
     }
 
-    /// Waits for at most `timeout`. Returns the owners of ready descriptors, with their readiness.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<(O, Interest)>> {
         self.events.clear();
         match self.poll.poll(&mut self.events, timeout) {
@@ -122,7 +119,6 @@ pub(crate) fn wait_for(
     Ok(())
 }
 
-/// Waits for one descriptor. Returns its readiness.
 pub(crate) fn wait_one(
     fd: BorrowedFd<'_>,
     interest: Interest,

@@ -30,8 +30,7 @@ pub enum Barrier {
     /// The read handler: replies leave in the turn that made them.
     #[default]
     ReadFirst,
-    /// The write handler: replies leave in the next turn, after work in between (such as syncing a
-    /// log).
+    /// The write handler: replies leave in the next turn, after work such as syncing a log.
     WriteFirst,
 }
 
@@ -47,32 +46,26 @@ pub struct Session<S> {
     pub(crate) loop_state: LoopState<S>,
 }
 
-/// What the loop keeps about a connection.
 pub(crate) struct LoopState<S> {
     /// Called once at the end of the handshake. `None` before the accept and after the call.
     pub(crate) handshake: Option<Handler<S>>,
     /// Nesting depth of this connection's running handlers.
     pub(crate) entered: u32,
     pub(crate) stage: Stage,
-    /// How the loop learns that the connection can continue.
     pub(crate) registered: Option<Registered>,
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must have ended.
     pub(crate) deadline: Option<Instant>,
     /// The timer set for it.
     pub(crate) timer: Option<Instant>,
-    /// Whether it is listed to be checked before sleeping.
     pub(crate) touched: bool,
-    /// Whether it is listed as having work to do.
     pub(crate) pending: bool,
 }
 
 /// How a loop learns that a connection can continue.
 #[derive(Clone, Copy)]
 pub(crate) enum Registered {
-    /// By its own descriptor.
     Own(SourceId),
-    /// By its driver, which wakes it.
     WithDriver,
 }
 
@@ -304,7 +297,6 @@ impl<S> Session<S> {
         matches!(self.state, SessionState::Connecting | SessionState::Accepting)
     }
 
-    /// Returns the events that the loop waits for on behalf of the connection.
     fn wanted(&self) -> Interest {
         match self.loop_state.stage {
             Stage::Parting => Interest::READ,

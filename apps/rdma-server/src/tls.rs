@@ -12,9 +12,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 use crate::address::Address;
 use crate::transport::{Accepted, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport};
 
-/// Settings of [`Tls`]: our identity, trusted roots, and the cryptography.
-///
-/// Start from [`TlsSettings::default`], then assign fields or chain their setters.
+/// Identity, trusted roots and cryptography of [`Tls`]. Start from [`TlsSettings::default`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TlsSettings {

@@ -10,9 +10,8 @@ use std::time::Duration;
 use crate::address::Address;
 use crate::poller::wait_one;
 
-/// Adds a chainable setter for each field of a settings type.
-///
-/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
+/// Adds a chainable setter for each field of a settings type. Other crates need them:
+/// `#[non_exhaustive]` lets the type grow but forbids literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -128,7 +127,6 @@ pub trait Listening: Send {
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// Returns the error for settings out of bounds.
 pub(crate) fn out_of_bounds(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
@@ -229,8 +227,7 @@ pub trait Transport: Send {
     /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes like [`Write::write_vectored`](std::io::Write::write_vectored) of a non-blocking
-    /// socket.
+    /// Writes like [`write_vectored`](std::io::Write::write_vectored) of a non-blocking socket.
     ///
     /// # Errors
     /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.

@@ -133,7 +133,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// A server and its bindings.
 struct Running {
     server: Server<StoreService>,
     tcp: BindingId,
@@ -167,7 +166,6 @@ impl Running {
         Ok(Self { server, tcp, rdma })
     }
 
-    /// Runs one turn of the loop, then makes the changes that clients requested.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.server.turn(timeout)?;
         for ChangeRequest { from, change } in std::mem::take(&mut self.server.service().requests) {

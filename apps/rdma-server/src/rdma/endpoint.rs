@@ -145,7 +145,6 @@ impl<B: Descriptors> Inner<B> {
         }
     }
 
-    /// Takes what has arrived, or waits for it. Returns the tasks to wake.
     fn progress(&mut self, take: impl FnOnce(&mut Endpoint<B>) -> Result<(), Error>) -> Vec<Waker> {
         let mut wakers = std::mem::take(&mut self.wakers);
         if self.failure.is_some() {

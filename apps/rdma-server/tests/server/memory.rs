@@ -47,7 +47,6 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
                     break clients;
                 }
             };
-            // Until there is nothing to do.
             while server.has_pending() {
                 kept += measure(|| server.turn(Some(Duration::ZERO)).expect("a turn")).bytes_current;
             }

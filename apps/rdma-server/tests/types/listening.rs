@@ -16,7 +16,6 @@ use crate::harness::{
 };
 use crate::test_beds::{TestBed, connects_by_itself};
 
-/// Returns an address without a listener.
 pub(crate) fn without_listener(test_bed: &impl TestBed) -> Address {
     let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
@@ -167,7 +166,6 @@ impl Listening for Exhausted {
     }
 }
 
-/// After an error that the next request would meet as well, a listener rests.
 #[test]
 fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");

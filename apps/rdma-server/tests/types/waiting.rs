@@ -94,7 +94,6 @@ pub(crate) fn sync_calls_time_out(test_bed: &impl TestBed) {
     let client = pair.at(pair.client);
     assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     assert_eq!(client.sync_read_line(10, soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
-    // The connection is unaffected.
     assert_eq!(client.state(), SessionState::Connected);
     assert_eq!(client.read(&mut [0; 1]).expect_err("nothing").kind(), ErrorKind::WouldBlock);
     let too_much = vec![0; 64 << 20];
