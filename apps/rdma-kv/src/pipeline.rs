@@ -1,7 +1,6 @@
 //! Sends commands while replies come back.
 //!
-//! A server may stop reading when its replies are not read, after any number of them. So this side
-//! never waits for something that needs both sides to go on. While the server owes a reply to a
+//! A server may stop reading at any time if its replies are not read. So while it owes a reply to a
 //! complete command, writing does not wait, and that reply is read next. If it owes none, it must
 //! be reading, and writing waits.
 
@@ -44,10 +43,8 @@ impl Verb {
     }
 }
 
-/// The commands of one call.
 pub(crate) struct Pipeline<'a> {
     verb: Verb,
-    /// Parts whose commands are not encoded yet.
     parts: slice::Iter<'a, Part<'a>>,
     bytes: Vec<u8>,
     /// How many of these bytes the stream has taken.
@@ -129,7 +126,6 @@ impl<'a> Pipeline<'a> {
                     self.ends.push_back(self.bytes.len());
                 }
                 Verb::GetRange(begin) => {
-                    // No part is empty: the last byte is named, not the end.
                     let first = range.start.saturating_sub(begin).to_string();
                     let last = range.end.saturating_sub(begin + 1).to_string();
                     command(&mut self.bytes, 4, &[name, key, first.as_bytes(), last.as_bytes()]);

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::memory::Memory;
 
-/// Registered buffers, found by address. A program that receives parts of an arena, each with its
-/// address and length, registers the arena once and finds all of them here.
+/// Registered buffers, found by address: a program that receives parts of an arena registers it
+/// once.
 #[derive(Debug)]
 pub struct Registrations<B> {
     /// By the address of the first byte; none overlaps another.
@@ -40,8 +40,7 @@ impl<B> Registrations<B> {
         Ok(())
     }
 
-    /// Returns the buffer that contains the `len` bytes at `address`, and their range in it; `None`
-    /// if no buffer contains them all.
+    /// Returns the buffer that contains all `len` bytes at `address`, and their range in it.
     pub fn find(&mut self, address: usize, len: usize) -> Option<(&mut B, Range<usize>)> {
         let (start, arena) = self.arenas.range_mut(..=address).next_back()?;
         let offset = address - start;
@@ -100,8 +99,7 @@ mod tests {
     fn what_overlaps_is_refused() {
         let mut bytes = vec![0_u8; 100];
         let base = bytes.as_mut_ptr();
-        // SAFETY: `bytes` outlives these and is not accessed otherwise meanwhile, and every part is
-        // inside.
+        // SAFETY: `bytes` outlives these and is not accessed meanwhile, and every part is inside.
         let part =
             |range: Range<usize>| unsafe { Memory::from_raw_parts(base.add(range.start), range.len(), ()) };
         let mut registrations = Registrations::default();

@@ -67,7 +67,6 @@ impl<B: Descriptors> Slices<B> {
         })
     }
 
-    /// Returns the range of `len` bytes from `offset` on, if it lies inside.
     fn inside(&self, offset: usize, len: usize) -> Option<Range<usize>> {
         let end = offset.checked_add(len).filter(|end| *end <= self.len)?;
         Some(offset..end)

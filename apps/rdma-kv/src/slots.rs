@@ -35,7 +35,6 @@ fn crc16(bytes: &[u8]) -> u16 {
 /// The primary of each slot, as far as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    /// Addresses of primaries.
     nodes: Vec<String>,
     /// For each slot the index of its primary in `nodes`; empty when nothing is known.
     places: Vec<Option<u16>>,
@@ -104,8 +103,7 @@ impl Slots {
     }
 }
 
-/// Returns a normalised `host:port`, if it is an IP address and a port. Names are rejected: this
-/// code cannot check which host a peer means.
+/// Returns a normalised `host:port`. Names are rejected: it is unknown which host a peer means.
 fn named(text: &str) -> Option<String> {
     let (host, port) = text.rsplit_once(':')?;
     let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
@@ -125,8 +123,7 @@ pub(crate) enum Elsewhere {
 }
 
 impl Elsewhere {
-    /// Parses the error of a node at `from`. `None` if it is another error, or names no
-    /// slot or no address.
+    /// Parses the error of a node at `from`. `None` if it is another, or lacks slot or address.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let kind = words.next()?;

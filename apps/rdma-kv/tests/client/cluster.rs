@@ -13,7 +13,6 @@ use crate::world::{LONG, WINDOW, bytes_of, client, fabric, how, pattern};
 
 type Words = Vec<Vec<u8>>;
 
-/// Commands sent to nodes, by the node's number.
 type Asked = Arc<Mutex<Vec<(usize, Words)>>>;
 
 fn number(stream: &mut impl BufRead) -> io::Result<usize> {
@@ -33,7 +32,6 @@ fn command(stream: &mut BufReader<impl Read>) -> io::Result<Words> {
     (0..count).map(word).collect()
 }
 
-/// Answers commands by `answer` until it returns `None`, or the client disconnects.
 fn speak<S: Read + Write>(stream: S, answer: impl Fn(&Words) -> Option<Vec<u8>>) {
     let mut stream = BufReader::new(stream);
     while let Ok(words) = command(&mut stream) {
@@ -44,8 +42,7 @@ fn speak<S: Read + Write>(stream: S, answer: impl Fn(&Words) -> Option<Vec<u8>>)
     }
 }
 
-/// Starts nodes on the loopback. `answer` gets a node's number, all addresses, a command, and how
-/// often this node got it before.
+/// Starts nodes. `answer` gets a node's number, all addresses, a command, and how often it came.
 fn nodes(
     count: usize,
     answer: impl Fn(usize, &[String], &Words, usize) -> Option<Vec<u8>> + Send + Sync + 'static,
@@ -83,7 +80,6 @@ fn bulk(bytes: &[u8]) -> Vec<u8> {
     [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
 }
 
-/// Returns the map of a cluster whose nodes have equal parts of the slots.
 fn map(addresses: &[String]) -> Vec<u8> {
     let share = 16384 / addresses.len();
     let line = |(node, address): (usize, &String)| {
@@ -163,7 +159,6 @@ fn keys_go_to_their_nodes_and_live_as_long_as_told() {
 fn a_key_that_has_moved_is_found() {
     let (addresses, asked) = nodes(2, |node, addresses, words, _before| {
         Some(match (node, &words[0][..]) {
-            // A map that is outdated, and stays so.
             (_, b"CLUSTER") => map(&addresses[..1]),
             (0, _) => format!("-MOVED 12182 {}\r\n", addresses[1]).into(),
             _ => bulk(b"value"),
@@ -207,7 +202,6 @@ fn a_key_on_its_way_is_asked_for_where_it_goes() {
     assert_eq!(count(&asked, b"ASKING"), 2);
 }
 
-/// A client that nodes redirect in circles gives up after a few requests.
 #[test]
 fn circles_end() {
     for word in ["MOVED", "ASK"] {
@@ -228,7 +222,6 @@ fn circles_end() {
     }
 }
 
-/// A node that is down, or has lost its connection, is tried again, but not forever.
 #[test]
 fn what_passes_is_waited_for() {
     let (addresses, _) = nodes(1, |_node, addresses, words, before| match (&words[0][..], before) {
@@ -284,8 +277,7 @@ fn a_slot_that_no_node_has_is_told() {
     assert_eq!(count(&asked, b"EXISTS"), 0);
 }
 
-/// Over RDMA each connection has a domain of its own. Memory is registered with it when needed, and
-/// released with it.
+/// Over RDMA each connection has a domain of its own.
 #[test]
 fn memory_is_registered_with_each_connection() {
     let value = Mutex::new(Vec::new());
@@ -318,7 +310,6 @@ fn memory_is_registered_with_each_connection() {
         assert_eq!(counts.bytes_lent, (turn + 1) * len as u64);
         assert!(counts.bytes_landed > (turn + 1) * 3 * WINDOW as u64, "{counts:?}");
         if turn == 0 {
-            // The node ends a connection at an unknown command.
             cluster.del(&[b"foo"]).expect_err("it leaves");
         }
     }

@@ -29,7 +29,6 @@ fn values_lie_across_cuts() {
     }
 }
 
-/// Parts of an arena are found by address, whatever slices they lie in.
 #[test]
 fn an_arena_in_slices_is_one_buffer() {
     let mut client = over_rdma(store);
@@ -44,7 +43,6 @@ fn an_arena_in_slices_is_one_buffer() {
     assert!(bytes_of(buffer, 190..290) == pattern(300, 1)[60..160]);
 }
 
-/// While a handle, or a part on its way, uses any slice, the program cannot write to any.
 #[test]
 fn slices_are_in_use_together() {
     let client = over_rdma(store);
