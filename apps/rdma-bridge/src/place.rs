@@ -31,7 +31,6 @@ pub enum Carrier {
 }
 
 impl Place {
-    /// Returns `HOST:PORT`, as resolvers expect it.
     pub(crate) fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)

@@ -166,7 +166,6 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// Runs `act`, which waits for a peer, for at most `stall`.
 pub(crate) async fn in_time<T>(stall: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match timeout(stall, act).await {
         Ok(result) => result,

@@ -1,5 +1,4 @@
-//! An in-memory connection between the bridge and one side: TCP, whose directions end one by one,
-//! or RDMA, which ends as a whole.
+//! A link between the bridge and one side, in memory: TCP, or RDMA, which ends as a whole.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -22,7 +21,6 @@ struct Pipe {
 }
 
 pub(super) struct Link {
-    /// Bytes that each end has written and the other has not read.
     pipes: [Pipe; 2],
     whole: bool,
     room: usize,
@@ -39,7 +37,6 @@ struct LinkEnd {
     confirming: Option<Pin<Box<Sleep>>>,
 }
 
-/// The side's own end.
 pub(super) struct Outer(LinkEnd);
 
 pub(super) struct Inner(LinkEnd);
