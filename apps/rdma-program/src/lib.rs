@@ -32,7 +32,6 @@ pub const INTERRUPTED: u8 = 130;
 /// The output pipe is closed, as in `… | head`. A program that `SIGPIPE` ends has the same status.
 pub const UNREAD: u8 = 141;
 
-/// The end of each program's help.
 const STATUSES: &str = "\
 Exit status:
     0 done                        69 no RDMA here
@@ -91,7 +90,6 @@ pub fn with_common(command: Command) -> Command {
     }
 }
 
-/// Runs `completions` or `man`. Returns `None` for any other command.
 fn installed(mut command: Command, matches: &ArgMatches) -> Option<ExitCode> {
     match matches.subcommand()? {
         ("completions", matches) => {
@@ -189,7 +187,6 @@ mod tests {
         command.try_get_matches_from([&["program"], line].concat())
     }
 
-    /// A program without commands still needs its arguments, but not for `completions` and `man`.
     #[test]
     fn common_commands_need_no_arguments_of_the_program() {
         let one = with_common(Command::new("program").arg(Arg::new("needed").long("needed").required(true)));
