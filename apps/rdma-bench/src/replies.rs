@@ -44,7 +44,6 @@ impl Replies {
         }
     }
 
-    /// Handles a complete line. Returns whether it ends the reply.
     fn handle_line(&mut self) -> io::Result<bool> {
         let Some(line) = self.line.strip_suffix(b"\r\n") else { return Err(none(&self.line)) };
         match (self.value.take(), line) {
@@ -74,7 +73,6 @@ fn none(line: &[u8]) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Returns the number of complete replies in parts of `len` bytes.
     fn count(all: &[u8], len: usize) -> io::Result<usize> {
         let mut replies = Replies::default();
         let mut found = 0;

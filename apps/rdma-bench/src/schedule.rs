@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The requests of an open loop: each thread sends its share at regular moments, from one client
-/// after another.
+/// Requests of an open loop: each thread sends its share regularly, from its clients in turn.
 pub(crate) struct Schedule {
     begun: Instant,
     interval: f64,

@@ -17,8 +17,7 @@ use crate::workload::{Load, Output, Requests, Test};
 
 const CHUNK: usize = 256 << 10;
 
-/// The most requests in flight of one client in an open loop. Later ones wait, and their wait
-/// counts.
+/// The most requests in flight of a client in an open loop. Later ones wait, which counts.
 const OUTSTANDING: usize = 1024;
 
 /// How often a thread checks whether another one has failed.
@@ -31,9 +30,7 @@ const AT_ONCE: usize = 256;
 pub(crate) struct Shared {
     /// Requests that are not taken yet.
     left: AtomicU64,
-    /// Requests that were replied to.
     pub(crate) done: AtomicU64,
-    /// A thread has failed, so the others can stop.
     failed: AtomicBool,
     /// Opens when all clients are connected, before the first request.
     gate: Gate,
@@ -75,7 +72,6 @@ struct Client {
     replies: Replies,
 }
 
-/// The state of the event loop, on which the handlers work.
 struct Run {
     clients: SecondaryMap<SessionId, Client>,
     load: Load,
@@ -85,7 +81,6 @@ struct Run {
     chunk: Box<[u8]>,
     /// Bytes have arrived since the last check.
     heard: bool,
-    /// The time of the last reply.
     ended: Instant,
     failure: Option<io::Error>,
 }
@@ -313,7 +308,6 @@ impl Run {
         self.failure.get_or_insert_with(|| told(error, &self.load));
     }
 
-    /// Adds requests of a client, timed from `at`.
     fn prepare(&mut self, id: SessionId, requests: usize, at: Instant) {
         let Some(client) = self.clients.get_mut(id) else { return };
         self.requests.add(requests, &mut client.output);

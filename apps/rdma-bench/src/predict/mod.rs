@@ -53,13 +53,11 @@ impl Default for Machine {
 const EXECUTION: Micros = 0.75;
 /// The extra time of a SET, by the TCP rates of redis#9270: 1/155 K − 1/159 K.
 const SET: Micros = 0.16;
-/// The kernel's part of a request over TCP: fitted, with [`EXECUTION`], to the 159 K a second of
-/// redis#9270.
+/// The kernel's part of a request over TCP: fitted, with [`EXECUTION`], to redis#9270's 159 K/s.
 const KERNEL_TCP: Micros = 5.22;
 /// A user instruction: 3 GHz at one a cycle.
 const INSTRUCTION: Micros = 0.000_33;
-/// A kernel entry and its work, epoll or a read of an eventfd, with today's mitigations: 0.2 to 0.5
-/// µs.
+/// A kernel entry and its work (epoll, reading an eventfd), with mitigations: 0.2 to 0.5 µs.
 const ENTRY: Micros = 0.3;
 /// A write to the device: a post with its doorbell (Kalia and others, ATC 2016: about 0.1 µs with a
 /// write-combining store).
@@ -115,7 +113,6 @@ struct Layer {
 }
 
 impl Side {
-    /// Returns the costs of RDMA.
     fn layer(self) -> Option<Layer> {
         let [instructions, entries, entries_alone, doorbells] = match self {
             Self::Ours => [974.0, 2.0, 2.0, 2.0],
@@ -267,8 +264,7 @@ impl Machine {
         Self { slowness: (processor / (EXECUTION + KERNEL_TCP)).max(0.01), ..self }
     }
 
-    /// Returns the smallest size from which on a value is faster over RDMA than over TCP; `None` if
-    /// there is none.
+    /// Returns the smallest size from which on RDMA is faster than TCP, if there is one.
     #[must_use]
     pub fn overtakes(&self) -> Option<f64> {
         let faster = |size: &f64| {
@@ -312,8 +308,7 @@ pub fn rows(machine: &Machine) -> Vec<Row> {
     rows
 }
 
-/// Returns the rows as a table: for each request and size, the requests a second, the latency and
-/// the GB/s of each side.
+/// Returns the rows as a table: the requests a second, the latency and the GB/s of each side.
 #[must_use]
 pub fn table(rows: &[Row]) -> Table {
     let mut table = plain();
