@@ -15,7 +15,6 @@ use pyo3::types::{PyBytes, PyMemoryView};
 pub(crate) struct Memory(Arc<PyUntypedBuffer>);
 
 impl Memory {
-    /// Returns the bytes of `object` for reading.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         // A memoryview computes the strides for exporters without them, such as ctypes.
         let view = PyUntypedBuffer::get(PyMemoryView::from(object)?.as_any())?;
@@ -25,7 +24,6 @@ impl Memory {
         Ok(Self(Arc::new(view)))
     }
 
-    /// Returns the bytes of `object` for reading and writing.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::of(object)?;
         if memory.0.readonly() {
@@ -53,7 +51,6 @@ impl Memory {
         unsafe { rdma_kv::Memory::from_raw_parts(self.start(), self.len(), self.clone()) }
     }
 
-    /// Returns the address of the first byte of `range`. `None` if `range` exceeds the memory.
     pub(crate) fn at(&self, range: &Range<usize>) -> Option<*mut u8> {
         let inside = range.start <= range.end && range.end <= self.len();
         inside.then(|| self.start().wrapping_add(range.start))
@@ -128,7 +125,6 @@ impl Pieces {
         self.pieces.iter().map(|(_, memory)| memory)
     }
 
-    /// Returns the piece that contains `range`, and the range within it.
     pub(crate) fn locate(&self, range: &Range<usize>) -> Option<(&Memory, Range<usize>)> {
         let behind = self.pieces.partition_point(|(start, _)| *start <= range.start);
         let (start, memory) = self.pieces.get(behind.checked_sub(1)?)?;

@@ -90,7 +90,6 @@ pub(crate) fn with_port(host: &str) -> String {
     if behind.contains(':') { host.into() } else { format!("{host}:{PORT}") }
 }
 
-/// Connects over one transport.
 trait Dial: Send + Sync + 'static {
     type Stream: Transport + Send + 'static;
 
