@@ -185,7 +185,7 @@ impl Interrupts {
         if named.is_empty() { self.all.iter().collect() } else { named }
     }
 
-    /// Pins completion vector *n* to the *n*-th of `cpus`, cyclically. Needs root. Returns how many.
+    /// Pins completion vector *n* to CPU *n* of `cpus`, cyclically. Needs root. Returns how many.
     ///
     /// # Errors
     /// Returns an error if the system refuses, or if there is no interrupt or no CPU.
