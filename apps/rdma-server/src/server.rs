@@ -64,18 +64,15 @@ pub trait Service: 'static {
 pub enum Flow {
     /// All whole commands are answered: serve the client again when more has arrived.
     Stay,
-    /// Whole commands are left: serve the client again when replies have been written and are not
-    /// full, before reading more.
+    /// Whole commands are left: serve again when the replies have room, before reading more.
     Again,
-    /// The reply to the last command follows with [`Server::send`]: serve and read nothing before
-    /// that.
+    /// The reply follows with [`Server::send`]: serve and read nothing before that.
     Wait,
     /// Send the remaining replies, then close the connection.
     Leave,
 }
 
-/// Admission and per-client limits. Start from [`ServerSettings::default`], then assign fields or
-/// chain setters.
+/// Admission and per-client limits. Start from [`ServerSettings::default`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerSettings {
@@ -182,8 +179,7 @@ impl<S: Service> Server<S> {
     /// Listens with a connection type on some addresses.
     ///
     /// # Errors
-    /// Returns an error if an address is taken, not of this machine, or not of this type. It then
-    /// listens on none of them.
+    /// Returns an error, and listens on none, if one is taken, not of this machine or of the type.
     pub fn bind<T: ConnectionType + 'static>(&mut self, with: T, at: &[Address]) -> io::Result<BindingId> {
         let open: Open<S> = Box::new(move |events, at| events.listen(&with, at, on_connection));
         let id = self.bindings.insert(Binding { open, listeners: Listeners::new() });
@@ -196,8 +192,7 @@ impl<S: Service> Server<S> {
     /// Listens on these addresses instead. Clients of the old ones stay.
     ///
     /// # Errors
-    /// Returns an error if an address is taken, not of this machine, or not of this type. It then
-    /// listens where it did before.
+    /// The errors are those of [`Server::bind`]. It then listens where it did before.
     pub fn rebind(&mut self, id: BindingId, at: &[Address]) -> io::Result<()> {
         let Some(binding) = self.bindings.get_mut(id) else {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no such binding"));
@@ -290,8 +285,7 @@ impl<S: Service> Server<S> {
     /// Changes admission, and the limits of later clients.
     ///
     /// # Errors
-    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and keeps the old settings, if one is out
-    /// of bounds.
+    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and changes none, if one is out of bounds.
     pub fn configure(&mut self, settings: ServerSettings) -> io::Result<()> {
         settings.check()?;
         self.events.state.settings = settings;

@@ -34,8 +34,7 @@ pub enum Barrier {
     WriteFirst,
 }
 
-/// One connection of an [`EventLoop`](crate::EventLoop) with a state `S`. [`Read`] and [`Write`]
-/// never wait.
+/// One connection of an [`EventLoop`](crate::EventLoop). [`Read`] and [`Write`] never wait.
 pub struct Session<S> {
     transport: Box<dyn Transport>,
     state: SessionState,
@@ -56,7 +55,6 @@ pub(crate) struct LoopState<S> {
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must have ended.
     pub(crate) deadline: Option<Instant>,
-    /// The timer set for it.
     pub(crate) timer: Option<Instant>,
     pub(crate) touched: bool,
     pub(crate) pending: bool,
@@ -188,12 +186,10 @@ impl<S> Session<S> {
         Ok(())
     }
 
-    /// Reads a line of at most `limit` bytes and returns it without its end (`\n` or `\r\n`),
-    /// waiting for at most `timeout`.
+    /// Reads a line of at most `limit` bytes, without its `\n` or `\r\n`, for at most `timeout`.
     ///
     /// # Errors
-    /// Returns [`InvalidData`](ErrorKind::InvalidData) if the line is longer. Otherwise the errors
-    /// are those of [`Session::sync_read`].
+    /// [`InvalidData`](ErrorKind::InvalidData) for a longer line, or as [`Session::sync_read`].
     pub fn sync_read_line(&mut self, limit: usize, timeout: Duration) -> io::Result<Vec<u8>> {
         let until = deadline(timeout);
         let mut line = Vec::new();

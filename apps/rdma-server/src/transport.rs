@@ -98,8 +98,7 @@ pub trait ConnectionType {
 
 /// A listener's answer to an accept.
 pub enum Accepted {
-    /// A peer's connection, not yet established. Nothing costly was allocated for it:
-    /// [`Transport::establish`] does that.
+    /// A peer's connection. Nothing costly was allocated yet; [`Transport::establish`] does that.
     Connection(Box<dyn Transport>),
     /// A peer has left already, or could not be served. The next one may succeed.
     Lost(io::Error),
@@ -167,8 +166,7 @@ pub enum Source<'a> {
     /// A descriptor of its own, and the events to wait for. Edges are enough: a transport reports
     /// readiness until it finds out otherwise.
     Own(BorrowedFd<'a>, Interest),
-    /// A driver shared with other transports of its type on the loop. It wakes the transport's
-    /// waker.
+    /// A driver shared by the loop's transports of its type, which wakes the transport's waker.
     Shared(Arc<dyn Driver>),
 }
 
@@ -206,8 +204,7 @@ pub trait Transport: Send {
     /// Returns the kind of this connection.
     fn kind(&self) -> Kind;
 
-    /// Sets the waker that its driver calls when it can continue. Transports with a descriptor of
-    /// their own need none.
+    /// Sets the waker that its driver calls. Transports with a descriptor of their own need none.
     fn set_waker(&mut self, _waker: &Waker) {}
 
     /// Announces that the peer is only told why it is refused, so that the connection uses as

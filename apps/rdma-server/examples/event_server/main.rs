@@ -187,8 +187,7 @@ impl Running {
     }
 }
 
-/// Restricts this thread to the CPUs near the device that has these addresses, if one NUMA node is
-/// near all of them and this process may use some of its CPUs.
+/// Restricts this thread to CPUs near the device of these addresses, if one NUMA node has them.
 fn pin_near(addresses: &[SocketAddr]) -> io::Result<()> {
     let addresses: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
     let devices = locality::devices();

@@ -220,7 +220,6 @@ impl<S> EventLoop<S> {
         self.touch(id);
     }
 
-    /// Begins to close a connection whose owner has closed it.
     pub(super) fn part(&mut self, id: SessionId) {
         let linger = self.timeouts.linger;
         let Some(connection) = self.connections.get_mut(id) else { return };

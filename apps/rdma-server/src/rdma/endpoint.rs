@@ -111,7 +111,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
         inner.endpoint.abort(id);
     }
 
-    /// Returns the calls that need not wait. A failed connection can report its error.
+    /// A failed connection is ready: it can report its error.
     pub(super) fn ready(&self, id: ConnectionId) -> Interest {
         let inner = self.lock();
         match inner.endpoint.connection(id) {

@@ -120,7 +120,6 @@ impl<B: Descriptors> Rdma<B> {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// Returns the endpoint of a loop's connections, and makes it with the first of them.
     fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
@@ -223,8 +222,7 @@ enum Step<B: Descriptors> {
     Over,
 }
 
-/// Returns options for a peer that is only told why it is refused: a page each for the window, the
-/// text and the messages.
+/// Options for a peer that is only told why it is refused: a page each for window, text, messages.
 fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;

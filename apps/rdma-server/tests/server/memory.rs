@@ -10,7 +10,6 @@ use crate::harness::{Client, HOST, MEBIBYTE, PATIENCE, TestBed, open, test_bed, 
 
 /// What a client may keep besides its registered memory.
 const BESIDE: i64 = 64 << 10;
-/// The default limit of a request.
 const LIMIT: usize = 1 << 20;
 
 /// VR-RES-008: idle clients that exchanged much have no buffers. Counts bytes that are not freed.

@@ -159,7 +159,6 @@ impl Pair {
     }
 }
 
-/// Bytes of a stream at an offset, in which neighbouring kilobytes differ.
 pub(crate) fn pattern(offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }

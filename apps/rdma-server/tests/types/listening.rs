@@ -202,7 +202,6 @@ pub(crate) fn a_handshake_ends_in_time(test_bed: &impl TestBed) {
     } else if connection.state() == SessionState::Error {
         assert_eq!(connection.last_error().expect("an error").kind(), ErrorKind::TimedOut);
     }
-    // The one that came is closed without ever having been accepted.
     let arrived = events.state.arrived[0];
     assert_eq!(events.get(arrived).expect("is there").state(), SessionState::Accepting);
     events.close(arrived);

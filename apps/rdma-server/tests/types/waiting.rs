@@ -21,7 +21,6 @@ fn echo(events: &mut Loop, id: SessionId) {
     }
 }
 
-/// Connects a client to a server on a thread of its own, which calls `server` when it has accepted.
 fn with_server(
     test_bed: &impl TestBed,
     server: impl FnOnce(&mut Loop, SessionId) + Send,
