@@ -211,8 +211,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Gets a value into `range` of `buffer`, like [`Client::get_into`].
     ///
     /// # Errors
-    /// Those of [`Client::get_into`], or no node of the cluster serves the key. The client can be
-    /// used further after each.
+    /// Those of [`Client::get_into`], or no node serves the key. The client stays usable.
     pub fn get_into(
         &mut self,
         key: &[u8],
@@ -241,8 +240,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Sets a key to the bytes of `range`, like [`Client::set_from`].
     ///
     /// # Errors
-    /// Those of [`Client::set_from`], or no node of the cluster serves the key. The client can be
-    /// used further after each.
+    /// Those of [`Client::set_from`], or no node serves the key. The client stays usable.
     pub fn set_from(
         &mut self,
         key: &[u8],
@@ -322,7 +320,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         )
     }
 
-    /// Drops registrations for lost connections.
     fn forget(&self, buffer: &mut ClusterBuffer<T::Buffer>) {
         if buffer.memory.is_some() {
             buffer.handles.retain(|handle| self.clients.values().any(|client| client.stream().takes(handle)));
@@ -442,7 +439,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         answers
     }
 
-    /// Runs `act` for one part at the node named by another one (`ASK`).
+    /// Runs `act` for one part at the node that `ASK` named.
     fn ask<H, R>(
         &mut self,
         node: &str,

@@ -43,7 +43,7 @@ pub enum Error {
     /// The server sent an invalid or unexpected reply. The connection is lost.
     #[error("the server's reply is none to this command: {0}")]
     Unexpected(String),
-    /// The connection ended, or a time-out passed. It is lost. Windows may lie in the buffer until
+    /// The connection is lost: it ended, or a time-out passed. Windows may lie in the buffer until
     /// the client is dropped.
     #[error(transparent)]
     Io(#[from] io::Error),

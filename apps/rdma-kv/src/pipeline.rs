@@ -49,7 +49,6 @@ pub(crate) struct Pipeline<'a> {
     bytes: Vec<u8>,
     /// How many of these bytes the stream has taken.
     at: usize,
-    /// The end of each command in them.
     ends: VecDeque<usize>,
     /// The value after these bytes, in a command whose end is not encoded yet.
     value: Option<Range<usize>>,
@@ -63,7 +62,6 @@ impl<'a> Pipeline<'a> {
         Self { verb, parts: parts.iter(), bytes, at: 0, ends, value: None, whole: 0 }
     }
 
-    /// Continues writing after `replies` were read, without waiting for the next one.
     pub(crate) fn go_on<T: Transport>(
         &mut self,
         stream: &mut T,

@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use crate::memory::Memory;
 
-/// Registered buffers, found by address: a program that receives parts of an arena registers it
-/// once.
+/// Registered buffers, found by address: an arena is registered once for all of its parts.
 #[derive(Debug)]
 pub struct Registrations<B> {
     /// By the address of the first byte; none overlaps another.

@@ -114,11 +114,8 @@ fn named(text: &str) -> Option<String> {
 /// A node's answer about a key that it does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Elsewhere {
-    /// Another node serves the slot from now on.
     Moved { slot: u16, node: String },
-    /// Another node serves this key, this time.
     Ask { node: String },
-    /// Try again in a moment.
     Later,
 }
 

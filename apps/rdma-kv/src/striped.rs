@@ -150,7 +150,6 @@ impl<T: Transport + Send> Striped<T> {
                 let moved = act(client, &share.parts, &mut share.buffer);
                 (share.indices, moved)
             };
-            // This thread takes one share itself.
             let first = busy.next();
             let others: Vec<_> = busy.map(|share| scope.spawn(move || run(share))).collect();
             let mut done: Vec<_> = first.map(run).into_iter().collect();

@@ -34,8 +34,7 @@ pub trait Buffer {
     #[must_use]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool;
 
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit, or the
-    /// device or the server uses it.
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not fit or is in use.
     #[must_use]
     fn write(&mut self, offset: usize, from: &[u8]) -> bool;
 }

@@ -160,7 +160,6 @@ fn parts_are_of_one_value() {
     for changes in [0, 1, 2, usize::MAX] {
         let done = AtomicUsize::new(0);
         let (mut striped, store) = watched(3, move |store, words| {
-            // The value grows with the last part of each attempt.
             if words[0] == b"GETRANGE" {
                 let now = done.fetch_add(1, Ordering::Relaxed);
                 if now % 3 == 2 && now / 3 < changes {
@@ -269,7 +268,6 @@ fn a_lost_part_leaves_the_old_value() {
         if words[0] == b"SETRANGE" {
             named.lock().expect("no test panics there").push(words[1].to_vec());
         }
-        // The second of the three parts; the first command is the last byte.
         !matches!(words[0], b"SETRANGE" | b"GETRANGE") || parts.fetch_add(1, Ordering::Relaxed) != 2
     });
     ask(&store, &[b"SET", b"key", b"old"]);

@@ -10,8 +10,7 @@ use rdma_kv::{Buffer, Client, Part, Transport};
 const LEN: usize = 100 << 10;
 const COMMANDS: usize = 300;
 
-/// Keeps no pending output: while a reply is unread, it reads no command. It answers a GET by the
-/// key, and a SET by as many words.
+/// Reads no command while a reply is unread. Answers a GET by the key, a SET by as many words.
 fn keeps_nothing<S: Read + Write>(stream: S) {
     let mut commands = FrameReader::new(stream);
     while let Ok(Some(command)) = commands.frame() {

@@ -58,7 +58,6 @@ pub(crate) fn over_tcp(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Cli
 }
 
 pub(crate) fn store<S: Read + Write>(stream: S) {
-    // Ends with the client.
     let _ended = Store::default().serve(stream);
 }
 
@@ -93,7 +92,6 @@ pub(crate) fn there_and_back<T: Transport>(
     client.counts() - before
 }
 
-/// Returns bytes in which no two neighbouring kilobytes are equal.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
 }
