@@ -126,8 +126,7 @@ impl<B: Descriptors> Client<B> {
     /// Connects. The connection can be cloned, and its clones share one RDMA stream.
     ///
     /// # Errors
-    /// Returns why there is no connection, in the words of [`rdma_conn::Error`], or the server's
-    /// error reply to the handshake.
+    /// Returns why there is no connection ([`rdma_conn::Error`]), or the server's error reply.
     pub async fn get_multiplexed_async_connection(&self) -> RedisResult<MultiplexedConnection> {
         self.get_multiplexed_async_connection_with_config(AsyncConnectionConfig::new()).await
     }
@@ -199,7 +198,6 @@ impl<B: Descriptors> Client<B> {
     }
 }
 
-/// Returns the time-out error of a connect. `reached` is the transport, if the server was reached.
 fn too_late(host: &str, port: u16, within: Duration, reached: Option<&Transport>) -> RedisError {
     let what = match reached {
         Some(transport) => format!(

@@ -19,8 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::Client;
 
-/// Settings of a [`Reconnecting`] connection. The client's [`Settings`](crate::Settings) limit each
-/// attempt to connect and each reply.
+/// Settings of a [`Reconnecting`]. [`Settings`](crate::Settings) limit each attempt and each reply.
 #[derive(Clone)]
 pub struct Reconnect {
     /// How long a request may wait for a connection in all, over failed attempts and the pauses
@@ -250,7 +249,6 @@ impl<B: Descriptors> Reconnecting<B> {
         Ok((made?, generation))
     }
 
-    /// Checks the outcome of a request, and removes the connection of `generation` if it was lost.
     fn noted<T>(&self, generation: u64, outcome: RedisResult<T>) -> RedisResult<T> {
         if outcome.as_ref().is_err_and(is_loss) && self.shared.lost(generation) {
             let _made_by_a_task = self.shared.newest();
@@ -258,8 +256,7 @@ impl<B: Descriptors> Reconnecting<B> {
         outcome
     }
 
-    /// Subscribes to channels, and again after each reconnect. Messages go to
-    /// [`Reconnect::push_sender`].
+    /// Subscribes to channels, after each reconnect too. Messages go to [`Reconnect::push_sender`].
     ///
     /// # Errors
     /// Returns an error, and does not subscribe, if the connection has no `protocol=resp3`, the

@@ -39,8 +39,7 @@ pub struct Settings {
     /// passes in that time at 2 MiB/s, which is slower than any network that carries RDMA. Commands
     /// that block (`BLPOP`, `XREAD BLOCK`) count as unanswered while they block.
     pub response_timeout: Option<Duration>,
-    /// The fallback if the server cannot be reached by RDMA. `None` fails. URL option:
-    /// `fallback=tcp` or `fallback=tcp:PORT`.
+    /// The fallback without RDMA; `None` fails. URL option: `fallback=tcp` or `fallback=tcp:PORT`.
     pub fallback: Option<Fallback>,
 }
 
@@ -201,7 +200,6 @@ mod tests {
             let opened = Client::<SoftSim>::open(backend.clone(), url);
             refused += usize::from(opened.is_err());
             let said = match &opened {
-                // The host is no secret.
                 Ok(_) if url == "valkey+rdma://s3cret" => String::new(),
                 Ok(client) => format!("{client:?} {client:#?}"),
                 Err(error) => format!("{error} {error:?} {error:#?}"),
