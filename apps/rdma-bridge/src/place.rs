@@ -7,8 +7,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// One side of a bridge: `tcp://HOST:PORT`, `tls://HOST:PORT` or `rdma://HOST:PORT`. An IPv6
-/// address needs brackets.
+/// One side of a bridge: `tcp://HOST:PORT`, `tls://…` or `rdma://…`. IPv6 needs brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The transport.

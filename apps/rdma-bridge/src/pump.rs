@@ -56,9 +56,7 @@ impl Broken {
 /// Why a pump stopped. It has delivered everything that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The source has ended in order.
     Ended,
-    /// The source has sent nothing for the given time.
     Quiet,
 }
 
@@ -69,7 +67,6 @@ pub(crate) struct Pump<'a> {
     at: usize,
     /// Whether written bytes may wait for a flush.
     unflushed: bool,
-    /// How long the target may take nothing.
     stall: Duration,
     delivered: &'a AtomicU64,
 }

@@ -222,7 +222,6 @@ async fn a_client_sees_an_end_where_there_is_no_server() {
     (&client).write_all(PING).expect("written");
     assert_eq!(rest(client).await.expect("an end in order"), b"", "nothing that a client takes for a reply");
     chain.until(|now| now.unreachable == 1).await;
-    // redis-rs sees an error of the connection, and none of the server's.
     let client = redis::Client::open(format!("redis://{}", chain.address)).expect("a URL");
     let error = client
         .get_multiplexed_async_connection_with_config(&patient())

@@ -43,7 +43,6 @@ enum Way {
     AtOnce,
     /// In the same way, once it has seen an end or waited for long.
     AfterThePeer,
-    /// By breaking the connection at some time.
     Breaks,
 }
 
@@ -80,7 +79,6 @@ impl Script {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     sent: usize,
-    /// Whether it had written everything, and has ended in order.
     ended: bool,
     received: usize,
     /// Whether the peer ended in order, or broke. `None` if it did not look, or had ended itself.

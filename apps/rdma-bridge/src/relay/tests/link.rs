@@ -14,7 +14,6 @@ use super::*;
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
-    /// Whether its writer has ended it in order.
     ended: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -62,7 +61,6 @@ impl Link {
         self.wake();
     }
 
-    /// Returns a random part of at least one byte.
     fn part(&mut self, most: usize) -> usize {
         if self.random.bool() { most } else { self.random.usize(1..=most) }
     }
