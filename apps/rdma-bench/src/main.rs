@@ -208,7 +208,6 @@ fn main() -> ExitCode {
         };
         let mut outcomes = Vec::new();
         let measured = measure(&arguments, target.as_ref(), &mut outcomes);
-        // Results from before a failure are printed.
         let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
         ExitCode::from(match (measured, told) {
             (Ok(()), Ok(())) => DONE,

@@ -39,7 +39,6 @@ pub(crate) fn no_connection(target: &Address, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Rewords the error of a connection for this program.
 pub(crate) fn told(error: io::Error, load: &Load) -> io::Error {
     let bare = error.get_ref().is_none() && error.raw_os_error().is_none();
     match error.kind() {

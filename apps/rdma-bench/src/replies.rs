@@ -5,8 +5,7 @@ use std::io::{self, ErrorKind};
 /// The most bytes of a line, as in Valkey.
 pub(crate) const LONGEST_LINE: usize = 64 << 10;
 
-/// Finds the ends of replies in a byte stream. Values are skipped and not kept: keeping them would
-/// be work of the client, which is not measured.
+/// Finds the ends of replies in a byte stream. It keeps no values: that work is not measured.
 #[derive(Default)]
 pub(crate) struct Replies {
     /// The beginning of an incomplete line.

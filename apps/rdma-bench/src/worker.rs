@@ -23,8 +23,7 @@ const OUTSTANDING: usize = 1024;
 /// How often a thread checks whether another one has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The most connection attempts at a time. A listener with a full queue rejects them; Valkey's has
-/// 511 places.
+/// The most connection attempts at a time: a full listener rejects them. Valkey's has 511 places.
 const AT_ONCE: usize = 256;
 
 pub(crate) struct Shared {
@@ -60,7 +59,6 @@ pub(crate) struct Measured {
     pub(crate) latencies: Histogram<u64>,
     /// When the first request was due.
     pub(crate) begun: Instant,
-    /// When the last reply came.
     pub(crate) ended: Instant,
 }
 

@@ -75,10 +75,8 @@ pub(crate) struct Requests {
     alike: Option<Box<[u8]>>,
 }
 
-/// The unwritten requests of a client.
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Requests that are encoded one by one.
     bytes: Vec<u8>,
     written: usize,
     left: usize,
