@@ -44,7 +44,6 @@ impl Failure {
         }
     }
 
-    /// Converts to an exception, which names the server if the connection is lost.
     pub(crate) fn raised(self, py: Python<'_>, url: &str) -> PyErr {
         match self {
             Self::Connect(error) => raised::ConnectError::new_err(error.to_string()),

@@ -40,7 +40,6 @@ impl Memory {
         self.0.len_bytes()
     }
 
-    /// Returns the memory for registration, with a clone that holds the object until then.
     pub(crate) fn to_register(&self) -> rdma_kv::Memory {
         // SAFETY: the exporter keeps the bytes in place, readable and (by `writable`) writable,
         // until PyBuffer_Release (Python/C API, "Buffer Protocol"). That is when the clone beside
@@ -70,7 +69,6 @@ impl Memory {
         true
     }
 
-    /// Copies `from` to `offset` on. False, without a copy, if it does not fit.
     #[must_use]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let Some(into) = offset.checked_add(from.len()).and_then(|end| self.at(&(offset..end))) else {
