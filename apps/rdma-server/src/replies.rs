@@ -1,5 +1,3 @@
-//! Replies waiting for one client.
-
 use std::io::{self, ErrorKind, Write};
 
 use bytes::{Buf, BytesMut};

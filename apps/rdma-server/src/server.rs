@@ -285,7 +285,7 @@ impl<S: Service> Server<S> {
     /// Changes admission, and the limits of later clients.
     ///
     /// # Errors
-    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and changes none, if one is out of bounds.
+    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and changes none, if one is not allowed.
     pub fn configure(&mut self, settings: ServerSettings) -> io::Result<()> {
         settings.check()?;
         self.events.state.settings = settings;

@@ -1,5 +1,3 @@
-//! TCP and Unix sockets.
-
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};

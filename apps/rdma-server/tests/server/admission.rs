@@ -1,5 +1,3 @@
-//! Admission of clients, and their limits.
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,3 @@
-//! The server: addresses, admission, delivery of replies, and the cost of clients.
-
 mod addresses;
 mod admission;
 mod harness;

@@ -1,5 +1,3 @@
-//! The memory of clients: limits on requests, and what clients keep.
-
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;

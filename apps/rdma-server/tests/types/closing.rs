@@ -1,5 +1,3 @@
-//! Ends of connections.
-
 use std::io::{ErrorKind, Read, Write};
 
 use rdma_server::SessionState;

@@ -1,5 +1,3 @@
-//! When and in which order handlers are called, and what they may do.
-
 use std::io::{ErrorKind, Read, Write};
 
 use rdma_server::{Barrier, SessionId};

@@ -1,5 +1,3 @@
-//! A loop with both ends of a connection, and a record of events.
-
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 

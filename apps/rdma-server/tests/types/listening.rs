@@ -1,5 +1,3 @@
-//! Listeners, and the beginning of connections.
-
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;

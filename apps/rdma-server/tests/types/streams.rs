@@ -1,5 +1,3 @@
-//! Bytes, room, and a connection's properties.
-
 use std::io::{ErrorKind, IoSlice, Read, Write};
 
 use rdma_server::{Barrier, ConnectionType, SessionState};

@@ -1,5 +1,3 @@
-//! A test bed for each connection type.
-
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,5 +1,3 @@
-//! Socket files of Unix listeners.
-
 use std::io::ErrorKind;
 use std::path::PathBuf;
 

@@ -1,5 +1,3 @@
-//! Calls that wait.
-
 use std::io::{ErrorKind, Read, Write};
 use std::sync::mpsc;
 use std::thread;
