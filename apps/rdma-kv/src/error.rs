@@ -1,5 +1,3 @@
-//! Errors of a client.
-
 use std::io;
 
 /// The reason why a command failed.

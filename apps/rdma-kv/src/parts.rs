@@ -81,10 +81,10 @@ impl<T: Transport + Send> Striped<T> {
     /// them, without a copy.
     ///
     /// Other clients find the old value until all parts have arrived, then the new one. Meanwhile
-    /// the server also has the parts under a key whose name begins with `key` and ends with 32
-    /// random digits. It is deleted after an error, or expires some minutes later if its client is
-    /// gone or a connection was lost. `RENAME` moves it, so on a node of a cluster the name of
-    /// `key` needs a hash tag (`{…}`). Each of the steps is limited like a call.
+    /// the server also has the parts, in memory for a whole value, under a key that begins with
+    /// `key` and ends with 32 random digits. It is deleted after an error, or expires some minutes
+    /// later if its client is gone or a connection was lost. `RENAME` moves it, so on a node of a
+    /// cluster the name of `key` needs a hash tag (`{…}`). Each step is limited like a call.
     ///
     /// # Errors
     /// [`Error::Changed`] if the server has evicted parts; otherwise the error of a connection, or

@@ -1,5 +1,3 @@
-//! Registered memory by its address.
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 

@@ -1,5 +1,3 @@
-//! Memory that is registered in one piece, or in several.
-
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;

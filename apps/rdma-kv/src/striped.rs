@@ -1,5 +1,3 @@
-//! Several connections to one server, used at the same time.
-
 use std::thread;
 use std::time::Duration;
 

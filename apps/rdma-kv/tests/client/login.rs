@@ -1,5 +1,3 @@
-//! The user, the password and the database of a client.
-
 use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::sync::Mutex;

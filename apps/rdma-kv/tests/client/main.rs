@@ -1,5 +1,3 @@
-//! The client, over the embedded fabric and over TCP.
-
 mod cluster;
 mod errors;
 mod login;

@@ -1,5 +1,3 @@
-//! One value over several connections.
-
 use std::io::{Cursor, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

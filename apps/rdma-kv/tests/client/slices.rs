@@ -1,5 +1,3 @@
-//! Memory that is registered in slices.
-
 use rdma_kv::{Buffer, Error, Memory, Registrations};
 
 use crate::world::{WINDOW, bytes_of, over_rdma, over_tcp, pattern, store, there_and_back};

@@ -1,5 +1,3 @@
-//! Several connections to one server.
-
 use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,3 @@
-//! Values in both directions, over the embedded fabric and over TCP.
-
 use crate::world::{WINDOW, bytes_of, over_rdma, over_tcp, pattern, store, there_and_back};
 use rdma_kv::{Buffer, Client, Counts, Error, Memory, Part, Transport};
 
