@@ -1,5 +1,3 @@
-//! A server, and connections to it.
-
 use std::error::Error;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -1,5 +1,3 @@
-//! Endpoints that connections share.
-
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

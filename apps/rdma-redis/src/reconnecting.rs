@@ -1,5 +1,3 @@
-//! A reconnecting connection.
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;

@@ -1,5 +1,3 @@
-//! TCP when there is no RDMA.
-
 use std::io;
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,3 @@
-//! Connections of redis-rs over RDMA, on the embedded fabric.
-
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connections;

@@ -1,5 +1,3 @@
-//! Pools, over the embedded fabric.
-
 use rdma_redis::Client;
 use rdma_softsim::SoftSim;
 use redis::aio::MultiplexedConnection;

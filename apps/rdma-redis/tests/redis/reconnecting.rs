@@ -1,5 +1,3 @@
-//! `Reconnecting`, over the embedded fabric.
-
 use std::future::poll_fn;
 use std::sync::Mutex;
 use std::sync::mpsc;

@@ -1,5 +1,3 @@
-//! TLS over RDMA.
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 
