@@ -1,5 +1,3 @@
-//! Counters of a bridge.
-
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,5 +1,3 @@
-//! The two sides of a bridge.
-
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
