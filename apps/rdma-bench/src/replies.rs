@@ -1,5 +1,3 @@
-//! Counts replies in a byte stream.
-
 use std::io::{self, ErrorKind};
 
 /// The most bytes of a line, as in Valkey.

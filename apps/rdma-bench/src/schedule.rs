@@ -1,5 +1,3 @@
-//! When the requests of an open loop are due.
-
 use std::time::{Duration, Instant};
 
 /// Requests of an open loop: each thread sends its share regularly, from its clients in turn.
