@@ -1,5 +1,3 @@
-//! The class `Client`.
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
