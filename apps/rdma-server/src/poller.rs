@@ -14,7 +14,6 @@ use slotmap::{Key, KeyData, SlotMap, new_key_type};
 
 use crate::transport::{Interest, Source, Transport};
 
-/// Events taken at once.
 const BATCH: usize = 256;
 
 /// The token of the waker. No key has this value.
@@ -102,7 +101,6 @@ impl<O: Copy> Poller<O> {
     }
 }
 
-/// Waits for one transport, for at most `timeout`, and drives it.
 pub(crate) fn wait_for(
     transport: &mut dyn Transport,
     want: Interest,

@@ -273,7 +273,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Makes the connection cost little, because its peer is only told `why` it is refused.
     pub(crate) fn economize(&mut self, why: &'static [u8]) {
         self.transport.economize();
         self.loop_state.refusal = Some(why);
@@ -302,7 +301,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Returns the handlers to call now, in order.
     pub(crate) fn due(&mut self) -> [Option<Due>; 2] {
         let ready = self.transport.ready().and(self.wanted());
         let due = [ready.read.then_some(Due::Read), ready.write.then_some(Due::Write)];

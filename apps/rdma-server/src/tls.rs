@@ -190,7 +190,6 @@ impl TlsTransport {
         }
     }
 
-    /// Passes encrypted bytes to the inner transport, as far as it has room.
     fn flush(&mut self) -> io::Result<()> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut CiphertextIo(&mut *self.inner)) {
@@ -236,7 +235,6 @@ impl TlsTransport {
         Ok(())
     }
 
-    /// Sends `close_notify`, and does `then` when that has left.
     fn end(&mut self, after: AfterFlush, linger: Duration) {
         if self.carried {
             self.tls.send_close_notify();

@@ -27,7 +27,6 @@ struct Inner<B: Descriptors> {
     members: ConnectionMap<Member>,
     /// Tasks to wake once the lock is released. Kept for its memory.
     wakers: Vec<Waker>,
-    /// Why the endpoint failed, with all its connections.
     failure: Option<Error>,
 }
 

@@ -159,7 +159,6 @@ fn who_does_not_speak_tls_is_told_to_leave() {
     run(&mut events, |events| events.state.ended);
 }
 
-/// TCP with scripted writes.
 #[derive(Clone, Default)]
 struct Deaf {
     inner: Tcp,
