@@ -375,7 +375,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(results)
     }
 
-    /// Waits before a further turn if a node asked to. Requests the map again if it is old enough.
     fn rest(&mut self, pause: bool, turn: u32, deadline: Deadline) -> Result<(), Error> {
         if pause {
             let pause = PAUSE * 2_u32.saturating_pow(turn);
@@ -439,7 +438,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         answers
     }
 
-    /// Runs `act` for one part at the node that `ASK` named.
     fn ask<H, R>(
         &mut self,
         node: &str,
@@ -530,7 +528,6 @@ fn all<R>(indices: Vec<usize>, node: &str, answers: Result<Vec<Result<R, Error>>
     indices.into_iter().map(one).collect()
 }
 
-/// Returns where or when to try a part again after this answer of `node`.
 fn elsewhere<R>(answer: &Result<R, Error>, node: &str) -> Option<Elsewhere> {
     match answer {
         Err(Error::Refused(text)) => Elsewhere::parse(text, node),

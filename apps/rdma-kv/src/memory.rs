@@ -177,7 +177,6 @@ impl Memory {
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Sends bytes of `range`, waiting for room if `waits`. Returns how many the socket took.
     pub(crate) fn send_to(
         &self,
         socket: &impl AsRawFd,

@@ -17,7 +17,6 @@ use crate::transport::{Buffer, Transport};
 /// The least bytes of a part. A shorter one saves less than another connection's round trip costs.
 const SHORTEST: usize = 1 << 20;
 
-/// How often a value is received that others change meanwhile.
 const ATTEMPTS: usize = 3;
 
 /// How long the parts of a value stay on the server after their calls' time-outs.

@@ -77,7 +77,6 @@ impl Replies {
         self.ahead.get(from..self.used).unwrap_or_default()
     }
 
-    /// Reads the bytes of a value into `range`, and the end of its line.
     pub(crate) fn value<T: Transport>(
         &mut self,
         stream: &mut T,

@@ -45,7 +45,6 @@ impl<B: Descriptors> Slices<B> {
         self.slices.first()
     }
 
-    /// Cuts a range into those inside each slice. Yields nothing for an empty range.
     pub(crate) fn parts(
         &self,
         range: Range<usize>,

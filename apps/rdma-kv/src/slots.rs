@@ -32,7 +32,6 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The primary of each slot, as far as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     nodes: Vec<String>,
@@ -89,7 +88,6 @@ impl Slots {
         }
     }
 
-    /// Returns the index of a node, adding it if needed. `None` if there are too many.
     fn place(&mut self, node: String) -> Option<u16> {
         let place = self.nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
             self.nodes.push(node);
@@ -111,7 +109,6 @@ fn named(text: &str) -> Option<String> {
     Some(SocketAddr::new(host, port).to_string())
 }
 
-/// A node's answer about a key that it does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Elsewhere {
     Moved { slot: u16, node: String },

@@ -184,7 +184,7 @@ fn parts_are_of_one_value() {
     }
 }
 
-/// Before a part that begins them again, shorter or as long, and before the end.
+/// Evicted before a part that begins them again, shorter or as long, and before the end.
 #[test]
 fn evicted_parts_are_missed() {
     for evicts in [&b"SETRANGE"[..], b"PTTL"] {
