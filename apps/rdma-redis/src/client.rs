@@ -22,7 +22,6 @@ pub struct Client<B: Descriptors> {
     secure: bool,
     tls: Option<Tls>,
     settings: Settings,
-    /// The transport of the newest connection.
     newest: Arc<Mutex<Option<Transport>>>,
 }
 
