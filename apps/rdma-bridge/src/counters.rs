@@ -61,7 +61,6 @@ impl Counters {
     }
 }
 
-/// Prints two lines: connections, and bytes.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { accepted, refused, unreachable, failed, ended, open, forward, backward } = self;

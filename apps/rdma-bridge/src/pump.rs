@@ -39,7 +39,6 @@ impl Side {
     }
 }
 
-/// Which side failed, or took nothing in time.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) side: Side,

@@ -20,7 +20,6 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// For a peer that takes no bytes.
     pub(crate) stall: Duration,
     /// For more replies after a client has half-closed, if the server's connection ends as a whole.
     pub(crate) quiet: Duration,
@@ -95,7 +94,6 @@ impl<'a, E: End> Party<'a, E> {
         }
     }
 
-    /// Delivers written bytes and ends this direction, or both of an RDMA connection.
     async fn finish(&mut self, stall: Duration) -> Result<(), Broken> {
         finish(&mut self.to, stall).await.map_err(self.side.broke())
     }

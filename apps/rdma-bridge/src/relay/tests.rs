@@ -50,12 +50,10 @@ enum Way {
 struct Script {
     side: Side,
     writes: usize,
-    /// Most bytes per write, and per read.
     pieces: [usize; 2],
     /// The longest pause before a write, and before a read, in milliseconds.
     pauses: [u64; 2],
     way: Way,
-    /// The number of bytes after which it stops reading.
     reads: usize,
 }
 
