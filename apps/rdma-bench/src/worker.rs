@@ -312,7 +312,6 @@ impl Run {
         client.sent.push_back((at, requests as u64));
     }
 
-    /// Reads replies. Returns true if no more are due.
     fn read(&mut self, id: SessionId, from: &mut impl Read) -> io::Result<bool> {
         let Some(client) = self.clients.get_mut(id) else { return Ok(false) };
         let mut replies = 0;
