@@ -45,7 +45,6 @@ pub(crate) trait Wire: Send {
     fn end_now(&mut self);
 }
 
-/// A transport with its registered memory.
 pub(crate) struct Line<T: Transport> {
     stream: T,
     arenas: Arenas<T>,
