@@ -171,6 +171,7 @@ fn a_client_on_its_way_out_has_its_place_still() {
         });
         assert_eq!(ask.server(|server| server.client_count()), 0);
         assert_eq!(Client::new(&remote, &address).last_words(), "-ERR max number of clients reached");
+        // It is gone once it has read what was on its way.
         while first.connection().sync_read(&mut [0; 1], PATIENCE).is_ok() {}
         ask.until(|server| server.connection_count() == 0);
         Client::new(&remote, &address).echo(b"in its place");
