@@ -296,6 +296,7 @@ fn killed<T: Transport>(mut client: Client<T>, command: &str) -> Result<(), Fail
     client.set_from(b"large", &buffer, 0..len)?;
     let command = command.to_owned();
     let killer = thread::spawn(move || {
+        // While values arrive.
         thread::sleep(Duration::from_millis(300));
         Command::new("sh").args(["-c", &command]).status()
     });
@@ -315,6 +316,7 @@ fn killed<T: Transport>(mut client: Client<T>, command: &str) -> Result<(), Fail
     }
     let killed = killer.join().map_err(|_| "the killer panicked")??;
     drop(client);
+    // Nothing uses the buffer once the connection has ended.
     write(&mut buffer, &[0; 100])?;
     println!("after {values} values, in {:.1?}: {error} ({killed})", began.elapsed());
     Ok(())

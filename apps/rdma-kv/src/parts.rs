@@ -217,6 +217,7 @@ fn all<R>(results: Vec<Result<R, Error>>) -> Result<Vec<R>, Error> {
     for result in results {
         match result {
             Ok(result) => all.push(result),
+            // The connection's other part has the reason.
             Err(Error::Lost) => lost = true,
             Err(error) => return Err(error),
         }
@@ -224,6 +225,7 @@ fn all<R>(results: Vec<Result<R, Error>>) -> Result<Vec<R>, Error> {
     if lost { Err(Error::Lost) } else { Ok(all) }
 }
 
+/// Returns an error if a command has found no key: the server has evicted it.
 fn exists(found: u64) -> Result<(), Error> {
     if found > 0 { Ok(()) } else { Err(Error::Changed) }
 }

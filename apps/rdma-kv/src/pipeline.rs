@@ -124,6 +124,7 @@ impl<'a> Pipeline<'a> {
                     self.ends.push_back(self.bytes.len());
                 }
                 Verb::GetRange(begin) => {
+                    // No part is empty: the last byte is named, not the end.
                     let first = range.start.saturating_sub(begin).to_string();
                     let last = range.end.saturating_sub(begin + 1).to_string();
                     command(&mut self.bytes, 4, &[name, key, first.as_bytes(), last.as_bytes()]);

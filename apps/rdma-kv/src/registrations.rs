@@ -96,7 +96,8 @@ mod tests {
     fn what_overlaps_is_refused() {
         let mut bytes = vec![0_u8; 100];
         let base = bytes.as_mut_ptr();
-        // SAFETY: `bytes` outlives these and is not accessed meanwhile, and every part is inside.
+        // SAFETY: `bytes` outlives these and is not accessed otherwise meanwhile, and every part is
+        // inside.
         let part =
             |range: Range<usize>| unsafe { Memory::from_raw_parts(base.add(range.start), range.len(), ()) };
         let mut registrations = Registrations::default();

@@ -157,6 +157,7 @@ impl<T: Transport + Send> Striped<T> {
             done
         });
         for (indices, share) in done {
+            // Missing answers of a share were lost.
             let share = share.unwrap_or_else(|error| vec![Err(error)]);
             for (index, result) in indices.into_iter().zip(share) {
                 if let Some(place) = results.get_mut(index) {

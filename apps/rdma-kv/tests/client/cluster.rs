@@ -159,6 +159,7 @@ fn keys_go_to_their_nodes_and_live_as_long_as_told() {
 fn a_key_that_has_moved_is_found() {
     let (addresses, asked) = nodes(2, |node, addresses, words, _before| {
         Some(match (node, &words[0][..]) {
+            // A map that is outdated, and stays so.
             (_, b"CLUSTER") => map(&addresses[..1]),
             (0, _) => format!("-MOVED 12182 {}\r\n", addresses[1]).into(),
             _ => bulk(b"value"),
@@ -310,6 +311,7 @@ fn memory_is_registered_with_each_connection() {
         assert_eq!(counts.bytes_lent, (turn + 1) * len as u64);
         assert!(counts.bytes_landed > (turn + 1) * 3 * WINDOW as u64, "{counts:?}");
         if turn == 0 {
+            // The node ends a connection at an unknown command.
             cluster.del(&[b"foo"]).expect_err("it leaves");
         }
     }

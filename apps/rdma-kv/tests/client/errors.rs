@@ -153,7 +153,8 @@ fn a_dma_buf_needs_a_device_that_can() {
     let bytes = Box::leak(vec![0; 100].into_boxed_slice());
     let mut memory = || {
         let descriptor = std::fs::File::open("/dev/null").expect("is there").into();
-        // SAFETY: the bytes live forever, and are not accessed. No device is given the descriptor.
+        // SAFETY: the bytes live forever, and are not accessed otherwise. The descriptor is that of
+        // no dma-buf, and given to no device.
         unsafe { Memory::from_dma_buf(bytes.as_mut_ptr(), bytes.len(), descriptor, 0, ()) }
     };
     let refused = over_rdma(store).register(memory()).expect_err("there is no device");

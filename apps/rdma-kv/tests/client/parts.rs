@@ -266,6 +266,7 @@ fn a_lost_part_leaves_the_old_value() {
         if words[0] == b"SETRANGE" {
             named.lock().expect("no test panics there").push(words[1].to_vec());
         }
+        // The second of the three parts; the first command is the last byte.
         !matches!(words[0], b"SETRANGE" | b"GETRANGE") || parts.fetch_add(1, Ordering::Relaxed) != 2
     });
     ask(&store, &[b"SET", b"key", b"old"]);
