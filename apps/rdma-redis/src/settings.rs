@@ -44,7 +44,7 @@ pub struct Settings {
 }
 
 /// The fallback if a server cannot be reached by RDMA: no library, device or listener, or no
-/// connection within half of the time for connecting. A refused handshake is not tried again.
+/// connection within half of the time for connecting. A refused handshake is not repeated by TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
     /// Connect by TCP, with TLS if the URL asks for TLS.
@@ -200,6 +200,7 @@ mod tests {
             let opened = Client::<SoftSim>::open(backend.clone(), url);
             refused += usize::from(opened.is_err());
             let said = match &opened {
+                // The host is no secret.
                 Ok(_) if url == "valkey+rdma://s3cret" => String::new(),
                 Ok(client) => format!("{client:?} {client:#?}"),
                 Err(error) => format!("{error} {error:?} {error:#?}"),
