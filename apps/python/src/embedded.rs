@@ -43,7 +43,8 @@ fn store(name: &str) -> Result<Embedded, Refusal> {
     thread::Builder::new().name(format!("embedded {name}")).spawn(move || {
         loop {
             let Ok((stream, _)) = listener.accept() else {
-                // No descriptor or memory is left for this client, which gets an error.
+                // No descriptor or memory is left for this client, which gets an error
+                // (`Listener::try_accept`).
                 thread::sleep(REST);
                 continue;
             };
