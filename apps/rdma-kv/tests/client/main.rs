@@ -1,3 +1,5 @@
+//! The client, over the embedded fabric and over TCP.
+
 mod cluster;
 mod errors;
 mod login;
