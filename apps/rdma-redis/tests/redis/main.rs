@@ -1,3 +1,5 @@
+//! Connections of redis-rs over RDMA, on the embedded fabric.
+
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connections;
