@@ -1,3 +1,5 @@
+//! The server: addresses, admission, delivery of replies, and the cost of clients.
+
 mod addresses;
 mod admission;
 mod harness;
