@@ -1,2 +1,4 @@
+//! Tests of measurements in the process, and of the program.
+
 mod measure;
 mod program;
