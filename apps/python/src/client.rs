@@ -1,5 +1,3 @@
-//! The class `Client`.
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -502,7 +500,6 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Closes the client while other Python threads run.
     fn drop(&mut self) {
         Python::attach(|py| self.close(py));
     }
@@ -525,7 +522,6 @@ impl<'py> FromPyObject<'_, 'py> for Key {
     }
 }
 
-/// Returns the keys of an iterable of pairs, and the memory of the buffers by `of`.
 fn pairs(
     parts: &Bound<'_, PyAny>,
     of: impl Fn(&Bound<'_, PyAny>) -> PyResult<Memory>,
@@ -555,7 +551,6 @@ fn told(
     told.collect()
 }
 
-/// Returns the keys of a command that needs at least one.
 fn several(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
     if keys.is_empty() {
         return Err(PyTypeError::new_err("at least one key is needed"));

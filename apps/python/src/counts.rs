@@ -1,5 +1,3 @@
-//! The class `Counts`.
-
 use pyo3::prelude::*;
 
 /// Counts of bytes landed, lent and copied.

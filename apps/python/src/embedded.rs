@@ -14,7 +14,6 @@ use rdma_softsim::{Fabric, SoftSim};
 use crate::server::Refusal;
 use crate::wire::lock;
 
-/// Where a store listens on its fabric.
 pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 6379);
 
 /// How long a store waits after it could not accept a connection.
@@ -31,7 +30,6 @@ struct Embedded {
 /// The stores by name. They last as long as the process.
 static STORES: Mutex<Option<HashMap<String, Embedded>>> = Mutex::new(None);
 
-/// Returns the store of this name, and creates it if there is none.
 fn store(name: &str) -> Result<Embedded, Refusal> {
     let mut stores = lock(&STORES);
     let stores = stores.get_or_insert_default();

@@ -16,9 +16,7 @@ pub(crate) mod raised {
 }
 
 pub(crate) enum Failure {
-    /// There is no connection.
     Connect(Refusal),
-    /// No memory can be registered.
     Register(io::Error),
     Command(rdma_kv::Error),
     /// An earlier command lost the connection, for this reason.
@@ -33,7 +31,6 @@ impl From<rdma_kv::Error> for Failure {
 }
 
 impl Failure {
-    /// Returns the reason if the connection is lost.
     pub(crate) fn loses(&self) -> Option<String> {
         match self {
             Self::Command(
@@ -47,7 +44,6 @@ impl Failure {
         }
     }
 
-    /// Converts to an exception, which names the server if the connection is lost.
     pub(crate) fn raised(self, py: Python<'_>, url: &str) -> PyErr {
         match self {
             Self::Connect(error) => raised::ConnectError::new_err(error.to_string()),

@@ -14,7 +14,6 @@ use crate::wire::{Connection, lock};
 
 type Client = rdma_kv::Client<Connection>;
 
-/// Connects to the node at an address.
 type Dial = Box<dyn FnMut(&str) -> Result<Client, Error> + Send>;
 
 /// The server or the cluster that a client and its siblings share, with their registered memory.

@@ -15,7 +15,6 @@ use pyo3::types::{PyBytes, PyMemoryView};
 pub(crate) struct Memory(Arc<PyUntypedBuffer>);
 
 impl Memory {
-    /// Returns the bytes of `object` for reading.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         // A memoryview computes the strides for exporters without them, such as ctypes.
         let view = PyUntypedBuffer::get(PyMemoryView::from(object)?.as_any())?;
@@ -25,7 +24,6 @@ impl Memory {
         Ok(Self(Arc::new(view)))
     }
 
-    /// Returns the bytes of `object` for reading and writing.
     pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let memory = Self::of(object)?;
         if memory.0.readonly() {
@@ -42,7 +40,6 @@ impl Memory {
         self.0.len_bytes()
     }
 
-    /// Returns the memory for registration, with a clone that holds the object until then.
     pub(crate) fn to_register(&self) -> rdma_kv::Memory {
         // SAFETY: the exporter keeps the bytes in place, readable and (by `writable`) writable,
         // until PyBuffer_Release (Python/C API, "Buffer Protocol"). That is when the clone beside
@@ -53,7 +50,6 @@ impl Memory {
         unsafe { rdma_kv::Memory::from_raw_parts(self.start(), self.len(), self.clone()) }
     }
 
-    /// Returns the address of the first byte of `range`. `None` if `range` exceeds the memory.
     pub(crate) fn at(&self, range: &Range<usize>) -> Option<*mut u8> {
         let inside = range.start <= range.end && range.end <= self.len();
         inside.then(|| self.start().wrapping_add(range.start))
@@ -73,7 +69,6 @@ impl Memory {
         true
     }
 
-    /// Copies `from` to `offset` on. False, without a copy, if it does not fit.
     #[must_use]
     pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
         let Some(into) = offset.checked_add(from.len()).and_then(|end| self.at(&(offset..end))) else {
@@ -128,7 +123,6 @@ impl Pieces {
         self.pieces.iter().map(|(_, memory)| memory)
     }
 
-    /// Returns the piece that contains `range`, and the range within it.
     pub(crate) fn locate(&self, range: &Range<usize>) -> Option<(&Memory, Range<usize>)> {
         let behind = self.pieces.partition_point(|(start, _)| *start <= range.start);
         let (start, memory) = self.pieces.get(behind.checked_sub(1)?)?;

@@ -24,7 +24,6 @@ pub(crate) struct Settings {
     pub(crate) window: u32,
 }
 
-/// Why there is no connection.
 pub(crate) type Refusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// A server, and the memory that is registered for connections to it.
@@ -90,7 +89,6 @@ pub(crate) fn with_port(host: &str) -> String {
     if behind.contains(':') { host.into() } else { format!("{host}:{PORT}") }
 }
 
-/// Connects over one transport.
 trait Dial: Send + Sync + 'static {
     type Stream: Transport + Send + 'static;
 

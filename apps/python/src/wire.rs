@@ -1,5 +1,4 @@
-//! The transports of a client: TCP, an RDMA device, or the fabric inside this process, behind a
-//! trait object, because a Python class has one type.
+//! The transports of a client behind a trait object, because a Python class has one type.
 
 use std::io;
 use std::ops::Range;
@@ -46,7 +45,6 @@ pub(crate) trait Wire: Send {
     fn end_now(&mut self);
 }
 
-/// A transport with its registered memory.
 pub(crate) struct Line<T: Transport> {
     stream: T,
     arenas: Arenas<T>,

@@ -46,7 +46,6 @@ pub fn run<T: ConnectionType + Send>(
     let measured = thread::scope(|scope| {
         let threads: Vec<_> = (0..load.threads)
             .map(|number| {
-                // The first threads take the remainder.
                 let clients = load.clients / load.threads + usize::from(number < load.clients % load.threads);
                 let (with, shared) = (with(), &shared);
                 scope.spawn(move || worker::run(test, load, clients, number as u64, (&with, target), shared))

@@ -208,7 +208,6 @@ fn main() -> ExitCode {
         };
         let mut outcomes = Vec::new();
         let measured = measure(&arguments, target.as_ref(), &mut outcomes);
-        // Results from before a failure are printed.
         let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
         ExitCode::from(match (measured, told) {
             (Ok(()), Ok(())) => DONE,
@@ -285,7 +284,6 @@ fn resolve(place: &str) -> io::Result<Vec<Address>> {
     Ok(resolved.map(Address::from).collect())
 }
 
-/// Runs against the store of the examples, which another thread serves.
 fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
     let fabric = Fabric::new();
     let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
@@ -366,8 +364,7 @@ impl Arguments {
         }
     }
 
-    /// Returns TLS settings for a client of `place`, whose certificate must name the host or
-    /// address.
+    /// Returns TLS settings for a client of `place`, which the server's certificate must name.
     fn tls(&self, place: &str) -> io::Result<TlsSettings> {
         let mut roots = RootCertStore::empty();
         for (file, certificate) in certificates(self.tls_ca.as_deref())? {
@@ -393,7 +390,6 @@ impl Arguments {
     }
 }
 
-/// Returns the certificates of a file, each with the file's name. Empty without a file.
 fn certificates(file: Option<&Path>) -> io::Result<Vec<(&Path, CertificateDer<'static>)>> {
     let Some(file) = file else { return Ok(Vec::new()) };
     let read = CertificateDer::pem_file_iter(file).map_err(|error| unusable(file, &error))?;
@@ -404,7 +400,6 @@ fn unusable(file: &Path, error: &dyn std::error::Error) -> io::Error {
     io::Error::other(format!("cannot use {} for TLS: {error}", file.display()))
 }
 
-/// Shows a bar on a terminal, and prints a line every ten seconds elsewhere.
 struct Progress {
     bar: ProgressBar,
     test: Test,

@@ -39,7 +39,6 @@ pub(crate) fn no_connection(target: &Address, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), text)
 }
 
-/// Rewords the error of a connection for this program.
 pub(crate) fn told(error: io::Error, load: &Load) -> io::Error {
     let bare = error.get_ref().is_none() && error.raw_os_error().is_none();
     match error.kind() {
@@ -57,7 +56,6 @@ pub(crate) fn told(error: io::Error, load: &Load) -> io::Error {
     }
 }
 
-/// Writes `request` and returns the line of the reply.
 fn ask<S>(connection: &mut Session<S>, request: &[u8], load: &Load) -> io::Result<Vec<u8>> {
     let sent = connection.sync_write(request, load.timeout);
     // A server that rejects a client sends the reason and disconnects, possibly before the request.
@@ -73,16 +71,14 @@ fn log_in<S>(connection: &mut Session<S>, load: &Load) -> io::Result<()> {
     load.login.say(|request| ask(connection, request, load))
 }
 
-/// Reads a line. An error reply is an error.
 fn read_line<S>(connection: &mut Session<S>, patience: Duration) -> io::Result<Vec<u8>> {
     let line = connection.sync_read_line(LONGEST_LINE, patience)?;
     line.strip_prefix(b"-").map_or(Ok(()), |text| Err(refused(text)))?;
     Ok(line)
 }
 
-/// Sends one request for each client before the clock runs, and one more with a long reply if the
-/// test has long replies. So a connection has registered all its memory before it is measured: some
-/// at its first write, the rest when a window is full for the first time.
+/// Lets each connection register all its memory before the clock runs: some at its first write,
+/// the rest when a long reply fills a window for the first time.
 pub(crate) fn warm_up<S>(
     events: &mut EventLoop<S>,
     ids: &[SessionId],

@@ -1,12 +1,9 @@
-//! Counts replies in a byte stream.
-
 use std::io::{self, ErrorKind};
 
 /// The most bytes of a line, as in Valkey.
 pub(crate) const LONGEST_LINE: usize = 64 << 10;
 
-/// Finds the ends of replies in a byte stream. Values are skipped and not kept: keeping them would
-/// be work of the client, which is not measured.
+/// Finds the ends of replies in a byte stream. It keeps no values: that work is not measured.
 #[derive(Default)]
 pub(crate) struct Replies {
     /// The beginning of an incomplete line.
@@ -44,7 +41,6 @@ impl Replies {
         }
     }
 
-    /// Handles a complete line. Returns whether it ends the reply.
     fn handle_line(&mut self) -> io::Result<bool> {
         let Some(line) = self.line.strip_suffix(b"\r\n") else { return Err(none(&self.line)) };
         match (self.value.take(), line) {
@@ -74,7 +70,6 @@ fn none(line: &[u8]) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Returns the number of complete replies in parts of `len` bytes.
     fn count(all: &[u8], len: usize) -> io::Result<usize> {
         let mut replies = Replies::default();
         let mut found = 0;

@@ -1,5 +1,3 @@
-//! Results, for people and for programs.
-
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use hdrhistogram::Histogram;
 use serde::Serialize;

@@ -1,9 +1,6 @@
-//! When the requests of an open loop are due.
-
 use std::time::{Duration, Instant};
 
-/// The requests of an open loop: each thread sends its share at regular moments, from one client
-/// after another.
+/// Requests of an open loop: each thread sends its share regularly, from its clients in turn.
 pub(crate) struct Schedule {
     begun: Instant,
     interval: f64,

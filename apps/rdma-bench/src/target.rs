@@ -70,8 +70,7 @@ pub struct Login {
 }
 
 impl Login {
-    /// Takes the user and the password as in a URL: percent-encoded, an empty user for the default
-    /// one.
+    /// Takes the user and the password percent-encoded, as in a URL. An empty user is the default.
     fn new(user: Option<(&str, &str)>, database: u32) -> Self {
         let (mut commands, mut shown) = (Vec::new(), "".into());
         let mut add = |name: &'static str, arguments: &[&[u8]]| {

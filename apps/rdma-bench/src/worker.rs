@@ -17,23 +17,19 @@ use crate::workload::{Load, Output, Requests, Test};
 
 const CHUNK: usize = 256 << 10;
 
-/// The most requests in flight of one client in an open loop. Later ones wait, and their wait
-/// counts.
+/// The most requests in flight of a client in an open loop. Later ones wait, which counts.
 const OUTSTANDING: usize = 1024;
 
 /// How often a thread checks whether another one has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The most connection attempts at a time. A listener with a full queue rejects them; Valkey's has
-/// 511 places.
+/// The most connection attempts at a time: a full listener rejects them. Valkey's has 511 places.
 const AT_ONCE: usize = 256;
 
 pub(crate) struct Shared {
     /// Requests that are not taken yet.
     left: AtomicU64,
-    /// Requests that were replied to.
     pub(crate) done: AtomicU64,
-    /// A thread has failed, so the others can stop.
     failed: AtomicBool,
     /// Opens when all clients are connected, before the first request.
     gate: Gate,
@@ -63,7 +59,6 @@ pub(crate) struct Measured {
     pub(crate) latencies: Histogram<u64>,
     /// When the first request was due.
     pub(crate) begun: Instant,
-    /// When the last reply came.
     pub(crate) ended: Instant,
 }
 
@@ -75,7 +70,6 @@ struct Client {
     replies: Replies,
 }
 
-/// The state of the event loop, on which the handlers work.
 struct Run {
     clients: SecondaryMap<SessionId, Client>,
     load: Load,
@@ -85,7 +79,6 @@ struct Run {
     chunk: Box<[u8]>,
     /// Bytes have arrived since the last check.
     heard: bool,
-    /// The time of the last reply.
     ended: Instant,
     failure: Option<io::Error>,
 }
@@ -313,14 +306,12 @@ impl Run {
         self.failure.get_or_insert_with(|| told(error, &self.load));
     }
 
-    /// Adds requests of a client, timed from `at`.
     fn prepare(&mut self, id: SessionId, requests: usize, at: Instant) {
         let Some(client) = self.clients.get_mut(id) else { return };
         self.requests.add(requests, &mut client.output);
         client.sent.push_back((at, requests as u64));
     }
 
-    /// Reads replies. Returns true if no more are due.
     fn read(&mut self, id: SessionId, from: &mut impl Read) -> io::Result<bool> {
         let Some(client) = self.clients.get_mut(id) else { return Ok(false) };
         let mut replies = 0;

@@ -75,10 +75,8 @@ pub(crate) struct Requests {
     alike: Option<Box<[u8]>>,
 }
 
-/// The unwritten requests of a client.
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Requests that are encoded one by one.
     bytes: Vec<u8>,
     written: usize,
     left: usize,
@@ -119,7 +117,6 @@ impl Requests {
         }
     }
 
-    /// Returns the next bytes to write; empty if all are written.
     pub(crate) fn unwritten<'a>(&'a self, of: &'a Output) -> &'a [u8] {
         let source = self.alike.as_deref().unwrap_or(&of.bytes);
         // Identical requests repeat from the beginning.
@@ -147,7 +144,6 @@ impl Requests {
 }
 
 impl Output {
-    /// Records that `bytes` more bytes are written.
     pub(crate) fn advance(&mut self, bytes: usize) {
         self.written += bytes;
         self.left = self.left.saturating_sub(bytes);
@@ -203,7 +199,6 @@ pub(crate) mod tests {
         }
     }
 
-    /// Writes requests in the given counts, at most `most` bytes at once.
     fn written(requests: &mut Requests, counts: &[usize], most: usize) -> Vec<u8> {
         let (mut output, mut bytes) = (Output::default(), Vec::new());
         let mut write = |requests: &Requests, output: &mut Output| {
@@ -233,7 +228,6 @@ pub(crate) mod tests {
         assert_eq!(key, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000001234567\r\n");
     }
 
-    /// Identical requests are written as often as they are added, however many bytes a write takes.
     #[test]
     fn requests_that_are_alike_are_written_whole() {
         for most in 1..3 * SET.len() {
@@ -246,7 +240,6 @@ pub(crate) mod tests {
         }
     }
 
-    /// Written requests are dropped, even if there is always more to write.
     #[test]
     fn output_that_is_never_empty_does_not_grow() {
         let mut requests = Requests::new(Test::Set, &load(), 7);
@@ -271,7 +264,6 @@ pub(crate) mod tests {
         assert_eq!(batch(10, 3, Some(1.0)), 1);
     }
 
-    /// A seed determines the sequence of keys, which stay below the bound and are not all equal.
     #[test]
     fn requests_are_repeatable() {
         let take = |seed| written(&mut Requests::new(Test::Mixed, &load(), seed), &[200], usize::MAX);

@@ -29,23 +29,20 @@ const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 #[non_exhaustive]
 pub struct Settings {
     /// Clients at the same time. A further one gets an error reply and is closed. Each costs what
-    /// its RDMA connection registers, and at most 64 KiB for bytes that one side has sent and the
-    /// other has not taken yet.
+    /// its RDMA connection registers, and at most 64 KiB for bytes that one side did not take yet.
     pub max_connections: usize,
     /// Time limit for the connection to the server, and for a TLS handshake on either side.
     pub connect_timeout: Duration,
-    /// How long either side may take nothing while bytes wait for it, and how long delivering its
-    /// last bytes may take.
+    /// Time limit for either side to take something while bytes wait, and to take its last bytes.
     pub stall: Duration,
     /// How long no reply may come before a half-closed client's server connection ends.
     ///
     /// A client that ends its own direction (`shutdown(2)` with `SHUT_WR`) still gets its replies.
-    /// RDMA has no such half-close, so the bridge ends the server's connection once it has
-    /// delivered all replies and none has come for this long. A full disconnect looks the same, so
-    /// the server notices it this much later.
+    /// RDMA has no half-close, so the bridge ends the server's connection when all replies were
+    /// delivered and none has come for this long. A full disconnect looks the same, so the server
+    /// notices it this much later.
     pub quiet: Duration,
-    /// How long connected clients may continue after the bridge was told to stop. They are reset
-    /// then.
+    /// How long clients may continue after the bridge was told to stop. Then they are reset.
     pub drain: Duration,
     /// The options of RDMA connections. `stall` overrides their `linger`.
     pub options: Options,
@@ -85,8 +82,7 @@ struct Inner<B: Descriptors> {
 }
 
 impl<B: Descriptors> Bridge<B> {
-    /// Listens on `listen`, for clients to be connected to `connect`. The server need not exist
-    /// yet.
+    /// Listens on `listen`, for clients to be connected to `connect`, which need not exist yet.
     ///
     /// # Errors
     /// Returns an error if the place to listen on is taken or no address of this machine, if there
@@ -221,14 +217,12 @@ async fn within<T>(limit: Duration, connect: impl Future<Output = io::Result<T>>
     })
 }
 
-/// Why a client was not served to its end.
 enum Failure {
     Unreachable(io::Error),
     Broken(Broken),
 }
 
-/// Returns whether an error of `accept` concerns one client, or passes when others have ended:
-/// `accept(2)`.
+/// Whether an error of `accept(2)` concerns one client, or passes when others have ended.
 fn passes(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     const EMFILE: i32 = 24;

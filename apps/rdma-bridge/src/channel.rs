@@ -124,7 +124,6 @@ pub(crate) enum Listening<B: Descriptors> {
     Rdma(AsyncListener<B>),
 }
 
-/// An accepted client, before its TLS handshake.
 pub(crate) enum Accepted<B: Descriptors> {
     Tcp(TcpStream, Option<Arc<ServerConfig>>),
     Rdma(AsyncStream<B>),

@@ -1,5 +1,3 @@
-//! Counters of a bridge.
-
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -63,7 +61,6 @@ impl Counters {
     }
 }
 
-/// Prints two lines: connections, and bytes.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { accepted, refused, unreachable, failed, ended, open, forward, backward } = self;

@@ -1,5 +1,3 @@
-//! Why a bridge cannot be built.
-
 use std::io;
 use std::path::PathBuf;
 

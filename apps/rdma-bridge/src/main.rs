@@ -1,5 +1,4 @@
-//! `valkey-rdma-bridge`: connects TCP clients to a server's RDMA port, and RDMA clients to a TCP
-//! server.
+//! `valkey-rdma-bridge`: connects TCP clients to an RDMA server, and RDMA clients to a TCP one.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;

@@ -1,5 +1,3 @@
-//! The two sides of a bridge.
-
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -7,8 +5,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// One side of a bridge: `tcp://HOST:PORT`, `tls://HOST:PORT` or `rdma://HOST:PORT`. An IPv6
-/// address needs brackets.
+/// One side of a bridge: `tcp://HOST:PORT`, `tls://…` or `rdma://…`. IPv6 needs brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The transport.
@@ -31,7 +28,6 @@ pub enum Carrier {
 }
 
 impl Place {
-    /// Returns `HOST:PORT`, as resolvers expect it.
     pub(crate) fn authority(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)

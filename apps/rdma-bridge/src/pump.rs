@@ -39,7 +39,6 @@ impl Side {
     }
 }
 
-/// Which side failed, or took nothing in time.
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) side: Side,
@@ -56,9 +55,7 @@ impl Broken {
 /// Why a pump stopped. It has delivered everything that it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The source has ended in order.
     Ended,
-    /// The source has sent nothing for the given time.
     Quiet,
 }
 
@@ -69,7 +66,6 @@ pub(crate) struct Pump<'a> {
     at: usize,
     /// Whether written bytes may wait for a flush.
     unflushed: bool,
-    /// How long the target may take nothing.
     stall: Duration,
     delivered: &'a AtomicU64,
 }
@@ -166,7 +162,6 @@ impl<'a> Pump<'a> {
     }
 }
 
-/// Runs `act`, which waits for a peer, for at most `stall`.
 pub(crate) async fn in_time<T>(stall: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match timeout(stall, act).await {
         Ok(result) => result,

@@ -20,7 +20,6 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// For a peer that takes no bytes.
     pub(crate) stall: Duration,
     /// For more replies after a client has half-closed, if the server's connection ends as a whole.
     pub(crate) quiet: Duration,
@@ -28,8 +27,7 @@ pub(crate) struct Patience {
 
 /// A byte stream to one side. Dropping it before it was shut down resets the connection.
 pub(crate) trait End: AsyncRead + AsyncWrite + Unpin {
-    /// Returns whether its peer can end its own direction and still read. An RDMA connection ends
-    /// as a whole.
+    /// Returns whether its peer can end its own direction and still read, unlike over RDMA.
     fn half_closes(&self) -> bool;
 }
 
@@ -96,7 +94,6 @@ impl<'a, E: End> Party<'a, E> {
         }
     }
 
-    /// Delivers written bytes and ends this direction, or both of an RDMA connection.
     async fn finish(&mut self, stall: Duration) -> Result<(), Broken> {
         finish(&mut self.to, stall).await.map_err(self.side.broke())
     }
@@ -165,9 +162,8 @@ async fn conclude<X: End, Y: End>(
     Ok(())
 }
 
-/// Judges an error of the pump to `first`, which has ended: bytes that it sent must still be
-/// delivered. Returns whether it took the rest: false if it had ended as a whole, or an error if it
-/// took too long.
+/// Judges an error of the pump to `first`, which has ended: its bytes must still be delivered.
+/// Returns whether it took the rest: not if it had ended as a whole. Too late is an error.
 fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> {
     match broken {
         broken if broken.is_gone(first) => Ok(Ok(false)),

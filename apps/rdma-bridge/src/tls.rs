@@ -1,5 +1,3 @@
-//! TLS on the TCP side.
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! TCP clients and a TCP server, with Valkey's RDMA protocol between them: delivery, every kind of
-//! end, and refusals.
+//! TCP clients and a TCP server, with RDMA between them: delivery, ends, and refusals.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -28,7 +27,6 @@ fn host() -> SoftSim {
     Fabric::new().host(&[[192, 0, 2, 1].into()])
 }
 
-/// A TCP server that runs `serve` on a thread per client.
 fn server(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Place {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -107,7 +105,6 @@ async fn rest(mut client: TcpStream) -> std::io::Result<Vec<u8>> {
     };
     spawn_blocking(read).await.expect("no panic")
 }
-/// Sends a command and reads its reply, which is short.
 fn ping(client: &mut TcpStream) {
     client.write_all(PING).expect("written");
     let mut pong = [0; 7];
@@ -166,7 +163,6 @@ async fn a_client_that_ends_its_own_direction_gets_every_reply() {
     chain.until(|now| now.ended == 1).await;
 }
 
-/// Bytes that the server sent before its end arrive, even if the client keeps sending.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_ends_is_heard_to_its_last_byte() {
     let last = server(|mut client| {
@@ -226,7 +222,6 @@ async fn a_client_sees_an_end_where_there_is_no_server() {
     (&client).write_all(PING).expect("written");
     assert_eq!(rest(client).await.expect("an end in order"), b"", "nothing that a client takes for a reply");
     chain.until(|now| now.unreachable == 1).await;
-    // redis-rs sees an error of the connection, and none of the server's.
     let client = redis::Client::open(format!("redis://{}", chain.address)).expect("a URL");
     let error = client
         .get_multiplexed_async_connection_with_config(&patient())
@@ -236,7 +231,6 @@ async fn a_client_sees_an_end_where_there_is_no_server() {
     assert!(error.is_io_error() || error.is_connection_dropped(), "{error:?}");
 }
 
-/// A client that never reads holds its server for as long as the limit, and no longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_never_reads_is_ended() {
     let stopped = Arc::new(AtomicBool::new(false));
@@ -292,7 +286,6 @@ fn with_tls() -> Settings {
     })
 }
 
-/// TLS on the clients' side of a first bridge, and on the server's side of a second one.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_tls_reach_a_server_of_tls() {
     let backend = host();
@@ -305,8 +298,7 @@ async fn clients_of_tls_reach_a_server_of_tls() {
             place
         }
     };
-    // From the server outwards: TLS to TCP, RDMA to TLS, TLS to RDMA, and TCP to TLS for a client
-    // without TLS.
+    // Outwards: TLS to TCP, RDMA to TLS, TLS to RDMA, and TCP to TLS for a client without TLS.
     let server = bind(place("tls://127.0.0.1:0"), store()).await;
     let middle = bind(place("rdma://192.0.2.1:6379"), named(&server)).await;
     let client = bind(place("tls://127.0.0.1:0"), middle).await;
@@ -319,7 +311,6 @@ async fn clients_of_tls_reach_a_server_of_tls() {
     assert!(connection.get::<_, Vec<u8>>("key").await.expect("read") == value);
 }
 
-/// Returns the place under the name in its certificate.
 fn named(place: &Place) -> Place {
     Place { host: "localhost".into(), ..place.clone() }
 }
@@ -336,7 +327,6 @@ async fn what_is_missing_for_tls_is_named() {
     }
 }
 
-/// Connects, and moves a value there and back.
 fn exchange(address: SocketAddr, len: usize) -> TcpStream {
     let mut client = TcpStream::connect(address).expect("the bridge listens");
     let value = vec![b'v'; len];
@@ -388,7 +378,6 @@ fn an_idle_connection_keeps_little() {
     }
 }
 
-/// Starts the program, and reads its first line if it prints one.
 fn started(arguments: &[&str]) -> (std::process::Child, impl std::io::BufRead + use<>, String) {
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
         .args(arguments)
@@ -433,7 +422,6 @@ fn a_way_past_protected_mode_is_warned_of() {
     }
 }
 
-/// If the connecting side lacks a device, the error names that side, not the listening one.
 #[test]
 fn a_missing_device_is_named_for_what_it_is_for() {
     let arguments = ["--listen", LOOPBACK, "--connect", "rdma://192.0.2.1:6379"];
@@ -450,7 +438,6 @@ fn a_missing_device_is_named_for_what_it_is_for() {
     assert!(said.contains("`softrdma run --`") && !said.contains("cannot listen"), "{said}");
 }
 
-/// Text in place of a side may contain a password, which no message repeats.
 #[test]
 fn no_password_of_an_argument_is_printed() {
     let (child, _output, _none) =

@@ -180,15 +180,13 @@ fn check(counts: &Counts, len: usize, arguments: &Arguments) -> Result<(), Failu
     if counts.bytes_lent != len as u64 || counts.bytes_landed < least {
         return Err(format!("of {len} bytes: {counts:?}").into());
     }
-    // At least 93 of 100 bytes, for a value of at least that many windows.
     if len as u64 >= 32 * u64::from(arguments.window) && counts.bytes_landed * 100 < len as u64 * 93 {
         return Err(format!("fewer than 93 % of {len} bytes landed: {counts:?}").into());
     }
     Ok(())
 }
 
-/// Sets a value and gets it back, with other commands in between, comparing every byte. Returns the
-/// milliseconds of each, and the counts.
+/// Sets a value and gets it back, comparing every byte. Returns the milliseconds of each.
 fn value<T: Transport>(
     client: &mut Client<T>,
     buffer: &mut T::Buffer,
@@ -215,8 +213,7 @@ fn value<T: Transport>(
     Ok(([set, get], client.counts() - before))
 }
 
-/// Sets and gets as many values as connections, and one more of each length around multiples of
-/// windows, with one call each.
+/// Sets and gets values of lengths around multiples of windows, with one call each.
 fn striped<T: Transport + Send>(client: &mut Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
     let (connections, window) = (client.connections(), arguments.window as usize);
     let lengths: Vec<usize> = (0..connections)
@@ -259,8 +256,7 @@ fn striped<T: Transport + Send>(client: &mut Striped<T>, arguments: &Arguments) 
     Ok(())
 }
 
-/// Sets and gets one value over one connection and over all, from and to memory registered in
-/// slices.
+/// Sets and gets one value over one connection and over all, in memory registered in slices.
 fn whole<T: Transport + Send>(client: &mut Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
     let (connections, len) = (client.connections(), arguments.whole);
     let value = pattern(len, 11);
@@ -330,7 +326,6 @@ fn write(buffer: &mut impl Buffer, bytes: &[u8]) -> Result<(), Failure> {
     if buffer.write(0, bytes) { Ok(()) } else { Err("the buffer is in use".into()) }
 }
 
-/// Returns bytes in which no two neighbouring kilobytes are equal.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
 }

@@ -79,8 +79,7 @@ impl Sub for Counts {
     }
 }
 
-/// A client for large values on one connection: one command at a time, or many in a row by
-/// [`Client::mget_into`].
+/// A client for large values on one connection.
 ///
 /// [`Error::Refused`] and [`Error::TooLong`] leave the client usable. Any other error ends its
 /// connection at once, and each later call returns [`Error::Lost`].
@@ -113,8 +112,8 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Allocates `len` bytes of memory for values. On RDMA it is registered for this client's
-    /// connection: allocate it once, and use it for many values.
+    /// Allocates `len` bytes for values. RDMA registers them for this client's connection, so use
+    /// them for many values.
     ///
     /// # Errors
     /// `len` is zero, or no more memory can be registered.
@@ -122,13 +121,12 @@ impl<T: Transport> Client<T> {
         Ok(self.stream.buffer(len)?)
     }
 
-    /// Registers existing memory, so that values can be received into it and sent from it: a
-    /// `Vec<u8>`, a `Box<[u8]>`, or a [`Memory`] of any other kind. Registering takes about as long
-    /// as copying. Do it once for memory that is used often, and once for an arena
-    /// ([`Registrations`](crate::Registrations) finds the parts of one).
+    /// Registers existing memory, to receive values into it and send from it: a `Vec<u8>`, a
+    /// `Box<[u8]>`, or another [`Memory`]. Registering takes about as long as copying: do it once
+    /// for memory that is used often, or for an arena ([`Registrations`](crate::Registrations)).
     ///
-    /// The memory is deregistered, and the client's handle on it dropped, when the buffer has been
-    /// dropped and nothing uses it any more. [`Memory::try_into_vec`] returns it then.
+    /// The memory is deregistered, and the client's handle dropped, when the buffer was dropped and
+    /// nothing uses it. [`Memory::try_into_vec`] returns it then.
     ///
     /// # Errors
     /// It has no bytes, or no more memory can be registered.
@@ -136,15 +134,15 @@ impl<T: Transport> Client<T> {
         Ok(self.stream.register(memory.into())?)
     }
 
-    /// Limits how long each call may take, however slowly the server answers. The default is
-    /// [`Client::TIMEOUT`], a minute. `None` waits forever. A call that takes longer loses the
-    /// connection: [`Error::Io`] of the kind [`TimedOut`](std::io::ErrorKind::TimedOut).
+    /// Limits how long each call may take, however slowly the server answers: by default
+    /// [`Client::TIMEOUT`]; `None` waits forever. A call that takes longer loses the connection,
+    /// with [`Error::Io`] of the kind [`TimedOut`](std::io::ErrorKind::TimedOut).
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
 
-    /// Limits how long keys live that this client sets from now on (`PX`), in whole milliseconds,
-    /// at least one. `None`, the default, is forever.
+    /// Sets the TTL of keys set from now on (`PX`): whole milliseconds, at least one. `None`, the
+    /// default, is forever.
     pub fn set_time_to_live(&mut self, lives: Option<Duration>) {
         // Valkey counts in signed 64 bits from the beginning of 1970. A century counts as forever.
         const MOST: u64 = 100 * 366 * 24 * 3600 * 1000;
@@ -204,9 +202,8 @@ impl<T: Transport> Client<T> {
         lengths.pop().unwrap_or(Ok(None))
     }
 
-    /// Gets many values into parts of `buffer`, with one GET each, sent as far ahead of the replies
-    /// as the server takes them. Returns the length of each value, `None` for a missing key; or why
-    /// that one failed.
+    /// Gets many values into parts of `buffer`, with one GET each, sent ahead of the replies.
+    /// Returns the length of each value, `None` for a missing key; or why that one failed.
     ///
     /// # Errors
     /// Errors that lose the connection.
@@ -268,8 +265,8 @@ impl<T: Transport> Client<T> {
         done.pop().unwrap_or(Ok(()))
     }
 
-    /// Sets many keys to parts of `buffer`, with one SET each, sent as far ahead of the replies as
-    /// the server takes them. Returns for each why the server refused it, if it did.
+    /// Sets many keys to parts of `buffer`, with one SET each, sent ahead of the replies. Returns
+    /// for each why the server refused it, if it did.
     ///
     /// # Errors
     /// Errors that lose the connection.
@@ -281,7 +278,6 @@ impl<T: Transport> Client<T> {
         self.many_from(Verb::Set(self.lives), parts, buffer, Self::status)
     }
 
-    /// Sets many values, or parts of values, and reads each reply by `told`.
     pub(crate) fn many_from<R>(
         &mut self,
         verb: Verb,
@@ -306,7 +302,6 @@ impl<T: Transport> Client<T> {
         })
     }
 
-    /// Sends a command and reads its reply by `told`.
     pub(crate) fn ask<R>(
         &mut self,
         arguments: &[&[u8]],
@@ -315,7 +310,7 @@ impl<T: Transport> Client<T> {
         self.ask_all(&[arguments], told)
     }
 
-    /// Sends commands together. `told` reads the replies, each of them, also after a refusal.
+    /// Sends commands together. `told` reads each reply, also after a refusal.
     pub(crate) fn ask_all<R>(
         &mut self,
         commands: &[&[&[u8]]],
@@ -346,8 +341,7 @@ impl<T: Transport> Client<T> {
         self.number(b"EXISTS", keys)
     }
 
-    /// Returns for each key whether it exists, or why that is not known. Sends one EXISTS each,
-    /// ahead of the replies.
+    /// Returns for each key whether it exists, or why that is not known. Sends one EXISTS each.
     ///
     /// # Errors
     /// Errors that lose the connection.
@@ -368,7 +362,6 @@ impl<T: Transport> Client<T> {
         })
     }
 
-    /// Returns the server's string for a command, if it has at most `most` bytes.
     pub(crate) fn text(&mut self, arguments: &[&[u8]], most: usize) -> Result<String, Error> {
         let text = self.ask(arguments, |client| {
             let len = match client.line()? {
@@ -429,8 +422,7 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Reads the reply to `EXEC` of `count` commands, up to their replies. Returns false, and there
-    /// are no replies, if a watched key was changed.
+    /// Reads the reply to `EXEC`, up to those of `count` commands. False if a watched key changed.
     pub(crate) fn executed(&mut self, count: u64) -> Result<bool, Error> {
         match self.line()? {
             Line::Many(Some(replies)) if replies == count => Ok(true),
@@ -439,7 +431,6 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    /// Returns the TTL of keys in milliseconds, and the limit of a call.
     pub(crate) const fn times(&self) -> (Option<u64>, Option<Duration>) {
         (self.lives, self.timeout)
     }
@@ -465,7 +456,6 @@ impl<T: Transport> Client<T> {
         self.replies.line(&mut Until { stream: &mut self.stream, deadline: self.deadline })
     }
 
-    /// Runs `act`, and ends the connection if it fails.
     fn exchange<R>(&mut self, act: impl FnOnce(&mut Self) -> Result<R, Error>) -> Result<R, Error> {
         if self.lost {
             return Err(Error::Lost);
@@ -481,7 +471,6 @@ impl<T: Transport> Client<T> {
     }
 }
 
-/// Checks that all parts lie in the buffer.
 pub(crate) fn inside(parts: &[Part<'_>], buffer: &impl Buffer) -> Result<(), Error> {
     let len = buffer.len();
     match parts.iter().find(|part| part.range.start > part.range.end || part.range.end > len) {
@@ -512,13 +501,11 @@ fn unexpected(line: &Line) -> Error {
     Error::Unexpected(format!("{line:?}"))
 }
 
-/// Writes a command of `count` strings, up to the end of `first`.
 pub(crate) fn command(into: &mut Vec<u8>, count: usize, first: &[&[u8]]) {
     into.extend_from_slice(format!("*{count}\r\n").as_bytes());
     arguments(into, first);
 }
 
-/// Writes further strings of a command.
 pub(crate) fn arguments(into: &mut Vec<u8>, arguments: &[&[u8]]) {
     for argument in arguments {
         into.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());

@@ -16,8 +16,7 @@ use crate::transport::{Buffer, Deadline, Transport};
 /// How often a key is tried: after each answer that redirects or delays it, or lost the connection.
 const TURNS: u32 = 6;
 
-/// The first pause before a key is tried again that a node cannot serve now. Each further one is
-/// twice as long.
+/// The first pause before a key is tried again. Each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// The shortest time between two requests for the map of slots. `MOVED` is recorded at once.
@@ -41,18 +40,18 @@ pub struct Routing {
     pub connected: u64,
 }
 
-/// A client of a cluster. The keys of one call go to the primaries of their slots, with a
-/// connection to each. Each connection's part of a call runs on a thread of its own.
+/// A client of a cluster, with a connection to the primary of each slot that is used. Each
+/// connection's part of a call runs on a thread of its own.
 ///
 /// `D` connects to the node at an address, `HOST:PORT`, and returns a client that has logged in.
-/// Valkey announces one port for each node, so over RDMA a node listens on the number of its TCP
-/// port. A lost connection is established again by the next call that needs it.
+/// Over RDMA a node listens on the number of its TCP port, because Valkey announces only one. A
+/// lost connection is established again when needed.
 ///
 /// # What a node may do
 /// A node names others by their addresses, and the client connects to these. So all nodes are
-/// trusted with the user and the password, as in any cluster. Their messages are checked and
-/// bounded. A key is tried 6 times at most. The map of slots is requested at most once a second and
-/// once for a new client. It has at most a MiB and 1000 nodes. Every call ends by its time-out.
+/// trusted with the user and the password. Their messages are checked and bounded: a key is tried 6
+/// times at most; the map of slots has at most a MiB and 1000 nodes, and is requested at most once
+/// a second and once for a new client. Every call ends by its time-out.
 pub struct Cluster<T: Transport, D> {
     seeds: Vec<String>,
     dial: D,
@@ -66,10 +65,8 @@ pub struct Cluster<T: Transport, D> {
     routing: Routing,
 }
 
-/// Memory for the values of a [`Cluster`]. It is registered with each node when the first value
-/// goes there.
-///
-/// Nodes do not share a protection domain, so one node's key for this memory is useless to another.
+/// Memory for the values of a [`Cluster`]. The first value to or from a node registers it there:
+/// nodes do not share a protection domain.
 #[derive(Debug)]
 pub struct ClusterBuffer<U> {
     memory: Option<Memory>,
@@ -77,7 +74,7 @@ pub struct ClusterBuffer<U> {
 }
 
 impl<U> ClusterBuffer<U> {
-    /// Returns a buffer that the connections to all nodes can use without registering it.
+    /// Returns a buffer that all nodes' connections can use without registering it.
     pub fn of(buffer: U) -> Self {
         Self { memory: None, handles: vec![buffer] }
     }
@@ -148,8 +145,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         }
     }
 
-    /// Limits how long each call may take, like [`Client::set_timeout`]: all turns of all nodes
-    /// together. `D` limits how long connecting takes.
+    /// Limits how long each call may take, with all turns of all nodes. `D` limits connecting.
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
@@ -192,8 +188,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         self.register(vec![0; len])
     }
 
-    /// Takes existing memory for values, like [`Client::register`]. It is registered with each node
-    /// when the first value goes there.
+    /// Takes existing memory for values, like [`Client::register`].
     pub fn register(&self, memory: impl Into<Memory>) -> ClusterBuffer<T::Buffer> {
         ClusterBuffer { memory: Some(memory.into()), handles: Vec::new() }
     }
@@ -216,8 +211,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Gets a value into `range` of `buffer`, like [`Client::get_into`].
     ///
     /// # Errors
-    /// Those of [`Client::get_into`], or no node of the cluster serves the key. The client can be
-    /// used further after each.
+    /// Those of [`Client::get_into`], or no node serves the key. The client stays usable.
     pub fn get_into(
         &mut self,
         key: &[u8],
@@ -229,8 +223,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     }
 
     /// Gets many values into parts of `buffer`, which do not overlap, like [`Client::mget_into`].
-    /// If a connection was lost too often, or could not be established, one of its keys has the
-    /// error, and the others have [`Error::Lost`].
+    /// If a connection fails too often, one of its keys has the error, the others [`Error::Lost`].
     ///
     /// # Errors
     /// A part is not inside the buffer, or no node returns the map of slots.
@@ -247,8 +240,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Sets a key to the bytes of `range`, like [`Client::set_from`].
     ///
     /// # Errors
-    /// Those of [`Client::set_from`], or no node of the cluster serves the key. The client can be
-    /// used further after each.
+    /// Those of [`Client::set_from`], or no node serves the key. The client stays usable.
     pub fn set_from(
         &mut self,
         key: &[u8],
@@ -259,9 +251,8 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         done.pop().unwrap_or(Ok(()))
     }
 
-    /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. If a connection was lost
-    /// too often, or could not be established, one of its keys has the error, and the others have
-    /// [`Error::Lost`]. It is unknown whether these are set.
+    /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. If a connection fails too
+    /// often, one of its keys has the error, the others [`Error::Lost`]: they may be set or not.
     ///
     /// # Errors
     /// A part is not inside the buffer, or no node returns the map of slots.
@@ -329,7 +320,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         )
     }
 
-    /// Drops registrations for lost connections.
     fn forget(&self, buffer: &mut ClusterBuffer<T::Buffer>) {
         if buffer.memory.is_some() {
             buffer.handles.retain(|handle| self.clients.values().any(|client| client.stream().takes(handle)));
@@ -385,7 +375,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(results)
     }
 
-    /// Waits before a further turn if a node asked to. Requests the map again if it is old enough.
     fn rest(&mut self, pause: bool, turn: u32, deadline: Deadline) -> Result<(), Error> {
         if pause {
             let pause = PAUSE * 2_u32.saturating_pow(turn);
@@ -399,7 +388,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(())
     }
 
-    /// Runs `act` once for each of the open parts.
     fn turn<H: Send, R: Send>(
         &mut self,
         open: &[usize],
@@ -438,7 +426,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
             .collect::<Vec<_>>()
             .into_iter();
         answers.extend(thread::scope(|scope| {
-            // This thread takes one share itself.
             let first = busy.next();
             let others: Vec<_> =
                 busy.map(|(node, client, share)| scope.spawn(move || run(node, client, share))).collect();
@@ -451,7 +438,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         answers
     }
 
-    /// Runs `act` for one part at the node named by another one (`ASK`).
     fn ask<H, R>(
         &mut self,
         node: &str,
@@ -466,7 +452,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         act(client, std::slice::from_ref(part), &mut handle)?.pop().unwrap_or(Err(Error::Lost))
     }
 
-    /// Returns a node's connected client, for calls until `deadline`.
     fn client(&mut self, node: &str, deadline: Deadline) -> Result<&mut Client<T>, Error> {
         let left = deadline.left()?;
         let client = match self.clients.remove(node) {
@@ -482,7 +467,6 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         Ok(client)
     }
 
-    /// Requests the map of slots from one node after the other, connected ones first.
     fn refresh(&mut self, deadline: Deadline) -> Result<(), Error> {
         self.asked_at = Some(Instant::now());
         self.routing.refreshed += 1;
@@ -544,7 +528,6 @@ fn all<R>(indices: Vec<usize>, node: &str, answers: Result<Vec<Result<R, Error>>
     indices.into_iter().map(one).collect()
 }
 
-/// Returns where or when to try a part again after this answer of `node`.
 fn elsewhere<R>(answer: &Result<R, Error>, node: &str) -> Option<Elsewhere> {
     match answer {
         Err(Error::Refused(text)) => Elsewhere::parse(text, node),

@@ -1,13 +1,10 @@
-//! Errors of a client.
-
 use std::io;
 
 /// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The server refused the command: a wrong type, missing rights, full memory. The connection
-    /// can be used further.
+    /// The server refused the command, for example for lack of rights. The connection is usable.
     #[error("the server refused the command: {0}")]
     Refused(String),
     /// The server refused the user, the password or the database of a [`Login`](crate::Login). The
@@ -19,8 +16,7 @@ pub enum Error {
         /// The server's words, without arguments that it repeats.
         text: String,
     },
-    /// The value is longer than its part of the buffer. It was read and dropped, so the connection
-    /// can be used further.
+    /// The value is longer than its part of the buffer. It was dropped; the connection is usable.
     #[error("the value has {len} bytes, and there is room for {room}")]
     TooLong {
         /// Its length.
@@ -28,8 +24,8 @@ pub enum Error {
         /// The length of the part.
         room: usize,
     },
-    /// Each time that the parts of a value were received, another client changed it meanwhile. Or
-    /// the server has evicted parts that were sent. The connections can be used further.
+    /// Another client changed the value each time that its parts were received, or the server has
+    /// evicted parts that were sent. The connections are usable.
     #[error("the value changed while it was moved in parts")]
     Changed,
     /// The part does not lie in the buffer.
@@ -42,12 +38,11 @@ pub enum Error {
         /// The length of the buffer.
         len: usize,
     },
-    /// The server sent an invalid reply, or one that does not belong to the command. The connection
-    /// is lost.
+    /// The server sent an invalid or unexpected reply. The connection is lost.
     #[error("the server's reply is none to this command: {0}")]
     Unexpected(String),
-    /// The connection ended, or a time-out passed. The connection is lost. Windows may lie in the
-    /// buffer until the client is dropped.
+    /// The connection is lost: it ended, or a time-out passed. Windows may lie in the buffer until
+    /// the client is dropped.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The buffer belongs to other connections.

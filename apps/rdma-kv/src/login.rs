@@ -4,11 +4,10 @@ use std::fmt;
 
 use crate::client::command;
 
-/// The user, the password and the database of a client, for
-/// [`Client::log_in`](crate::Client::log_in). Start from [`Login::default`], the server's default
-/// user without a password, and database 0. It sends nothing.
+/// User, password and database for [`Client::log_in`](crate::Client::log_in). Start from
+/// [`Login::default`]: the server's default user without a password, and database 0.
 ///
-/// `Debug` prints no password. RDMA and TCP do not encrypt the password on its way to the server.
+/// `Debug` prints no password. RDMA and TCP do not encrypt it on its way to the server.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     user: Option<Vec<u8>>,
@@ -44,7 +43,6 @@ impl Login {
         }
     }
 
-    /// Returns the encoded commands, and the name of each.
     pub(crate) fn commands(&self) -> (Vec<u8>, Vec<&'static str>) {
         let (mut bytes, mut names) = (Vec::new(), Vec::new());
         let mut add = |name: &'static str, arguments: &[&[u8]]| {

@@ -14,28 +14,26 @@ use std::sync::atomic::AtomicU8;
 
 use rdma_conn::{CallerMemory, DmaBuf, SharedMemory};
 
-/// Memory of the program: a `Vec<u8>` or a `Box<[u8]>`, which [`Memory::try_into_vec`] returns; or,
-/// by [`Memory::from_raw_parts`], a mapping, an object of another language's runtime, an arena.
+/// Memory of the program: a `Vec<u8>` or a `Box<[u8]>`; or, by [`Memory::from_raw_parts`], a
+/// mapping, an object of another language's runtime, an arena.
 ///
-/// It is a handle, and its clones are handles on the same memory. A buffer that
+/// Its clones are handles on the same memory. A buffer that
 /// [`Client::register`](crate::Client::register) creates from it keeps a handle until the memory is
-/// deregistered. The memory is freed, or its owner dropped, with the last handle. If a device
-/// refuses to deregister it, that never happens.
+/// deregistered. The memory is freed, or its owner dropped, with the last handle; never, if a
+/// device refuses to deregister it.
 ///
 /// # Who may write
 /// While a buffer of it exists, or a connection still uses a dropped one, the server can write to
 /// all of it at any time, by its key. A server that obeys the protocol writes only requested
-/// values. This also holds after an error: the windows in which the rest of a value was to arrive
-/// stay the server's until the client's connection has ended. So there is no `&[u8]` of it: copy
-/// values out before deciding on them ([`Buffer::read`](crate::Buffer::read)).
+/// values, also after an error: the windows of a value's rest stay the server's until the
+/// connection has ended. So there is no `&[u8]` of it: copy values out before deciding on them
+/// ([`Buffer::read`](crate::Buffer::read)).
 #[derive(Clone)]
 pub struct Memory {
     bytes: Arc<Bytes>,
-    /// The length of a registration.
     slice: usize,
 }
 
-/// A part of the memory, registered alone.
 struct Slice {
     bytes: Arc<Bytes>,
     range: Range<usize>,
@@ -54,7 +52,6 @@ enum Owner {
     Other { exported: Option<Exported>, _keep: Box<dyn Any + Send + Sync> },
 }
 
-/// The dma-buf behind a mapping.
 struct Exported {
     descriptor: OwnedFd,
     offset: u64,
@@ -90,12 +87,11 @@ impl Memory {
     }
 
     /// Returns the memory of `len` bytes from `base` on, which map a dma-buf from `offset` on:
-    /// memory of another device, for example a GPU. An RDMA device reaches it through the dma-buf,
+    /// memory of another device, for example a GPU. An RDMA device reaches it by
     /// `ibv_reg_dmabuf_mr(3)`. Bytes that do not land, and all bytes over TCP, are copied through
     /// the mapping. The descriptor is closed with the last handle, then `keep` is dropped.
     ///
-    /// **Untested on a device**: no device that this crate was tested on can register a dma-buf.
-    /// They refuse it, and so does the embedded fabric.
+    /// **Untested on a device**: every tested device refuses dma-bufs, as the embedded fabric does.
     ///
     /// # Safety
     /// The requirements of [`Memory::from_raw_parts`]. In addition, until `keep` is dropped,
@@ -125,13 +121,13 @@ impl Memory {
         Self { bytes: Arc::new(bytes), slice: usize::MAX }
     }
 
-    /// Registers the memory in slices of `len` bytes, of which the last may be shorter, instead of
-    /// as a whole. A buffer of it is used as before: values may lie across cuts.
+    /// Registers the memory in slices of `len` bytes, the last of which may be shorter. Values may
+    /// lie across cuts.
     ///
     /// Some cards are slow with one registration of many GiB. Others have few registrations: take
     /// slices of hundreds of MiB, or of GiB. A window lies inside one slice, so up to two windows
-    /// of a value are copied for each slice that the value touches. In slices shorter than a window
-    /// nothing lands. Over TCP nothing is registered, and cuts have no effect.
+    /// of a value are copied for each slice it touches, and nothing lands in a slice shorter than a
+    /// window. Over TCP cuts have no effect.
     ///
     /// # Panics
     /// `len` is zero.
@@ -141,7 +137,6 @@ impl Memory {
         Self { slice: len, ..self }
     }
 
-    /// Returns the length of a slice: that of the memory, unless [`Memory::in_slices`] has cut it.
     pub(crate) fn slice_len(&self) -> usize {
         self.slice.min(self.len())
     }
@@ -154,9 +149,8 @@ impl Memory {
         })
     }
 
-    /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them any more:
-    /// all buffers of it were dropped, and so were the connections on which an error left windows
-    /// in it.
+    /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them: no
+    /// buffer, and no connection on which an error left windows in it.
     ///
     /// # Errors
     /// Returns the memory unchanged.
@@ -183,7 +177,6 @@ impl Memory {
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Sends bytes of `range` over a socket, waiting for room or not. Returns how many it took.
     pub(crate) fn send_to(
         &self,
         socket: &impl AsRawFd,
@@ -252,7 +245,6 @@ impl Bytes {
         SharedMemory::new(unsafe { slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU8>(), self.len) })
     }
 
-    /// Returns the place of the byte `start` in the dma-buf behind the memory.
     fn dma_buf(&self, start: usize) -> Option<DmaBuf> {
         let Owner::Other { exported: Some(Exported { descriptor, offset }), .. } = &self.owner else {
             return None;
@@ -318,7 +310,6 @@ mod tests {
         assert_eq!(memory.try_into_vec().expect("nobody uses it"), [3; 10]);
     }
 
-    /// Set when it is dropped.
     struct Owned(Arc<AtomicBool>);
 
     impl Drop for Owned {

@@ -1,8 +1,8 @@
 //! One large value over several connections.
 //!
-//! A value is received by a `GETRANGE` on each connection. The first connection watches the key
-//! meanwhile (`WATCH`). An empty transaction at the end says whether all parts are of one value. A
-//! value is sent by a `SETRANGE` on each connection, to a new key that is renamed at the end.
+//! A value is received by a `GETRANGE` on each connection. The first one watches the key meanwhile
+//! (`WATCH`), and its empty transaction says whether all parts are of one value. A value is sent by
+//! a `SETRANGE` on each connection, to a new key that is renamed at the end.
 
 use std::io;
 use std::ops::Range;
@@ -17,21 +17,19 @@ use crate::transport::{Buffer, Transport};
 /// The least bytes of a part. A shorter one saves less than another connection's round trip costs.
 const SHORTEST: usize = 1 << 20;
 
-/// How often a value is received that others change meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// How long the parts of a value stay on the server after the time-outs of their calls.
+/// How long the parts of a value stay on the server after their calls' time-outs.
 const LEFT: Duration = Duration::from_secs(60);
 
-/// The same, if calls have no time-out.
 const LEFT_OF_ENDLESS: Duration = Duration::from_secs(24 * 3600);
 
 impl<T: Transport + Send> Striped<T> {
     /// Gets one value into `range` of `buffer`, in parts over all connections if it has megabytes.
     /// Returns its length; `None` if there is no such key.
     ///
-    /// All parts are of one value: if another client changes the key meanwhile, they are received
-    /// again. Each of the steps is limited like a call.
+    /// All parts are of one value: they are received again if another client changes it meanwhile.
+    /// Each of the steps is limited like a call.
     ///
     /// # Errors
     /// [`Error::Changed`] if the key was changed during each of three attempts, [`Error::TooLong`]
@@ -79,19 +77,18 @@ impl<T: Transport + Send> Striped<T> {
     }
 
     /// Sets a key to the bytes of `range`, in parts over all connections if there are megabytes of
-    /// them. They are sent without a copy.
+    /// them, without a copy.
     ///
     /// Other clients find the old value until all parts have arrived, then the new one. Meanwhile
-    /// the server also has the parts, in memory for a whole value, under a key whose name begins
-    /// with `key` and ends with 32 random digits. This key is deleted after an error, or expires
-    /// some minutes later if its client is gone or a connection was lost. The server moves it to
-    /// its place by `RENAME`, so on a node of a cluster the name of `key` needs a hash tag (`{…}`).
-    /// Each of the steps is limited like a call.
+    /// the server also has the parts, in memory for a whole value, under a key that begins with
+    /// `key` and ends with 32 random digits. It is deleted after an error, or expires some minutes
+    /// later if its client is gone or a connection was lost. `RENAME` moves it, so on a node of a
+    /// cluster the name of `key` needs a hash tag (`{…}`). Each step is limited like a call.
     ///
     /// # Errors
-    /// [`Error::Changed`] if the server has lost parts again, because it evicted them; otherwise
-    /// the error of a connection, or of the system's random numbers. Lost connections are dropped.
-    /// Unless the last step failed without an answer, the key has its old value.
+    /// [`Error::Changed`] if the server has evicted parts; otherwise the error of a connection, or
+    /// of the system's random numbers. Lost connections are dropped. Unless the last step failed
+    /// without an answer, the key has its old value.
     pub fn set_from(
         &mut self,
         key: &[u8],
@@ -147,7 +144,6 @@ impl<T: Transport + Send> Striped<T> {
         self.mget_into(std::slice::from_ref(whole), buffer)?.pop().unwrap_or(Ok(None))
     }
 
-    /// Sends all parts to a new key.
     fn parts_from(&mut self, whole: &Part<'_>, buffer: &StripedBuffer<T::Buffer>) -> Result<(), Error> {
         let (name, Range { start, end }) = (whole.key, whole.range.clone());
         let mut last = [0];
@@ -173,7 +169,6 @@ impl<T: Transport + Send> Striped<T> {
         all(set?).map(drop)
     }
 
-    /// Gives the complete value its key.
     fn finish(&mut self, name: &[u8], key: &[u8]) -> Result<(), Error> {
         self.first(|client| {
             // If parts were evicted, the others have begun a key that does not expire.
@@ -217,7 +212,6 @@ impl<T: Transport + Send> Striped<T> {
     }
 }
 
-/// Returns all results, or an error that says why one failed.
 fn all<R>(results: Vec<Result<R, Error>>) -> Result<Vec<R>, Error> {
     let (mut all, mut lost) = (Vec::with_capacity(results.len()), false);
     for result in results {

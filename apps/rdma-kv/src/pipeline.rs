@@ -1,7 +1,6 @@
 //! Sends commands while replies come back.
 //!
-//! A server may stop reading when its replies are not read, after any number of them. So this side
-//! never waits for something that needs both sides to go on. While the server owes a reply to a
+//! A server may stop reading at any time if its replies are not read. So while it owes a reply to a
 //! complete command, writing does not wait, and that reply is read next. If it owes none, it must
 //! be reading, and writing waits.
 
@@ -44,15 +43,12 @@ impl Verb {
     }
 }
 
-/// The commands of one call.
 pub(crate) struct Pipeline<'a> {
     verb: Verb,
-    /// Parts whose commands are not encoded yet.
     parts: slice::Iter<'a, Part<'a>>,
     bytes: Vec<u8>,
     /// How many of these bytes the stream has taken.
     at: usize,
-    /// The end of each command in them.
     ends: VecDeque<usize>,
     /// The value after these bytes, in a command whose end is not encoded yet.
     value: Option<Range<usize>>,
@@ -66,7 +62,6 @@ impl<'a> Pipeline<'a> {
         Self { verb, parts: parts.iter(), bytes, at: 0, ends, value: None, whole: 0 }
     }
 
-    /// Continues writing after `replies` were read, without waiting for the next one.
     pub(crate) fn go_on<T: Transport>(
         &mut self,
         stream: &mut T,

@@ -1,12 +1,9 @@
-//! Registered memory by its address.
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::memory::Memory;
 
-/// Registered buffers, found by address. A program that receives parts of an arena, each with its
-/// address and length, registers the arena once and finds all of them here.
+/// Registered buffers, found by address: an arena is registered once for all of its parts.
 #[derive(Debug)]
 pub struct Registrations<B> {
     /// By the address of the first byte; none overlaps another.
@@ -40,8 +37,7 @@ impl<B> Registrations<B> {
         Ok(())
     }
 
-    /// Returns the buffer that contains the `len` bytes at `address`, and their range in it; `None`
-    /// if no buffer contains them all.
+    /// Returns the buffer that contains all `len` bytes at `address`, and their range in it.
     pub fn find(&mut self, address: usize, len: usize) -> Option<(&mut B, Range<usize>)> {
         let (start, arena) = self.arenas.range_mut(..=address).next_back()?;
         let offset = address - start;

@@ -26,7 +26,6 @@ pub(crate) enum Line {
     Many(Option<u64>),
 }
 
-/// Bytes that were read ahead.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     /// The bytes read, and how many of them were used.
@@ -64,7 +63,6 @@ impl Replies {
         }
     }
 
-    /// Frees the memory of a long line once it was read.
     fn forget(&mut self) {
         if self.used == self.ahead.len() {
             self.ahead.clear();
@@ -73,14 +71,12 @@ impl Replies {
         }
     }
 
-    /// Takes up to `most` bytes that were read ahead.
     fn take(&mut self, most: usize) -> &[u8] {
         let from = self.used;
         self.used = from + most.min(self.ahead.len() - from);
         self.ahead.get(from..self.used).unwrap_or_default()
     }
 
-    /// Reads the bytes of a value into `range`, and the end of its line.
     pub(crate) fn value<T: Transport>(
         &mut self,
         stream: &mut T,
@@ -93,7 +89,6 @@ impl Replies {
         Ok(received)
     }
 
-    /// Reads a value of `len` bytes and drops it.
     pub(crate) fn drop_value(&mut self, stream: &mut impl Read, len: u64) -> Result<(), Error> {
         let most = usize::try_from(len).unwrap_or(usize::MAX);
         let mut left = len - self.take(most).len() as u64;

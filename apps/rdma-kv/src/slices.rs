@@ -1,5 +1,3 @@
-//! Memory that is registered in one piece, or in several.
-
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,7 +45,6 @@ impl<B: Descriptors> Slices<B> {
         self.slices.first()
     }
 
-    /// Cuts a range into those inside each slice. Yields nothing for an empty range.
     pub(crate) fn parts(
         &self,
         range: Range<usize>,
@@ -67,7 +64,6 @@ impl<B: Descriptors> Slices<B> {
         })
     }
 
-    /// Returns the range of `len` bytes from `offset` on, if it lies inside.
     fn inside(&self, offset: usize, len: usize) -> Option<Range<usize>> {
         let end = offset.checked_add(len).filter(|end| *end <= self.len)?;
         Some(offset..end)

@@ -32,10 +32,8 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The primary of each slot, as far as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    /// Addresses of primaries.
     nodes: Vec<String>,
     /// For each slot the index of its primary in `nodes`; empty when nothing is known.
     places: Vec<Option<u16>>,
@@ -90,7 +88,6 @@ impl Slots {
         }
     }
 
-    /// Returns the index of a node, adding it if needed. `None` if there are too many.
     fn place(&mut self, node: String) -> Option<u16> {
         let place = self.nodes.iter().position(|known| *known == node).unwrap_or_else(|| {
             self.nodes.push(node);
@@ -104,8 +101,7 @@ impl Slots {
     }
 }
 
-/// Returns a normalised `host:port`, if it is an IP address and a port. Names are rejected: this
-/// code cannot check which host a peer means.
+/// Returns a normalised `host:port`. Names are rejected: it is unknown which host a peer means.
 fn named(text: &str) -> Option<String> {
     let (host, port) = text.rsplit_once(':')?;
     let host: IpAddr = host.trim_matches(['[', ']']).parse().ok()?;
@@ -113,20 +109,15 @@ fn named(text: &str) -> Option<String> {
     Some(SocketAddr::new(host, port).to_string())
 }
 
-/// A node's answer about a key that it does not serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Elsewhere {
-    /// Another node serves the slot from now on.
     Moved { slot: u16, node: String },
-    /// Another node serves this key, this time.
     Ask { node: String },
-    /// Try again in a moment.
     Later,
 }
 
 impl Elsewhere {
-    /// Parses the error of a node at `from`. `None` if it is another error, or names no
-    /// slot or no address.
+    /// Parses the error of a node at `from`. `None` if it is another, or lacks slot or address.
     pub(crate) fn parse(text: &str, from: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let kind = words.next()?;

@@ -1,5 +1,3 @@
-//! Several connections to one server, used at the same time.
-
 use std::thread;
 use std::time::Duration;
 
@@ -10,23 +8,19 @@ use crate::memory::Memory;
 use crate::transport::{Buffer, Transport};
 
 /// Clients on several connections to one server. The keys of one call are spread over them, or the
-/// parts of one large value ([`Striped::get_into`], [`Striped::set_from`]). Each connection's part
-/// of a call runs on a thread of its own.
+/// parts of one large value. Each connection's part of a call runs on a thread of its own.
 ///
-/// A lost connection is ended at once, and has released the buffer when the call returns. The
-/// others continue with later calls. When none is left, each call returns [`Error::Lost`].
+/// A lost connection is ended at once, and has released the buffer when the call returns. Without
+/// any connection each call returns [`Error::Lost`].
 #[derive(Debug)]
 pub struct Striped<T: Transport> {
     pub(crate) clients: Vec<Client<T>>,
-    /// The counts of lost clients.
     counts: Counts,
 }
 
-/// Memory for the values of a [`Striped`]. Registered once if its connections share a protection
-/// domain, otherwise once for each.
+/// Memory for the values of a [`Striped`], registered once for each protection domain.
 #[derive(Debug)]
 pub struct StripedBuffer<U> {
-    /// One for each domain, all of the same memory.
     buffers: Vec<U>,
 }
 
@@ -82,8 +76,7 @@ impl<T: Transport + Send> Striped<T> {
         self.clients.iter_mut().for_each(|client| client.set_time_to_live(lives));
     }
 
-    /// Logs in on every connection at once, like [`Client::log_in`]. A connection that fails is
-    /// dropped; all that remain are logged in.
+    /// Logs in on every connection at once, like [`Client::log_in`]. Drops those that fail.
     ///
     /// # Errors
     /// The error of a connection that failed; or every connection was lost before.
@@ -117,8 +110,7 @@ impl<T: Transport + Send> Striped<T> {
     /// One key of a lost connection has its error, the others have [`Error::Lost`].
     ///
     /// # Errors
-    /// A part is not inside the buffer; or the buffer belongs to another client; or every
-    /// connection was lost before.
+    /// A part is outside the buffer, the buffer is another client's, or every connection is lost.
     pub fn mget_into(
         &mut self,
         parts: &[Part<'_>],
@@ -128,12 +120,10 @@ impl<T: Transport + Send> Striped<T> {
     }
 
     /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. One key of a lost
-    /// connection has its error, the others have
-    /// [`Error::Lost`]: it is unknown whether the server has set them.
+    /// connection has its error, the others have [`Error::Lost`]: they may be set or not.
     ///
     /// # Errors
-    /// A part is not inside the buffer; or the buffer belongs to another client; or every
-    /// connection was lost before.
+    /// A part is outside the buffer, the buffer is another client's, or every connection is lost.
     pub fn mset_from(
         &mut self,
         parts: &[Part<'_>],
@@ -142,8 +132,7 @@ impl<T: Transport + Send> Striped<T> {
         self.spread(parts, buffer, |client, parts, buffer| client.mset_from(parts, buffer))
     }
 
-    /// Runs `act` on every connection with its share of the parts, and returns the results in the
-    /// order of the parts.
+    /// Runs `act` on every connection with its share of the parts. Returns results in their order.
     pub(crate) fn spread<R: Send>(
         &mut self,
         parts: &[Part<'_>],
@@ -159,7 +148,6 @@ impl<T: Transport + Send> Striped<T> {
                 let moved = act(client, &share.parts, &mut share.buffer);
                 (share.indices, moved)
             };
-            // This thread takes one share itself.
             let first = busy.next();
             let others: Vec<_> = busy.map(|share| scope.spawn(move || run(share))).collect();
             let mut done: Vec<_> = first.map(run).into_iter().collect();
@@ -212,7 +200,6 @@ impl<T: Transport + Send> Striped<T> {
 
 struct Share<'a, U> {
     parts: Vec<Part<'a>>,
-    /// Their indices in the caller's list.
     indices: Vec<usize>,
     bytes: usize,
     buffer: U,

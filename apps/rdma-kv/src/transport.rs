@@ -11,10 +11,9 @@ use crate::memory::Memory;
 use crate::slices::Slices;
 
 /// Returns the settings of a connection for large values: the defaults, with one receive window. A
-/// second window would be announced before the client knows the length of a value, and bytes
-/// arriving in it would be copied. With one, the next window is announced inside the value's
-/// buffer, just as early. Only for values too short to land, the server waits for the copy of the
-/// first window before it sends the rest.
+/// second one would be announced before a value's length is known, and its bytes would be copied.
+/// With one, the next is announced inside the value's buffer, just as early. Only for values too
+/// short to land, the server waits for the copy of the first window.
 pub fn options() -> Options {
     let mut options = Options::default();
     options.protocol.windows = 1;
@@ -31,13 +30,11 @@ pub trait Buffer {
         self.len() == 0
     }
 
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all
-    /// inside.
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if some are outside.
     #[must_use]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool;
 
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit, or the
-    /// device or the server uses it.
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not fit or is in use.
     #[must_use]
     fn write(&mut self, offset: usize, from: &[u8]) -> bool;
 }
@@ -91,8 +88,8 @@ impl Sent {
     }
 }
 
-/// A byte stream that can receive into memory of its own kind, and send from it. Every call with a
-/// deadline fails with [`io::ErrorKind::TimedOut`] after that deadline.
+/// A byte stream that can receive into memory of its own kind, and send from it. A call fails with
+/// [`io::ErrorKind::TimedOut`] after its deadline.
 pub trait Transport {
     /// Memory of this transport: a handle, whose clones are handles on the same memory.
     type Buffer: Buffer + Clone + Send;
@@ -109,14 +106,12 @@ pub trait Transport {
     /// It has no bytes, or cannot be used.
     fn register(&self, memory: Memory) -> io::Result<Self::Buffer>;
 
-    /// Returns unregistered memory as a buffer for one call, if this transport needs no
-    /// registration: TCP.
+    /// Returns memory as a buffer for one call, if this transport needs no registration: TCP.
     fn unregistered(&self, _memory: impl FnOnce() -> Memory) -> Option<Self::Buffer> {
         None
     }
 
-    /// Returns whether this stream can receive into `buffer` and send from it: another stream may
-    /// have created it.
+    /// Returns whether this stream can use `buffer`, which another one may have created.
     fn takes(&self, buffer: &Self::Buffer) -> bool;
 
     /// Waits for bytes and reads some; 0 at the end of the stream.
@@ -131,8 +126,8 @@ pub trait Transport {
     /// The stream has ended.
     fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
 
-    /// Waits until `range` holds `ahead`, which was read before, and the following bytes of the
-    /// stream. Returns how many the peer wrote there itself, and how many were copied.
+    /// Waits until `range` holds `ahead`, read before, and the bytes that follow it. Returns how
+    /// many the peer wrote there itself, and how many were copied.
     ///
     /// # Errors
     /// The stream ended before, or the range is not inside the buffer.
@@ -144,8 +139,7 @@ pub trait Transport {
         deadline: Deadline,
     ) -> io::Result<Received>;
 
-    /// Takes bytes to send from the beginning of `range`, without a copy if possible, and returns
-    /// how many.
+    /// Takes bytes to send from the beginning of `range`, without a copy if possible.
     ///
     /// # Errors
     /// The stream has ended.
@@ -173,7 +167,6 @@ impl<T: Transport> Read for Until<'_, T> {
 }
 
 impl Wait {
-    /// Returns how long a stream may wait now.
     fn time(self) -> io::Result<Option<Duration>> {
         match self {
             Self::Not => Ok(Some(Duration::ZERO)),
@@ -253,8 +246,7 @@ impl<B: Descriptors> Transport for Stream<B> {
     }
 
     fn end_now(&mut self) {
-        // Dropping it would linger for bytes that the peer does not take. An error here is not
-        // news: the connection is already lost.
+        // Dropping it would linger for bytes that the peer does not take. It is lost already.
         _ = self.close(Duration::ZERO);
     }
 }
@@ -358,7 +350,6 @@ impl Transport for TcpStream {
     }
 }
 
-/// Writes by `write`, whose argument says whether it may wait.
 fn written(
     stream: &mut TcpStream,
     nothing: bool,
@@ -378,8 +369,7 @@ fn written(
     }
 }
 
-/// Turns the kernel's error for a time-out, which says that it would block, into `TimedOut`;
-/// socket(7).
+/// Turns `WouldBlock`, the kernel's error for a time-out, into `TimedOut`; socket(7).
 fn in_time<R>(result: io::Result<R>) -> io::Result<R> {
     result.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),

@@ -32,15 +32,13 @@ pub const INTERRUPTED: u8 = 130;
 /// The output pipe is closed, as in `… | head`. A program that `SIGPIPE` ends has the same status.
 pub const UNREAD: u8 = 141;
 
-/// The end of each program's help.
 const STATUSES: &str = "\
 Exit status:
     0 done                        69 no RDMA here
     1 failed                      70 a mistake of this program
    64 wrong command line         141 the reader of the output is gone";
 
-/// Reads the command line and runs `job` with it, unless the command is `completions` or `man`.
-/// Returns the exit status.
+/// Runs `job` with the command line, unless that is `completions` or `man`, and returns the status.
 pub fn run<T: CommandFactory + FromArgMatches>(job: impl FnOnce(T) -> ExitCode) -> ExitCode {
     let command = T::command();
     let after = command.get_after_help().map(|after| format!("{after}\n\n")).unwrap_or_default();
@@ -91,7 +89,6 @@ pub fn with_common(command: Command) -> Command {
     }
 }
 
-/// Runs `completions` or `man`. Returns `None` for any other command.
 fn installed(mut command: Command, matches: &ArgMatches) -> Option<ExitCode> {
     match matches.subcommand()? {
         ("completions", matches) => {
@@ -120,8 +117,7 @@ fn manual(command: Command, folder: &Path) -> io::Result<()> {
     clap_mangen::generate_to(command, folder)
 }
 
-/// Returns whether this is the panic of the standard library's `print!` when the reader is gone.
-/// The message is the only sign of it.
+/// Whether this is the panic of `print!` when the reader is gone, which only the message shows.
 fn is_unread(payload: &dyn Any) -> bool {
     let text = payload.downcast_ref::<String>();
     text.is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"))
@@ -133,7 +129,6 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     static UNHEARD: AtomicBool = AtomicBool::new(false);
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // The panic of `print!`, in any thread. There is no other sign of it.
         let closed = is_unread(info.payload());
         if closed {
             UNHEARD.store(true, Ordering::Relaxed);
@@ -170,9 +165,8 @@ fn without_logins(text: &str, words: impl Iterator<Item = String>) -> String {
     })
 }
 
-/// Returns the exit status of an error. It is [`NO_RDMA`] if the error or one of its causes is an
-/// [`io::Error`] of the kind [`Unsupported`](io::ErrorKind::Unsupported), as reported by backends
-/// without a library or a device.
+/// Returns the exit status of an error: [`NO_RDMA`] if it or a cause is [`io::Error`] of the kind
+/// [`Unsupported`](io::ErrorKind::Unsupported), as of backends without a library or a device.
 pub fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
@@ -189,7 +183,6 @@ mod tests {
         command.try_get_matches_from([&["program"], line].concat())
     }
 
-    /// A program without commands still needs its arguments, but not for `completions` and `man`.
     #[test]
     fn common_commands_need_no_arguments_of_the_program() {
         let one = with_common(Command::new("program").arg(Arg::new("needed").long("needed").required(true)));

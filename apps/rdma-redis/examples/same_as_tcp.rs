@@ -95,7 +95,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns a digest of every reply.
 async fn program(transport: &Transport, arguments: &Arguments) -> Result<u64, Box<dyn std::error::Error>> {
     let mut connection = transport.connection().await?;
     let () = redis::cmd("FLUSHALL").query_async(&mut connection).await?;
@@ -143,8 +142,7 @@ async fn program(transport: &Transport, arguments: &Arguments) -> Result<u64, Bo
     Ok(digest.finish())
 }
 
-/// Sends the commands of one task, on keys of its own, so that its replies do not depend on other
-/// tasks.
+/// Sends one task's commands, on keys of its own: its replies do not depend on other tasks.
 async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) -> RedisResult<u64> {
     let mut digest = DefaultHasher::new();
     let mut state = task + 1;
@@ -177,7 +175,6 @@ async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) 
     Ok(digest.finish())
 }
 
-/// Returns the replies that a reconnecting connection gets from a restarted server.
 async fn restarted(
     mut connection: impl ConnectionLike + Clone + Send + Sync,
     command: &str,
@@ -187,8 +184,7 @@ async fn restarted(
     if !status.success() {
         return Err(format!("`{command}`: {status}").into());
     }
-    // Requests on the lost connection fail, because their outcome is unknown. How many fail depends
-    // on timing.
+    // Requests on the lost connection fail, as their outcome is unknown; how many, is timing.
     let deadline = Instant::now() + Duration::from_secs(60);
     let after: Option<String> = loop {
         match connection.get("before").await {

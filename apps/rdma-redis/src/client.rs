@@ -1,5 +1,3 @@
-//! A server, and connections to it.
-
 use std::error::Error;
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -24,7 +22,6 @@ pub struct Client<B: Descriptors> {
     secure: bool,
     tls: Option<Tls>,
     settings: Settings,
-    /// The transport of the newest connection.
     newest: Arc<Mutex<Option<Transport>>>,
 }
 
@@ -59,9 +56,8 @@ impl<B: Descriptors> Client<B> {
         Ok(Self::new(Ok(rdma.into()), parse(url.as_ref(), &mut settings)?, settings))
     }
 
-    /// Returns a client like [`Client::with_settings`], for a backend that this machine may not
-    /// have. Pass the result of `Verbs::load()`. Without a backend, all connections use the
-    /// fallback.
+    /// Returns a client with settings for a backend that may be missing: pass `Verbs::load()`.
+    /// Without one, all connections use the fallback.
     ///
     /// # Errors
     /// Returns an error if the URL does not have the form of [`Client::open`], or if there is
@@ -106,7 +102,6 @@ impl<B: Descriptors> Client<B> {
         Ok(self)
     }
 
-    /// Adds TLS over a stream to `host`, if the URL asks for it.
     async fn secured(&self, stream: ByteStream, host: &str) -> RedisResult<ByteStream> {
         match &self.tls {
             _ if !self.secure => Ok(stream),
@@ -118,11 +113,9 @@ impl<B: Descriptors> Client<B> {
         }
     }
 
-    /// Returns the transport of the newest connection of this client or its clones, or `None`
-    /// before the first.
+    /// Returns the transport of the newest connection of this client or its clones, if any.
     ///
-    /// The first fallback after the start or after RDMA is logged as a warning, with its reason.
-    /// Those that follow it are at level `DEBUG`.
+    /// The first fallback after the start or after RDMA is logged as a warning, others as `DEBUG`.
     pub fn transport(&self) -> Option<Transport> {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,8 +123,7 @@ impl<B: Descriptors> Client<B> {
     /// Connects. The connection can be cloned, and its clones share one RDMA stream.
     ///
     /// # Errors
-    /// Returns why there is no connection, in the words of [`rdma_conn::Error`], or the server's
-    /// error reply to the handshake.
+    /// Returns why there is no connection ([`rdma_conn::Error`]), or the server's error reply.
     pub async fn get_multiplexed_async_connection(&self) -> RedisResult<MultiplexedConnection> {
         self.get_multiplexed_async_connection_with_config(AsyncConnectionConfig::new()).await
     }
@@ -175,8 +167,7 @@ impl<B: Descriptors> Client<B> {
     /// Connects, and reconnects whenever the connection is lost.
     ///
     /// # Errors
-    /// The errors are those of [`Client::get_multiplexed_async_connection`], for the first
-    /// connection.
+    /// Those of [`Client::get_multiplexed_async_connection`], for the first connection.
     pub async fn get_reconnecting_connection(&self, how: Reconnect) -> RedisResult<Reconnecting<B>> {
         Reconnecting::new(self.clone(), how).await
     }
@@ -204,7 +195,6 @@ impl<B: Descriptors> Client<B> {
     }
 }
 
-/// Returns the time-out error of a connect. `reached` is the transport, if the server was reached.
 fn too_late(host: &str, port: u16, within: Duration, reached: Option<&Transport>) -> RedisError {
     let what = match reached {
         Some(transport) => format!(

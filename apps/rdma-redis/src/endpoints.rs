@@ -1,5 +1,3 @@
-//! Endpoints that connections share.
-
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_conn::{AsyncEndpoint, Descriptors, Limits, WeakAsyncEndpoint};
 use tokio::runtime::{Handle, Id};
 
-/// The endpoint of each runtime that has connections.
 type PerRuntime<B> = Vec<(Id, WeakAsyncEndpoint<B>)>;
 
 /// A program's RDMA backend, with the endpoints of its [`Client`](crate::Client)s.
@@ -16,11 +13,9 @@ type PerRuntime<B> = Vec<(Id, WeakAsyncEndpoint<B>)>;
 /// that drives them, and a completion queue for each 64 of them. Each has a queue pair, a
 /// protection domain and memory of its own.
 ///
-/// Clones share endpoints. So do clients that are given clones, and clones of one client.
-///
-/// An endpoint is made with the first connection on a runtime and dropped with the last. A failed
-/// one is replaced by the next connection. Runtimes share none, because a runtime that does not run
-/// drives nothing, and connections elsewhere would wait for it.
+/// Clones share endpoints, and so do clients that are given clones. An endpoint is made with the
+/// first connection on a runtime and dropped with the last. A failed one is replaced by the next
+/// connection. Runtimes share none: one that does not run would let connections elsewhere wait.
 pub struct Endpoints<B: Descriptors> {
     backend: B,
     made: Arc<Mutex<PerRuntime<B>>>,

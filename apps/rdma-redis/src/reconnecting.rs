@@ -1,5 +1,3 @@
-//! A reconnecting connection.
-
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -19,22 +17,19 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::Client;
 
-/// Settings of a [`Reconnecting`] connection. The client's [`Settings`](crate::Settings) limit each
-/// attempt to connect and each reply.
+/// Settings of a [`Reconnecting`]. [`Settings`](crate::Settings) limit each attempt and each reply.
 #[derive(Clone)]
 pub struct Reconnect {
     /// How long a request may wait for a connection in all, over failed attempts and the pauses
     /// between them. It then fails with the error of the last attempt. The default is 10 s.
     pub deadline: Duration,
-    /// The pause after the first failed attempt. The default is 100 ms. It doubles with each
-    /// further attempt.
+    /// The pause after the first failed attempt: by default 100 ms. It doubles with each attempt.
     pub first_pause: Duration,
     /// The longest pause. The default is 2 s. Each pause is lengthened by a random part of itself,
     /// so that clients of a lost server do not reconnect all at once.
     pub longest_pause: Duration,
-    /// Receives messages to subscribers and other push messages, for connections with
-    /// `protocol=resp3` only. The end of a connection is one of them
-    /// ([`PushKind::Disconnection`](redis::PushKind::Disconnection)).
+    /// Receives messages to subscribers and other push messages, with `protocol=resp3` only, such
+    /// as the end of a connection ([`PushKind::Disconnection`](redis::PushKind::Disconnection)).
     pub push_sender: Option<Arc<dyn AsyncPushSender>>,
 }
 
@@ -112,7 +107,6 @@ struct Current {
     patterns: BTreeSet<Vec<u8>>,
 }
 
-/// The result of attempts to connect, once known.
 type Outcome = watch::Receiver<Option<RedisResult<MultiplexedConnection>>>;
 
 impl<B: Descriptors> Shared<B> {
@@ -137,7 +131,6 @@ impl<B: Descriptors> Shared<B> {
         (outcome, generation)
     }
 
-    /// Makes the connection of `generation`, and watches it until it is lost.
     async fn make(
         self: Arc<Self>,
         generation: u64,
@@ -172,7 +165,6 @@ impl<B: Descriptors> Shared<B> {
         }
     }
 
-    /// Makes a connection, in as many attempts as time allows.
     async fn tried(&self) -> RedisResult<(MultiplexedConnection, JoinHandle<()>)> {
         let mut last = None;
         let attempts = async {
@@ -226,7 +218,6 @@ impl Current {
     }
 }
 
-/// Returns whether a retry cannot help.
 fn is_final(error: &RedisError) -> bool {
     // After a wrong password redis-rs would reconnect, which only helps with a new one.
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.retry_method(), RetryMethod::NoRetry)
@@ -256,7 +247,6 @@ impl<B: Descriptors> Reconnecting<B> {
         Ok((made?, generation))
     }
 
-    /// Checks the outcome of a request, and removes the connection of `generation` if it was lost.
     fn noted<T>(&self, generation: u64, outcome: RedisResult<T>) -> RedisResult<T> {
         if outcome.as_ref().is_err_and(is_loss) && self.shared.lost(generation) {
             let _made_by_a_task = self.shared.newest();
@@ -264,8 +254,7 @@ impl<B: Descriptors> Reconnecting<B> {
         outcome
     }
 
-    /// Subscribes to channels, and again after each reconnect. Messages go to
-    /// [`Reconnect::push_sender`].
+    /// Subscribes to channels, after each reconnect too. Messages go to [`Reconnect::push_sender`].
     ///
     /// # Errors
     /// Returns an error, and does not subscribe, if the connection has no `protocol=resp3`, the
@@ -300,8 +289,7 @@ impl<B: Descriptors> Reconnecting<B> {
     /// Subscribes to patterns, and again after each reconnect.
     ///
     /// # Errors
-    /// Returns an error, and does not subscribe, if the connection has no `protocol=resp3`, the
-    /// server refuses, or there is no connection.
+    /// The errors are those of [`Reconnecting::subscribe`].
     pub async fn psubscribe(&mut self, patterns: impl ToRedisArgs) -> RedisResult<()> {
         let patterns = patterns.to_redis_args();
         loop {
@@ -319,8 +307,7 @@ impl<B: Descriptors> Reconnecting<B> {
     /// even after an error.
     ///
     /// # Errors
-    /// Returns an error if the connection has no `protocol=resp3`, the server refuses, or there is
-    /// no connection.
+    /// The errors are those of [`Reconnecting::unsubscribe`].
     pub async fn punsubscribe(&mut self, patterns: impl ToRedisArgs) -> RedisResult<()> {
         let patterns = patterns.to_redis_args();
         forget(&mut self.shared.state().patterns, &patterns);

@@ -24,33 +24,27 @@ const KNOWN: [&str; 8] = [
 /// Settings of all connections of a [`Client`](crate::Client). Options of its URL override them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Settings of the RDMA connection. Its `timeout`, by default 5 s, bounds all of connecting.
-    /// That includes the look-up of the host's name, the RDMA connection to one of its addresses,
-    /// the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT, CLIENT
-    /// SETINFO). The addresses are tried in turn and share the time evenly. URL option:
-    /// `timeout=SECONDS`.
+    /// Settings of the RDMA connection. Its `timeout`, by default 5 s, bounds all of connecting:
+    /// the look-up of the name, the addresses, which share the time evenly, the fallback to TCP,
+    /// and the handshake (HELLO, AUTH, SELECT, CLIENT SETINFO). URL option: `timeout=SECONDS`.
     ///
-    /// Some networks and cards need other options. A URL can set `traffic_class=0..255`,
-    /// `ack_timeout=0..31`, `relaxed_ordering=yes` and `huge_pages=yes`.
+    /// For some networks and cards, a URL can set `traffic_class=0..255`, `ack_timeout=0..31`,
+    /// `relaxed_ordering=yes` and `huge_pages=yes`.
     pub connect: Connect,
     /// How long a request may wait for its reply before it fails. The connection stays. `None`
     /// waits as long as the connection lasts. URL option: `response_timeout=SECONDS` or
     /// `response_timeout=none`.
     ///
     /// The default is 5 minutes. The largest value that a Valkey server takes by default, 512 MiB,
-    /// passes in that time at 2 MiB/s, which is slower than any network that carries RDMA. A server
-    /// that answers nothing still does not hold a request for ever. Commands that block (`BLPOP`,
-    /// `XREAD BLOCK`) count as unanswered while they block.
+    /// passes in that time at 2 MiB/s, which is slower than any network that carries RDMA. Commands
+    /// that block (`BLPOP`, `XREAD BLOCK`) count as unanswered while they block.
     pub response_timeout: Option<Duration>,
-    /// The fallback if the server cannot be reached by RDMA. `None` fails. URL option:
-    /// `fallback=tcp` or `fallback=tcp:PORT`.
+    /// The fallback without RDMA; `None` fails. URL option: `fallback=tcp` or `fallback=tcp:PORT`.
     pub fallback: Option<Fallback>,
 }
 
-/// The fallback if a server cannot be reached by RDMA: there is no library or device, no RDMA
-/// listener, or no connection within half of the time for connecting.
-///
-/// A server that was reached and refused the handshake is not tried again by other means.
+/// The fallback if a server cannot be reached by RDMA: no library, device or listener, or no
+/// connection within half of the time for connecting. A refused handshake is not repeated by TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
     /// Connect by TCP, with TLS if the URL asks for TLS.
@@ -74,7 +68,6 @@ impl Settings {
         self
     }
 
-    /// Applies one option of a URL. `None` if there is no such option or the value is invalid.
     fn set(&mut self, name: &str, value: &str) -> Option<()> {
         match (name, value) {
             ("timeout", _) => self.connect.timeout = seconds(value)?,
@@ -99,7 +92,6 @@ impl Settings {
     }
 }
 
-/// Parses a number of seconds above zero, with or without decimals.
 fn seconds(text: &str) -> Option<Duration> {
     let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
     (!seconds.is_zero()).then_some(seconds)
@@ -119,7 +111,6 @@ pub(crate) struct Target {
     pub(crate) secure: bool,
 }
 
-/// Parses a `valkey+rdma://` or `valkeys+rdma://` URL, and puts its options into `settings`.
 pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     let invalid = || {
         let form = "expected a URL valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS], or valkeys+rdma:// for TLS";
@@ -178,7 +169,6 @@ mod tests {
         }
     }
 
-    /// Wherever a URL has a password, no error and no `Debug` repeats it.
     #[test]
     fn no_password_is_printed() {
         let backend = Fabric::new().host(&[]);

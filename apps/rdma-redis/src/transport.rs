@@ -34,10 +34,8 @@ impl fmt::Display for Transport {
     }
 }
 
-/// A stream over either.
 pub(crate) type ByteStream = Pin<Box<dyn redis::aio::AsyncStream + Send>>;
 
-/// The program's RDMA, or why it has none.
 pub(crate) type Loaded<B> = Result<Endpoints<B>, Arc<dyn std::error::Error + Send + Sync>>;
 
 /// A client's configuration of TLS; empty without the feature `tls`.

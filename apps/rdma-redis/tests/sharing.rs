@@ -26,7 +26,6 @@ fn held(fabric: &Fabric) -> Resources {
     fabric.resources(CLIENT.into())
 }
 
-/// A listening endpoint for all connections of a server.
 fn listen(fabric: &Fabric, ip: IpAddr) -> Endpoint<SoftSim> {
     let mut endpoint = Endpoint::new(&fabric.host(&[ip]), Limits::default()).expect("a device");
     let _listener = endpoint.listen(SocketAddr::new(ip, 6379), Options::default()).expect("a free address");
@@ -65,8 +64,7 @@ async fn ping(mut connection: MultiplexedConnection) -> MultiplexedConnection {
     connection
 }
 
-/// Connections of two clients on one runtime share an endpoint. A runtime that does not run delays
-/// no other. Nothing is left.
+/// A runtime that does not run delays no other. Nothing is left.
 #[test]
 fn connections_of_a_runtime_share_an_endpoint() {
     let (fabric, over) = (Fabric::new(), AtomicBool::new(false));

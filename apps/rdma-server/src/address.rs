@@ -1,5 +1,3 @@
-//! Addresses of all connection types.
-
 use std::fmt;
 use std::io;
 use std::net::{AddrParseError, SocketAddr};

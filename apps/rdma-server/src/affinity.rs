@@ -150,7 +150,6 @@ impl Interrupts {
         Self::below(Path::new("/"), device)
     }
 
-    /// [`Interrupts::of`] with another root.
     fn below(root: &Path, device: &str) -> io::Result<Self> {
         let home = root.join("sys/class/infiniband").join(device);
         if !home.exists() {
@@ -186,8 +185,7 @@ impl Interrupts {
         if named.is_empty() { self.all.iter().collect() } else { named }
     }
 
-    /// Pins completion vector *n* to the *n*-th of these CPUs, cyclically. Needs root. Returns how
-    /// many were pinned.
+    /// Pins completion vector *n* to CPU *n* of `cpus`, cyclically. Needs root. Returns how many.
     ///
     /// # Errors
     /// Returns an error if the system refuses, or if there is no interrupt or no CPU.
@@ -209,7 +207,6 @@ impl Interrupts {
     }
 }
 
-/// Returns counts by CPU, and the name, of an interrupt in `/proc/interrupts`.
 fn row(table: &str, number: u32) -> Option<(Vec<(usize, u64)>, String)> {
     let mut lines = table.lines();
     let cpus: Vec<usize> =

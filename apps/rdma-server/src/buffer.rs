@@ -7,11 +7,10 @@ const SPARE: usize = 256 << 10;
 /// Below this much memory, copying the bytes into less is not worthwhile.
 const SMALL: usize = 4 << 10;
 
-/// Bytes, and how much memory they take.
+/// Bytes, and how much memory they take: none for an idle client.
 ///
 /// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it only
-/// while bytes must wait ([`Buffer::settle`]): a request costs no allocation, an idle client no
-/// memory.
+/// while bytes must wait ([`Buffer::settle`]), so a request costs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
@@ -20,21 +19,18 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Returns how many bytes of memory it takes.
     pub(crate) fn memory(&self) -> usize {
         self.memory.max(self.bytes.capacity())
     }
 
-    /// Takes the memory of an empty buffer, if this one has none.
     pub(crate) fn borrow_from(&mut self, spare: &mut Self) {
         if self.memory() == 0 {
             std::mem::swap(self, spare);
         }
     }
 
-    /// Releases memory that the bytes do not need. `spare` may take it.
-    ///
-    /// At most about four times the length of the bytes stays, and each is copied less than once.
+    /// Releases unneeded memory, to `spare` if possible. At most about four times the length of
+    /// the bytes stays, and each is copied less than once.
     pub(crate) fn settle(&mut self, spare: &mut Self) {
         self.memory = self.memory();
         if self.bytes.is_empty() || self.memory > SMALL && self.bytes.len() < self.memory / 4 {
@@ -83,12 +79,10 @@ mod tests {
         other.borrow_from(&mut spare);
         other.bytes.extend_from_slice(&[b'y'; 1000]);
         assert_eq!(other.bytes.as_ptr(), lent);
-        // A buffer with bytes borrows nothing.
         other.borrow_from(&mut one);
         assert_eq!(&other.bytes[..], &[b'y'; 1000]);
     }
 
-    /// Bytes that a service has cut out keep their own memory.
     #[test]
     fn a_rest_lets_go_of_what_was_cut_off() {
         let (mut buffer, mut spare) = (Buffer::default(), Buffer::default());

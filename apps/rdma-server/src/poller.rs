@@ -14,17 +14,14 @@ use slotmap::{Key, KeyData, SlotMap, new_key_type};
 
 use crate::transport::{Interest, Source, Transport};
 
-/// Events taken at once.
 const BATCH: usize = 256;
 
 /// The token of the waker. No key has this value.
 const WOKEN: Token = Token(usize::MAX);
 
-// A key has 64 bits, and is the token.
 const _: () = assert!(usize::BITS >= 64, "tokens have no room for keys");
 
 new_key_type! {
-    /// Identifies a watched descriptor.
     pub(crate) struct SourceId;
 }
 
@@ -84,7 +81,6 @@ impl<O: Copy> Poller<O> {
         }
     }
 
-    /// Waits for at most `timeout`. Returns the owners of ready descriptors, with their readiness.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<(O, Interest)>> {
         self.events.clear();
         match self.poll.poll(&mut self.events, timeout) {
@@ -105,7 +101,6 @@ impl<O: Copy> Poller<O> {
     }
 }
 
-/// Waits for one transport, for at most `timeout`, and drives it.
 pub(crate) fn wait_for(
     transport: &mut dyn Transport,
     want: Interest,
@@ -122,7 +117,6 @@ pub(crate) fn wait_for(
     Ok(())
 }
 
-/// Waits for one descriptor. Returns its readiness.
 pub(crate) fn wait_one(
     fd: BorrowedFd<'_>,
     interest: Interest,

@@ -1,5 +1,3 @@
-//! Replies waiting for one client.
-
 use std::io::{self, ErrorKind, Write};
 
 use bytes::{Buf, BytesMut};
@@ -28,8 +26,7 @@ pub enum SendError {
     Full {
         /// Bytes that wait.
         waiting: usize,
-        /// Bytes that may wait,
-        /// [`ServerSettings::reply_budget`](crate::ServerSettings::reply_budget).
+        /// Bytes that may wait: [`reply_budget`](crate::ServerSettings::reply_budget).
         budget: usize,
     },
 }
@@ -44,8 +41,7 @@ impl Replies {
         self.buffer.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the buffer to append to, for encoders that write into one. Do not change the bytes
-    /// that are in it.
+    /// Returns the buffer, for encoders that append to one. Do not change the bytes in it.
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer.bytes
     }

@@ -1,5 +1,4 @@
-//! A server on an event loop: one service over any connection types, with limits, and addresses
-//! that can change at run time.
+//! A server on an event loop: one service over any connection types, with limits.
 //!
 //! - TCP and RDMA may share an address and a port: their port spaces are separate, and so are the
 //!   listeners.
@@ -40,8 +39,7 @@ pub trait Service: 'static {
     /// Removes whole commands from `input` and appends their replies to `replies`. Bytes left in
     /// `input` are passed again, followed by those that have arrived meanwhile.
     ///
-    /// It may answer only some commands and leave the others in `input`, with [`Flow::Again`]. It
-    /// should do so once
+    /// It may leave commands in `input` and return [`Flow::Again`]. It should do so once
     /// [`Replies::is_full`]: replies beyond that take unbounded memory.
     fn serve(
         &mut self,
@@ -66,18 +64,15 @@ pub trait Service: 'static {
 pub enum Flow {
     /// All whole commands are answered: serve the client again when more has arrived.
     Stay,
-    /// Whole commands are left: serve the client again when replies have been written and are not
-    /// full, before reading more.
+    /// Whole commands are left: serve again when the replies have room, before reading more.
     Again,
-    /// The reply to the last command follows with [`Server::send`]: serve and read nothing before
-    /// that.
+    /// The reply follows with [`Server::send`]: serve and read nothing before that.
     Wait,
     /// Send the remaining replies, then close the connection.
     Leave,
 }
 
-/// Settings for admission and per-client limits. Start from [`ServerSettings::default`], then
-/// assign fields or chain their setters. A change applies to later clients.
+/// Admission and per-client limits. Start from [`ServerSettings::default`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerSettings {
@@ -128,7 +123,6 @@ new_key_type! {
     pub struct BindingId;
 }
 
-/// Opens one address of a binding.
 type Open<S> = Box<dyn Fn(&mut EventLoop<Clients<S>>, &Address) -> io::Result<ListenerId>>;
 
 /// The listeners of a binding by address, with actual ports.
@@ -145,14 +139,12 @@ pub struct Server<S: Service> {
     bindings: SlotMap<BindingId, Binding<S>>,
 }
 
-/// The handlers' state: the service and its clients.
 struct Clients<S: Service> {
     service: S,
     settings: ServerSettings,
     all: SecondaryMap<SessionId, Client<S::Client>>,
     counters: ServerCounters,
     chunk: Box<[u8]>,
-    /// Spare memory for the next client with a request or replies.
     spare: Spare,
 }
 
@@ -187,8 +179,7 @@ impl<S: Service> Server<S> {
     /// Listens with a connection type on some addresses.
     ///
     /// # Errors
-    /// Returns an error if an address is taken, not of this machine, or not of this type. It then
-    /// listens on none of them.
+    /// Returns an error, and listens on none, if one is taken, not of this machine or of the type.
     pub fn bind<T: ConnectionType + 'static>(&mut self, with: T, at: &[Address]) -> io::Result<BindingId> {
         let open: Open<S> = Box::new(move |events, at| events.listen(&with, at, on_connection));
         let id = self.bindings.insert(Binding { open, listeners: Listeners::new() });
@@ -201,8 +192,7 @@ impl<S: Service> Server<S> {
     /// Listens on these addresses instead. Clients of the old ones stay.
     ///
     /// # Errors
-    /// Returns an error if an address is taken, not of this machine, or not of this type. It then
-    /// listens where it did before.
+    /// The errors are those of [`Server::bind`]. It then listens where it did before.
     pub fn rebind(&mut self, id: BindingId, at: &[Address]) -> io::Result<()> {
         let Some(binding) = self.bindings.get_mut(id) else {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no such binding"));
@@ -292,11 +282,10 @@ impl<S: Service> Server<S> {
         &self.events.state.settings
     }
 
-    /// Changes admission and per-client limits from now on.
+    /// Changes admission, and the limits of later clients.
     ///
     /// # Errors
-    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and keeps the old settings, if one is out
-    /// of bounds.
+    /// Returns [`InvalidInput`](ErrorKind::InvalidInput), and changes none, if one is not allowed.
     pub fn configure(&mut self, settings: ServerSettings) -> io::Result<()> {
         settings.check()?;
         self.events.state.settings = settings;
@@ -323,8 +312,7 @@ impl<S: Service> Server<S> {
         self.events.state.all.len()
     }
 
-    /// Returns how many bytes of memory the buffers of all clients take, for requests and replies.
-    /// A client without waiting bytes has none.
+    /// Returns how much memory the buffers of all clients take, in bytes, for requests and replies.
     pub fn waiting_bytes(&self) -> usize {
         let clients = self.events.state.all.values();
         clients.map(|client| client.input.memory() + client.replies.memory()).sum()
@@ -335,8 +323,7 @@ impl<S: Service> Server<S> {
         self.events.waker()
     }
 
-    /// Stops listening, as the beginning of a graceful end. Connected clients stay, and
-    /// [`Server::turn`] continues to serve them.
+    /// Stops listening, as the beginning of a graceful end. Connected clients are still served.
     pub fn close_listeners(&mut self) {
         for binding in self.bindings.values_mut() {
             for listener in std::mem::take(&mut binding.listeners).into_values() {

@@ -30,13 +30,11 @@ pub enum Barrier {
     /// The read handler: replies leave in the turn that made them.
     #[default]
     ReadFirst,
-    /// The write handler: replies leave in the next turn, after work in between (such as syncing a
-    /// log).
+    /// The write handler: replies leave in the next turn, after work such as syncing a log.
     WriteFirst,
 }
 
-/// One connection of an [`EventLoop`](crate::EventLoop) with a state `S`. [`Read`] and [`Write`]
-/// never wait.
+/// One connection of an [`EventLoop`](crate::EventLoop). [`Read`] and [`Write`] never wait.
 pub struct Session<S> {
     transport: Box<dyn Transport>,
     state: SessionState,
@@ -47,32 +45,25 @@ pub struct Session<S> {
     pub(crate) loop_state: LoopState<S>,
 }
 
-/// What the loop keeps about a connection.
 pub(crate) struct LoopState<S> {
     /// Called once at the end of the handshake. `None` before the accept and after the call.
     pub(crate) handshake: Option<Handler<S>>,
     /// Nesting depth of this connection's running handlers.
     pub(crate) entered: u32,
     pub(crate) stage: Stage,
-    /// How the loop learns that the connection can continue.
     pub(crate) registered: Option<Registered>,
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must have ended.
     pub(crate) deadline: Option<Instant>,
-    /// The timer set for it.
     pub(crate) timer: Option<Instant>,
-    /// Whether it is listed to be checked before sleeping.
     pub(crate) touched: bool,
-    /// Whether it is listed as having work to do.
     pub(crate) pending: bool,
 }
 
 /// How a loop learns that a connection can continue.
 #[derive(Clone, Copy)]
 pub(crate) enum Registered {
-    /// By its own descriptor.
     Own(SourceId),
-    /// By its driver, which wakes it.
     WithDriver,
 }
 
@@ -195,12 +186,10 @@ impl<S> Session<S> {
         Ok(())
     }
 
-    /// Reads a line of at most `limit` bytes and returns it without its end (`\n` or `\r\n`),
-    /// waiting for at most `timeout`.
+    /// Reads a line of at most `limit` bytes, without its `\n` or `\r\n`, for at most `timeout`.
     ///
     /// # Errors
-    /// Returns [`InvalidData`](ErrorKind::InvalidData) if the line is longer. Otherwise the errors
-    /// are those of [`Session::sync_read`].
+    /// [`InvalidData`](ErrorKind::InvalidData) for a longer line, or as [`Session::sync_read`].
     pub fn sync_read_line(&mut self, limit: usize, timeout: Duration) -> io::Result<Vec<u8>> {
         let until = deadline(timeout);
         let mut line = Vec::new();
@@ -284,7 +273,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Makes the connection cost little, because its peer is only told `why` it is refused.
     pub(crate) fn economize(&mut self, why: &'static [u8]) {
         self.transport.economize();
         self.loop_state.refusal = Some(why);
@@ -304,7 +292,6 @@ impl<S> Session<S> {
         matches!(self.state, SessionState::Connecting | SessionState::Accepting)
     }
 
-    /// Returns the events that the loop waits for on behalf of the connection.
     fn wanted(&self) -> Interest {
         match self.loop_state.stage {
             Stage::Parting => Interest::READ,
@@ -314,7 +301,6 @@ impl<S> Session<S> {
         }
     }
 
-    /// Returns the handlers to call now, in order.
     pub(crate) fn due(&mut self) -> [Option<Due>; 2] {
         let ready = self.transport.ready().and(self.wanted());
         let due = [ready.read.then_some(Due::Read), ready.write.then_some(Due::Write)];

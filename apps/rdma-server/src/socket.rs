@@ -1,5 +1,3 @@
-//! TCP and Unix sockets.
-
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,8 +17,7 @@ use crate::transport::{
 /// Bytes that a closing socket discards per turn: unread bytes would turn the close into a reset.
 const DISCARD: usize = 64 << 10;
 
-/// Settings of sockets. [`Unix`] uses only the backlog. Start from [`SocketSettings::default`],
-/// then assign fields or chain their setters.
+/// Settings of sockets; [`Unix`] uses only the backlog. Start from [`SocketSettings::default`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SocketSettings {
@@ -187,7 +184,6 @@ struct SocketFile {
 }
 
 impl SocketFile {
-    /// Returns the file at `path`, if it can be told apart from others.
     fn of(path: PathBuf) -> Option<Self> {
         let metadata = std::fs::symlink_metadata(&path).ok()?;
         Some(Self { path, device: metadata.dev(), inode: metadata.ino() })

@@ -12,9 +12,7 @@ use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 use crate::address::Address;
 use crate::transport::{Accepted, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport};
 
-/// Settings of [`Tls`]: our identity, trusted roots, and the cryptography.
-///
-/// Start from [`TlsSettings::default`], then assign fields or chain their setters.
+/// Identity, trusted roots and cryptography of [`Tls`]. Start from [`TlsSettings::default`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TlsSettings {
@@ -192,7 +190,6 @@ impl TlsTransport {
         }
     }
 
-    /// Passes encrypted bytes to the inner transport, as far as it has room.
     fn flush(&mut self) -> io::Result<()> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut CiphertextIo(&mut *self.inner)) {
@@ -238,7 +235,6 @@ impl TlsTransport {
         Ok(())
     }
 
-    /// Sends `close_notify`, and does `then` when that has left.
     fn end(&mut self, after: AfterFlush, linger: Duration) {
         if self.carried {
             self.tls.send_close_notify();

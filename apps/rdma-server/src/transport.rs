@@ -10,9 +10,8 @@ use std::time::Duration;
 use crate::address::Address;
 use crate::poller::wait_one;
 
-/// Adds a chainable setter for each field of a settings type.
-///
-/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
+/// Adds a chainable setter for each field of a settings type. Other crates need them:
+/// `#[non_exhaustive]` lets the type grow but forbids literals.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -99,8 +98,7 @@ pub trait ConnectionType {
 
 /// A listener's answer to an accept.
 pub enum Accepted {
-    /// A peer's connection, not yet established. Nothing costly was allocated for it:
-    /// [`Transport::establish`] does that.
+    /// A peer's connection. Nothing costly was allocated yet; [`Transport::establish`] does that.
     Connection(Box<dyn Transport>),
     /// A peer has left already, or could not be served. The next one may succeed.
     Lost(io::Error),
@@ -128,7 +126,6 @@ pub trait Listening: Send {
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// Returns the error for settings out of bounds.
 pub(crate) fn out_of_bounds(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
@@ -169,8 +166,7 @@ pub enum Source<'a> {
     /// A descriptor of its own, and the events to wait for. Edges are enough: a transport reports
     /// readiness until it finds out otherwise.
     Own(BorrowedFd<'a>, Interest),
-    /// A driver shared with other transports of its type on the loop. It wakes the transport's
-    /// waker.
+    /// A driver shared by the loop's transports of its type, which wakes the transport's waker.
     Shared(Arc<dyn Driver>),
 }
 
@@ -208,8 +204,7 @@ pub trait Transport: Send {
     /// Returns the kind of this connection.
     fn kind(&self) -> Kind;
 
-    /// Sets the waker that its driver calls when it can continue. Transports with a descriptor of
-    /// their own need none.
+    /// Sets the waker that its driver calls. Transports with a descriptor of their own need none.
     fn set_waker(&mut self, _waker: &Waker) {}
 
     /// Announces that the peer is only told why it is refused, so that the connection uses as
@@ -229,8 +224,7 @@ pub trait Transport: Send {
     /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes like [`Write::write_vectored`](std::io::Write::write_vectored) of a non-blocking
-    /// socket.
+    /// Writes like [`write_vectored`](std::io::Write::write_vectored) of a non-blocking socket.
     ///
     /// # Errors
     /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.

@@ -40,8 +40,7 @@ fn host(fabric: &Fabric, ip: IpAddr) -> SoftSim {
     fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() })
 }
 
-/// Connects the clients while `turn` drives the server. Returns how many descriptors were added,
-/// and what the server's host holds.
+/// Connects clients. Returns the descriptors added, and what the server's host holds.
 fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdma_softsim::Resources) {
     let mut clients = Endpoint::new(&host(fabric, CLIENT), Limits::default()).expect("an endpoint");
     let options = Options::default().protocol(Config::client().window(4096));
@@ -66,7 +65,6 @@ fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdm
     (descriptors() - before, fabric.resources(SERVER))
 }
 
-/// Through a server, a client costs no descriptor and no memory beyond those on an endpoint.
 #[test]
 fn idle_clients_cost_what_they_cost_on_an_endpoint() {
     let at = SocketAddr::from((SERVER, 6379));
@@ -102,8 +100,7 @@ fn idle_clients_cost_what_they_cost_on_an_endpoint() {
         "{CLIENTS} idle clients: {alone} descriptors on an endpoint, {through} through a server; {} bytes registered for each",
         held.registered_bytes / CLIENTS as u64
     );
-    // The loop's own: epoll, its waker, the listener's channel, a copy of the endpoint's
-    // descriptor.
+    // The loop's own: epoll, waker, the listener's channel, a copy of the endpoint's descriptor.
     assert!(through <= alone + 8, "{through} descriptors through a server, {alone} on an endpoint");
     assert_eq!(held.registered_bytes, bare.registered_bytes);
     assert_eq!(held.completion_queues, bare.completion_queues);

@@ -28,8 +28,7 @@ pub struct Machine {
     pub link: f64,
     /// Microseconds of both ways over cables and switches alone, for one bit, without the cards.
     pub rtt: Micros,
-    /// The processor's time relative to the one of the published 160 K requests a second over TCP.
-    /// Less is faster.
+    /// The processor's time relative to that of the published 160 K requests a second over TCP.
     pub slowness: f64,
     /// Clients at the same time.
     pub clients: u32,
@@ -53,16 +52,13 @@ impl Default for Machine {
 const EXECUTION: Micros = 0.75;
 /// The extra time of a SET, by the TCP rates of redis#9270: 1/155 K − 1/159 K.
 const SET: Micros = 0.16;
-/// The kernel's part of a request over TCP: fitted, with [`EXECUTION`], to the 159 K a second of
-/// redis#9270.
+/// The kernel's part of a request over TCP: fitted, with [`EXECUTION`], to redis#9270's 159 K/s.
 const KERNEL_TCP: Micros = 5.22;
 /// A user instruction: 3 GHz at one a cycle.
 const INSTRUCTION: Micros = 0.000_33;
-/// A kernel entry and its work, epoll or a read of an eventfd, with today's mitigations: 0.2 to 0.5
-/// µs.
+/// A kernel entry and its work (epoll, reading an eventfd), with mitigations: 0.2 to 0.5 µs.
 const ENTRY: Micros = 0.3;
-/// A write to the device: a post with its doorbell (Kalia and others, ATC 2016: about 0.1 µs with a
-/// write-combining store).
+/// A post with its doorbell: about 0.1 µs with a write-combining store (Kalia, ATC 2016).
 const DOORBELL: Micros = 0.1;
 /// A completion's interrupt on the server's core: fitted to the 524 K PINGs a second of redis#9270.
 const INTERRUPT: Micros = 0.32;
@@ -74,8 +70,7 @@ const ONE_WAY: Micros = 0.83;
 const FETCH: Micros = 0.4;
 /// Bytes that can be inlined.
 const INLINE: f64 = 128.0;
-/// Bytes of a packet. The device fetches a whole packet before it sends it, and receives a whole
-/// one before it writes it.
+/// Bytes of a packet. The device fetches, or receives, a whole one before it passes it on.
 const PACKET: f64 = 4096.0;
 /// GB/s of a PCIe slot of the third generation, 16 lanes.
 const SLOT: f64 = 12.0;
@@ -115,7 +110,6 @@ struct Layer {
 }
 
 impl Side {
-    /// Returns the costs of RDMA.
     fn layer(self) -> Option<Layer> {
         let [instructions, entries, entries_alone, doorbells] = match self {
             Self::Ours => [974.0, 2.0, 2.0, 2.0],
@@ -195,8 +189,7 @@ impl Machine {
             let kernel = KERNEL_TCP * self.slowness / f64::from(self.pipeline.min(16));
             return execution + kernel + Self::at(request.bytes(), TCP_STREAM);
         };
-        // At the limit each client has a request pending whenever the thread polls. It takes
-        // sixteen at a time.
+        // At the limit each client has a request pending at each poll, which takes 16 at a time.
         let together =
             f64::from(self.pipeline) * if layer.shared { f64::from(self.clients.min(16)) } else { 1.0 };
         let asleep = (layer.entries * ENTRY + INTERRUPT) / together.max(1.0);
@@ -267,8 +260,7 @@ impl Machine {
         Self { slowness: (processor / (EXECUTION + KERNEL_TCP)).max(0.01), ..self }
     }
 
-    /// Returns the smallest size from which on a value is faster over RDMA than over TCP; `None` if
-    /// there is none.
+    /// Returns the smallest size from which on RDMA is faster than TCP, if there is one.
     #[must_use]
     pub fn overtakes(&self) -> Option<f64> {
         let faster = |size: &f64| {
@@ -312,8 +304,7 @@ pub fn rows(machine: &Machine) -> Vec<Row> {
     rows
 }
 
-/// Returns the rows as a table: for each request and size, the requests a second, the latency and
-/// the GB/s of each side.
+/// Returns the rows as a table: the requests a second, the latency and the GB/s of each side.
 #[must_use]
 pub fn table(rows: &[Row]) -> Table {
     let mut table = plain();

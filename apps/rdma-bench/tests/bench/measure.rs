@@ -1,5 +1,4 @@
-//! Whole measurements: over RDMA on the embedded fabric and over TCP, with servers that answer,
-//! reject, lose requests and stay silent.
+//! Whole measurements, with servers that answer, reject, lose requests and stay silent.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -29,7 +28,6 @@ fn load() -> Load {
     }
 }
 
-/// Returns a store over RDMA, and how to connect to it.
 fn over_rdma() -> (impl Fn() -> Rdma<SoftSim>, Address) {
     let fabric = Fabric::new();
     let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
@@ -114,7 +112,6 @@ fn connections_are_busy_ones_before_the_clock_runs() {
     }
 }
 
-/// A client that counts the bytes read from it.
 struct Counting<'a>(TcpStream, &'a AtomicU64);
 
 impl Read for Counting<'_> {
@@ -140,7 +137,6 @@ fn failure(serve: impl Fn(TcpStream) + Send + Sync + 'static, test: Test) -> Str
     run(test, &short, Tcp::new, &over_tcp(serve), |_| {}).expect_err("no measurement").to_string()
 }
 
-/// A server that sends the same reply to everything.
 fn replying(reply: &'static [u8]) -> impl Fn(TcpStream) + Send + Sync {
     move |mut client| {
         let mut chunk = [0; 4096];
@@ -162,7 +158,6 @@ fn what_is_no_measurement_is_an_error() {
     assert_eq!(failure(ending, Test::Get), "the server ended a connection");
 }
 
-/// A server that admits no client says why before the request, and ends the connection.
 #[test]
 fn why_a_server_lets_nobody_in_is_told() {
     let denying = |mut client: TcpStream| drop(client.write_all(b"-DENIED no strangers\r\n"));
@@ -171,7 +166,6 @@ fn why_a_server_lets_nobody_in_is_told() {
     }
 }
 
-/// The error is what the server said before it ended a connection, not the failed write.
 #[test]
 fn the_last_words_of_a_server_are_told() {
     let path = std::env::temp_dir().join(format!("rdma-bench-words-{}", std::process::id()));
@@ -194,7 +188,6 @@ fn the_last_words_of_a_server_are_told() {
     std::fs::remove_file(path).expect("it is there");
 }
 
-/// An error ends the test before the other threads reach their time-outs.
 #[test]
 fn an_error_in_one_thread_ends_the_others() {
     let served = AtomicU64::new(0);

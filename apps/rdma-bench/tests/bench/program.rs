@@ -48,7 +48,6 @@ fn wrong_arguments_have_a_status_of_their_own() {
     }
 }
 
-/// Messages about a target do not repeat its password.
 #[test]
 fn a_password_is_not_printed() {
     for arguments in [
@@ -182,7 +181,6 @@ fn what_cannot_be_printed_is_an_error_and_no_panic() {
     assert!(says.starts_with("cannot print: "), "{says}");
 }
 
-/// A failed test does not lose the results of earlier ones.
 #[test]
 fn what_was_measured_before_a_failure_is_printed() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -205,7 +203,6 @@ fn what_was_measured_before_a_failure_is_printed() {
     assert!(told.lines().nth(1).is_some_and(|line| line.starts_with(r#""PING","#)), "{told}");
 }
 
-/// The given number of clients gets the memory that it needs.
 #[test]
 #[ignore = "takes up to 20 s; .ci/nightly runs it"]
 fn eleven_hundred_clients_find_room() {

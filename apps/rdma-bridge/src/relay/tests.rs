@@ -33,7 +33,6 @@ fn pick<T: Copy>(random: &mut fastrand::Rng, of: &[T]) -> T {
     of[random.usize(..of.len())]
 }
 
-/// The byte of a side's stream at a position.
 fn byte(side: Side, at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 16 ^ if side == Side::Client { 0 } else { 0x5a }) as u8
 }
@@ -44,7 +43,6 @@ enum Way {
     AtOnce,
     /// In the same way, once it has seen an end or waited for long.
     AfterThePeer,
-    /// By breaking the connection at some time.
     Breaks,
 }
 
@@ -52,12 +50,10 @@ enum Way {
 struct Script {
     side: Side,
     writes: usize,
-    /// Most bytes per write, and per read.
     pieces: [usize; 2],
     /// The longest pause before a write, and before a read, in milliseconds.
     pauses: [u64; 2],
     way: Way,
-    /// The number of bytes after which it stops reading.
     reads: usize,
 }
 
@@ -80,13 +76,10 @@ impl Script {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
-    /// Bytes that its connection took.
     sent: usize,
-    /// Whether it had written everything, and has ended in order.
     ended: bool,
     received: usize,
-    /// Whether the peer has ended in order, or broken. `None` if it did not look, or had ended as a
-    /// whole before.
+    /// Whether the peer ended in order, or broke. `None` if it did not look, or had ended itself.
     end: Option<bool>,
 }
 
@@ -144,7 +137,6 @@ async fn pause(random: &mut fastrand::Rng, longest: u64) {
     }
 }
 
-/// Returns whether the end was in order.
 async fn reads(
     mut from: ReadHalf<Outer>,
     script: &Script,
@@ -175,7 +167,6 @@ async fn reads(
     None
 }
 
-/// Runs a seed. Returns how many of its sides saw an orderly end, and a reset.
 async fn run(seed: u64) -> [usize; 2] {
     let mut random = fastrand::Rng::with_seed(seed);
     // No side breaks, stops, or pauses for too long.
@@ -219,12 +210,10 @@ async fn run(seed: u64) -> [usize; 2] {
     [true, false].map(|order| [client, server].iter().filter(|seen| seen.end == Some(order)).count())
 }
 
-/// The bridge's default limits.
 const USUAL: Patience = Patience { stall: Duration::from_secs(60), quiet: Duration::from_millis(200) };
 
-/// Runs a relay between a client of TCP and a server, which is `whole` or not. The client writes
-/// `requests`, ends its direction, and reads after a pause much longer than `quiet`. The server
-/// writes `replies` at once and then reads.
+/// The client writes `requests`, ends its direction, and reads after a pause much longer than
+/// `quiet`. The server writes `replies` at once and then reads.
 async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
     let mut random = fastrand::Rng::with_seed(1);
     let [(mut client, near), (server, far)] =
@@ -254,7 +243,6 @@ async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
     [requests, replies]
 }
 
-/// A client whose socket is full while it pauses does not count as quiet.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_pauses_with_a_full_socket_gets_the_rest() {
     for whole in [true, false] {

@@ -13,7 +13,6 @@ use crate::world::{LONG, WINDOW, bytes_of, client, fabric, how, pattern};
 
 type Words = Vec<Vec<u8>>;
 
-/// Commands sent to nodes, by the node's number.
 type Asked = Arc<Mutex<Vec<(usize, Words)>>>;
 
 fn number(stream: &mut impl BufRead) -> io::Result<usize> {
@@ -33,7 +32,6 @@ fn command(stream: &mut BufReader<impl Read>) -> io::Result<Words> {
     (0..count).map(word).collect()
 }
 
-/// Answers commands by `answer` until it returns `None`, or the client disconnects.
 fn speak<S: Read + Write>(stream: S, answer: impl Fn(&Words) -> Option<Vec<u8>>) {
     let mut stream = BufReader::new(stream);
     while let Ok(words) = command(&mut stream) {
@@ -44,8 +42,7 @@ fn speak<S: Read + Write>(stream: S, answer: impl Fn(&Words) -> Option<Vec<u8>>)
     }
 }
 
-/// Starts nodes on the loopback. `answer` gets a node's number, all addresses, a command, and how
-/// often this node got it before.
+/// Starts nodes. `answer` gets a node's number, all addresses, a command, and how often it came.
 fn nodes(
     count: usize,
     answer: impl Fn(usize, &[String], &Words, usize) -> Option<Vec<u8>> + Send + Sync + 'static,
@@ -83,7 +80,6 @@ fn bulk(bytes: &[u8]) -> Vec<u8> {
     [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
 }
 
-/// Returns the map of a cluster whose nodes have equal parts of the slots.
 fn map(addresses: &[String]) -> Vec<u8> {
     let share = 16384 / addresses.len();
     let line = |(node, address): (usize, &String)| {
@@ -207,7 +203,6 @@ fn a_key_on_its_way_is_asked_for_where_it_goes() {
     assert_eq!(count(&asked, b"ASKING"), 2);
 }
 
-/// A client that nodes redirect in circles gives up after a few requests.
 #[test]
 fn circles_end() {
     for word in ["MOVED", "ASK"] {
@@ -228,7 +223,6 @@ fn circles_end() {
     }
 }
 
-/// A node that is down, or has lost its connection, is tried again, but not forever.
 #[test]
 fn what_passes_is_waited_for() {
     let (addresses, _) = nodes(1, |_node, addresses, words, before| match (&words[0][..], before) {
@@ -284,8 +278,7 @@ fn a_slot_that_no_node_has_is_told() {
     assert_eq!(count(&asked, b"EXISTS"), 0);
 }
 
-/// Over RDMA each connection has a domain of its own. Memory is registered with it when needed, and
-/// released with it.
+/// Over RDMA each connection has a domain of its own.
 #[test]
 fn memory_is_registered_with_each_connection() {
     let value = Mutex::new(Vec::new());

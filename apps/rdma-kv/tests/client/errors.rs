@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::world::{LONG, WINDOW, answers, bytes_of, over_rdma, over_tcp, store};
 use rdma_kv::{Buffer, Client, Error, Memory, Part, Transport};
 
-/// After a refusal the client continues. After an invalid reply it is lost.
 fn errors<T: Transport>(mut client: Client<T>) {
     let mut buffer = client.buffer(100).expect("memory");
     let refused = client.get_into(b"key", &mut buffer, 0..100).expect_err("a wrong type");
@@ -21,7 +20,6 @@ fn errors<T: Transport>(mut client: Client<T>) {
     assert!(matches!(client.get_into(b"key", &mut buffer, 0..1), Err(Error::Lost)));
 }
 
-/// The replies of a server, the last of which is none to `GET`.
 const fn ending(last: &'static [u8]) -> [&'static [u8]; 4] {
     [b"-WRONGTYPE no string\r\n", b"-OOM no memory\r\n", b"$3\r\nabc\r\n", last]
 }
@@ -54,7 +52,6 @@ const CUT: &[&[&[u8]]] = &[
     &[b"$9223372036854775807\r\nsome"],
 ];
 
-/// A server that disconnects in the middle of a reply causes an error, and the client is lost.
 fn cut<T: Transport>(connect: impl Fn(&'static [&'static [u8]]) -> Client<T>) {
     for replies in CUT {
         let mut client = connect(replies);
@@ -77,7 +74,6 @@ fn a_server_that_goes_loses_the_client() {
     cut(|replies| over_tcp(answers(replies)));
 }
 
-/// A value of any length is refused without a byte of it in the buffer, and the client continues.
 #[test]
 fn a_value_that_is_too_long_changes_nothing() {
     let mut client = over_rdma(store);
@@ -95,7 +91,6 @@ fn a_value_that_is_too_long_changes_nothing() {
     assert_eq!(client.get_into(b"key", &mut buffer, 0..len).expect("got"), Some(len));
 }
 
-/// A server that sends nothing, or a byte now and then, cannot extend a call beyond its deadline.
 fn drips<T: Transport>(mut client: Client<T>) {
     client.set_timeout(Some(Duration::from_millis(100)));
     let mut buffer = client.buffer(1_000_000).expect("memory");
@@ -103,7 +98,6 @@ fn drips<T: Transport>(mut client: Client<T>) {
     assert!(matches!(&waited, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut), "{waited}");
 }
 
-/// Sends `header`, then a byte every few milliseconds, until the client is gone.
 fn drip<S: Read + Write>(header: &'static [u8]) -> impl Fn(S) + Send + Sync {
     move |mut stream| {
         let mut sent = stream.read(&mut [0; 100]).and_then(|_command| stream.write_all(header));
@@ -123,8 +117,7 @@ fn a_server_that_drips_is_not_waited_for() {
     drips(over_rdma(|mut stream| _ = stream.read_to_end(&mut Vec::new())));
 }
 
-/// Windows may lie in the memory after an error. So it is returned when the connection has ended,
-/// not before.
+/// Windows may lie in the memory after an error.
 #[test]
 fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
     let mut client = over_rdma(|mut stream| {
@@ -155,8 +148,6 @@ fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
     assert!(bytes[..2 * WINDOW].iter().all(|byte| *byte == 1));
 }
 
-/// Memory of a device that the transport cannot reach is refused before a server may write to it.
-/// Over TCP it is copied.
 #[test]
 fn a_dma_buf_needs_a_device_that_can() {
     let bytes = Box::leak(vec![0; 100].into_boxed_slice());

@@ -1,5 +1,3 @@
-//! The user, the password and the database of a client.
-
 use std::fmt::Debug;
 use std::io::{Read, Write};
 use std::sync::Mutex;
@@ -12,13 +10,10 @@ use rdma_conn::Stream;
 use rdma_kv::{Client, Error, Login, Striped, Transport};
 
 const WRONG: &[u8] = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n";
-/// The answer of a server without this command.
 const UNKNOWN: &[u8] = b"-ERR unknown command 'AUTH', with args beginning with: 'ann' 's3cret' \r\n";
 
-/// A reply for each command.
 type Replies = &'static [&'static [u8]];
 
-/// Answers each command with the next of these replies, and sends its words to `words`.
 fn told<S: Read + Write>(replies: Replies, words: Sender<Vec<String>>) -> impl Fn(S) + Send + Sync + 'static {
     let words = Mutex::new(words);
     move |stream| {
@@ -38,7 +33,6 @@ fn told<S: Read + Write>(replies: Replies, words: Sender<Vec<String>>) -> impl F
     }
 }
 
-/// The commands of each login, in order. After it the client is usable.
 fn says<T: Transport>(connect: impl Fn(Replies, Sender<Vec<String>>) -> Client<T>) {
     let login = Login::default;
     let ok: &[u8] = b"+OK\r\n";
@@ -72,8 +66,7 @@ fn a_login_says_who_and_where() {
     says(|replies, words| over_tcp(told(replies, words)));
 }
 
-/// The error of a refusal names the command and has the server's words. The client sends no further
-/// command.
+/// The error names the command and has the server's words. No further command is sent.
 fn refused<T: Transport + Debug>(connect: impl Fn(Replies, Sender<Vec<String>>) -> Client<T>) {
     let login = Login::default().user("ann", "s3cret").database(99);
     let cases: [(Replies, &str, &str); 4] = [
@@ -112,7 +105,6 @@ fn a_login_that_is_refused_loses_the_client() {
     refused(|replies, words| over_tcp(told(replies, words)));
 }
 
-/// Every connection logs in. A refused one is dropped, and the others continue.
 #[test]
 fn each_of_several_connections_logs_in() {
     let (words, heard) = channel();

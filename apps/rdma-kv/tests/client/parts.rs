@@ -1,5 +1,3 @@
-//! One value over several connections.
-
 use std::io::{Cursor, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +12,6 @@ use crate::world::{WINDOW, answers, bytes_of, client, fabric, how, over_tcp, pat
 
 const MIB: usize = 1 << 20;
 
-/// Clients of one store, and one more.
 fn clients(count: usize) -> (Striped<Stream<SoftSim>>, Client<Stream<SoftSim>>) {
     let shared = Arc::new(Store::default());
     let (host, address) = fabric(count + 1, move |stream| _ = shared.serve(stream));
@@ -67,8 +64,7 @@ fn a_value_goes_over_all_connections() {
     there_and_back(Striped::new(vec![connect(), connect(), connect()]), connect());
 }
 
-/// The bytes of a large value land in memory that is registered in slices, in two protection
-/// domains, one of two connections.
+/// In two protection domains, one of two connections.
 #[test]
 fn parts_land_across_slices() {
     let shared = Arc::new(Store::default());
@@ -91,8 +87,7 @@ fn parts_land_across_slices() {
     assert!(got.bytes_landed >= (len - 5 * 2 * WINDOW) as u64, "{got:?}");
 }
 
-/// Clients of a server that calls `before` with the words of each command, and ends the connection
-/// if that is false; and the server's store.
+/// Clients of a server that calls `before` with each command, and disconnects if that is false.
 fn watched(
     count: usize,
     before: impl Fn(&Store, &[&[u8]]) -> bool + Send + Sync + 'static,
@@ -118,7 +113,6 @@ fn watched(
     (Striped::new((0..count).map(connect).collect()), store)
 }
 
-/// Executes a command of short words. Returns the reply as it is on the wire.
 fn ask(store: &Store, words: &[&[u8]]) -> Vec<u8> {
     let mut bytes = Vec::new();
     command(&mut bytes, words.len(), words);
@@ -128,14 +122,12 @@ fn ask(store: &Store, words: &[&[u8]]) -> Vec<u8> {
     replies.to_vec()
 }
 
-/// Returns for how many milliseconds a key still lives; negative for one without an end.
 fn left(store: &Store, key: &[u8]) -> i64 {
     let left = String::from_utf8(ask(store, &[b"PTTL", key])).expect("a text");
     left.trim_end().trim_start_matches(':').parse().expect("a number")
 }
 
-/// Other clients find the old value until the new one is complete. A key's TTL is that of its
-/// client, counted from the end; that of the parts is gone.
+/// A key's TTL is that of its client, counted from the end; that of the parts is gone.
 #[test]
 fn a_value_changes_at_once() {
     let seen = Arc::new(AtomicUsize::new(0));
@@ -161,13 +153,11 @@ fn a_value_changes_at_once() {
     assert!((500_000..=1_000_000).contains(&left), "{left} ms: the parts had three minutes");
 }
 
-/// A value that changes between its parts is received again, and given up if it changes always.
 #[test]
 fn parts_are_of_one_value() {
     for changes in [0, 1, 2, usize::MAX] {
         let done = AtomicUsize::new(0);
         let (mut striped, store) = watched(3, move |store, words| {
-            // The value grows with the last part of each attempt.
             if words[0] == b"GETRANGE" {
                 let now = done.fetch_add(1, Ordering::Relaxed);
                 if now % 3 == 2 && now / 3 < changes {
@@ -194,8 +184,7 @@ fn parts_are_of_one_value() {
     }
 }
 
-/// Parts that the server evicts are missed: before a part that begins them again, shorter or as
-/// long, and before the end. The key has its old value, and no parts are left.
+/// Evicted before a part that begins them again, shorter or as long, and before the end.
 #[test]
 fn evicted_parts_are_missed() {
     for evicts in [&b"SETRANGE"[..], b"PTTL"] {
@@ -221,7 +210,6 @@ fn evicted_parts_are_missed() {
     }
 }
 
-/// What the server refuses leaves the connections, the old value, and no parts.
 #[test]
 fn a_refused_part_leaves_the_old_value() {
     let mut refusing = Striped::new(vec![
@@ -235,7 +223,7 @@ fn a_refused_part_leaves_the_old_value() {
     assert!(buffer.read(0, &mut [0]));
 }
 
-/// A connection that is lost with the last step leaves no parts: another one deletes them.
+/// Another connection deletes them.
 #[test]
 fn a_lost_end_leaves_no_parts() {
     for lost in [&b"PTTL"[..], b"RENAME", b"EXEC"] {
@@ -250,8 +238,7 @@ fn a_lost_end_leaves_no_parts() {
     }
 }
 
-/// A connection that is lost while it watches ends the call. No other one is asked whether the key
-/// has changed: it has watched nothing.
+/// No other one is asked whether the key has changed: it has watched nothing.
 #[test]
 fn a_lost_watch_proves_nothing() {
     let asked = Arc::new(AtomicUsize::new(0));
@@ -269,8 +256,7 @@ fn a_lost_watch_proves_nothing() {
     assert_eq!((striped.connections(), asked.load(Ordering::Relaxed)), (2, 0));
 }
 
-/// A connection that is lost in the middle loses the call. The key has its old value, the parts
-/// expire, and the other connections continue.
+/// The parts expire, and the other connections continue.
 #[test]
 fn a_lost_part_leaves_the_old_value() {
     let parts = AtomicUsize::new(0);

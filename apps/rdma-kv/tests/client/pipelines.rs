@@ -10,8 +10,7 @@ use rdma_kv::{Buffer, Client, Part, Transport};
 const LEN: usize = 100 << 10;
 const COMMANDS: usize = 300;
 
-/// A server that keeps no pending output: while a reply is unread, it reads no command. It answers
-/// a GET by the key, and a SET by as many words.
+/// Reads no command while a reply is unread. Answers a GET by the key, a SET by as many words.
 fn keeps_nothing<S: Read + Write>(stream: S) {
     let mut commands = FrameReader::new(stream);
     while let Ok(Some(command)) = commands.frame() {
@@ -40,7 +39,6 @@ fn many_at_once<T: Transport>(mut client: Client<T>) {
     assert!(buffer.write(0, b"is mine"), "nothing uses it");
 }
 
-/// Many commands complete whatever a server's limits: no write waits for a reply to be read.
 #[test]
 fn a_server_that_keeps_nothing_is_no_obstacle() {
     many_at_once(over_rdma(keeps_nothing));

@@ -1,5 +1,3 @@
-//! Memory that is registered in slices.
-
 use rdma_kv::{Buffer, Error, Memory, Registrations};
 
 use crate::world::{WINDOW, bytes_of, over_rdma, over_tcp, pattern, store, there_and_back};
@@ -29,7 +27,6 @@ fn values_lie_across_cuts() {
     }
 }
 
-/// Parts of an arena are found by address, whatever slices they lie in.
 #[test]
 fn an_arena_in_slices_is_one_buffer() {
     let mut client = over_rdma(store);
@@ -44,7 +41,6 @@ fn an_arena_in_slices_is_one_buffer() {
     assert!(bytes_of(buffer, 190..290) == pattern(300, 1)[60..160]);
 }
 
-/// While a handle, or a part on its way, uses any slice, the program cannot write to any.
 #[test]
 fn slices_are_in_use_together() {
     let client = over_rdma(store);

@@ -1,5 +1,3 @@
-//! Several connections to one server.
-
 use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +8,6 @@ use rdma_conn::{Connect, Stream};
 use rdma_kv::{Buffer, Client, Error, Memory, Part, Striped};
 use rdma_softsim::SoftSim;
 
-/// A registration serves all connections in its protection domain, and no other.
 #[test]
 fn one_registration_serves_the_connections_of_a_domain() {
     let shared = Arc::new(Store::default());
@@ -31,7 +28,6 @@ fn one_registration_serves_the_connections_of_a_domain() {
     assert!(foreign.to_string().contains("protection domain"), "{foreign}");
 }
 
-/// Returns clients of one store, in one protection domain or each in its own.
 fn connections(count: usize, together: bool) -> Striped<Stream<SoftSim>> {
     let shared = Arc::new(Store::default());
     let (host, address) = fabric(count, move |stream| _ = shared.serve(stream));
@@ -48,8 +44,7 @@ fn connections(count: usize, together: bool) -> Striped<Stream<SoftSim>> {
     Striped::new(streams.into_iter().map(client).collect())
 }
 
-/// Moves values of all lengths around multiples of windows, spread over the connections, there and
-/// back. In one domain, their memory is registered in slices.
+/// Values of all lengths around multiples of windows. One domain has memory in slices.
 fn spread(count: usize, together: bool) {
     let mut client = connections(count, together);
     let lengths: Vec<usize> = (0..30)
@@ -95,7 +90,6 @@ fn keys_are_spread_over_connections() {
     spread(8, true);
 }
 
-/// A call ends by its time-out, even if connections linger for what a server does not take.
 #[test]
 fn a_server_that_takes_nothing_is_not_lingered_for() {
     // The stream is never dropped, and never read from.
@@ -120,7 +114,6 @@ fn a_server_that_takes_nothing_is_not_lingered_for() {
     drop(alone);
 }
 
-/// The keys of a lost connection are lost. The other connections continue.
 #[test]
 fn a_lost_connection_leaves_the_others() {
     let shared = Arc::new(Store::default());

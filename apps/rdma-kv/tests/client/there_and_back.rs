@@ -1,9 +1,6 @@
-//! Values in both directions, over the embedded fabric and over TCP.
-
 use crate::world::{WINDOW, bytes_of, over_rdma, over_tcp, pattern, store, there_and_back};
 use rdma_kv::{Buffer, Client, Counts, Error, Memory, Part, Transport};
 
-/// Values of many lengths go there and back, and all that was set is got.
 fn many_lengths<T: Transport>(mut client: Client<T>, check: impl Fn(Counts, usize)) {
     let most = 40 * WINDOW;
     let mut buffer = client.buffer(most + 100).expect("memory");
@@ -32,7 +29,6 @@ fn values_are_copied_over_tcp() {
     });
 }
 
-/// Existing memory is used in place, and returned when the buffer is dropped.
 fn into_memory_that_exists<T: Transport>(mut client: Client<T>) -> Counts {
     let len = 20 * WINDOW + 3;
     let value = pattern(len, 5);

@@ -14,8 +14,7 @@ use rdma_softsim::{Fabric, SoftSim};
 pub(crate) const WINDOW: usize = 64 << 10;
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Starts a server on the embedded fabric whose `serve` gets each of `connections`. Returns a host
-/// for clients, and the server's address.
+/// Starts a server whose `serve` gets each connection. Returns a host for clients, and its address.
 pub(crate) fn fabric(
     connections: usize,
     serve: impl Fn(Stream<SoftSim>) + Send + Sync + 'static,
@@ -34,7 +33,6 @@ pub(crate) fn fabric(
     (fabric.host(&[[192, 0, 2, 2].into()]), address)
 }
 
-/// Returns how these clients connect: with receive windows of [`WINDOW`] bytes.
 pub(crate) fn how() -> Connect {
     let mut options = rdma_kv::options();
     options.protocol.window = WINDOW as u32;
@@ -60,11 +58,9 @@ pub(crate) fn over_tcp(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Cli
 }
 
 pub(crate) fn store<S: Read + Write>(stream: S) {
-    // Ends with the client.
     let _ended = Store::default().serve(stream);
 }
 
-/// Answers each command with the next of these replies.
 pub(crate) fn answers<S: Read + Write>(replies: &'static [&'static [u8]]) -> impl Fn(S) + Send + Sync {
     move |stream| {
         let mut commands = FrameReader::new(stream);
@@ -96,7 +92,6 @@ pub(crate) fn there_and_back<T: Transport>(
     client.counts() - before
 }
 
-/// Returns bytes in which no two neighbouring kilobytes are equal.
 pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
 }

@@ -10,10 +10,8 @@ use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 
-/// Where the server listens.
 pub const URL: &str = "valkey+rdma://192.0.2.1:6379/0";
 
-/// Starts a server, and returns a host of the fabric for its clients.
 pub async fn serve() -> Result<SoftSim, rdma_conn::Error> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));

@@ -56,7 +56,6 @@ impl Node {
         }
     }
 
-    /// Answers commands about the cluster, and those for keys of the other node.
     fn elsewhere(&self, index: usize, command: &Frame) -> Option<Frame> {
         let words = command.clone().into_array().ok()?;
         let mut words = words.into_iter().filter_map(|word| word.into_bulk_string().ok());

@@ -16,7 +16,6 @@ fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 6379))
 }
 
-/// Serves one client after another until `clients` have connected.
 fn serve(host: &SoftSim, clients: usize) -> std::thread::JoinHandle<()> {
     let listener = Listener::bind(host, address()).expect("a free address");
     let store = Arc::new(Store::default());

@@ -1,5 +1,3 @@
-//! TCP when there is no RDMA.
-
 use std::io;
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +15,6 @@ async fn pinged(client: &Client<SoftSim>) -> Transport {
     client.transport().expect("there is a connection")
 }
 
-/// A host without others on its fabric.
 fn lonely() -> SoftSim {
     Fabric::new().host(&[[192, 0, 2, 2].into()])
 }
@@ -49,7 +46,6 @@ impl io::Write for Lines {
     }
 }
 
-/// A pool without RDMA makes many connections, and logs the reason once.
 #[tokio::test]
 async fn a_fallback_is_warned_of_once() {
     let lines = Lines::default();

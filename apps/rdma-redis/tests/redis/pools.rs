@@ -1,12 +1,9 @@
-//! Pools, over the embedded fabric.
-
 use rdma_redis::Client;
 use rdma_softsim::SoftSim;
 use redis::aio::MultiplexedConnection;
 
 use crate::support::{Answer, URL, fabric, polite};
 
-/// A client of a server that closes the first connection on the command `leave`.
 fn client() -> (rdma_softsim::Fabric, Client<SoftSim>) {
     let (fabric, host, _seen) = fabric(|connection, command| match (connection, command) {
         (0, "GET LEAVE") => Answer::Leave,

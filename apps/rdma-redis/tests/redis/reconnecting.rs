@@ -1,5 +1,3 @@
-//! `Reconnecting`, over the embedded fabric.
-
 use std::future::poll_fn;
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -28,7 +26,6 @@ async fn a_wrong_password_is_tried_once() {
     assert_eq!(tries, 1);
 }
 
-/// Twenty requests queue behind one attempt to connect, which fails for good. They make no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_queued_behind_an_attempt_shares_its_failure() {
     let (refuse, refused) = mpsc::channel::<()>();
@@ -76,7 +73,6 @@ async fn who_queued_behind_an_attempt_shares_its_failure() {
     assert_eq!(tries, 1, "connections after the first");
 }
 
-/// Returns the commands that a server has read on `connection`, up to `last`.
 async fn commands(seen: &mut UnboundedReceiver<Seen>, connection: usize, last: &str) -> Vec<String> {
     let mut commands = Vec::new();
     while commands.last().is_none_or(|command| command != last) {
@@ -123,7 +119,6 @@ async fn the_database_of_the_url_comes_back_and_one_selected_by_hand_does_not() 
     assert_eq!(selected(&commands(&mut seen, 1, "ECHO END").await), ["SELECT 2"]);
 }
 
-/// The server ends the first connection. Without any request, the messages come again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscriptions_come_back_by_themselves() {
     const SUBSCRIBED: &str =

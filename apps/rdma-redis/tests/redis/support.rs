@@ -29,7 +29,6 @@ pub(crate) fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 6379))
 }
 
-/// Returns a fabric with a server and a client's host, and the commands that the server reads.
 pub(crate) fn fabric(
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> (Fabric, SoftSim, mpsc::UnboundedReceiver<Seen>) {
@@ -39,7 +38,6 @@ pub(crate) fn fabric(
     (fabric, client, seen)
 }
 
-/// Serves on `host` until it is killed or the test ends.
 pub(crate) fn serve(
     host: &SoftSim,
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
@@ -48,7 +46,6 @@ pub(crate) fn serve(
     serve_all(move || listener.accept().ok().map(|(stream, _)| stream), answer)
 }
 
-/// Serves by TCP on a port of this machine, which it returns.
 pub(crate) fn serve_tcp(
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> (u16, mpsc::UnboundedReceiver<Seen>) {
@@ -94,7 +91,6 @@ fn session(
     Ok(())
 }
 
-/// Answers the handshake of clients.
 pub(crate) fn polite(command: &str) -> Answer {
     match command {
         hello if hello.starts_with("HELLO 3") => Answer::Say("%1\r\n$6\r\nserver\r\n$4\r\ntest\r\n"),

@@ -23,7 +23,6 @@ fn client(host: SoftSim) -> Client<SoftSim> {
     Client::open(host, URL).expect("a valid URL")
 }
 
-/// Connects to a server that reads the first command and says nothing.
 async fn given_up<T: Send + 'static, F>(kind: &str, connect: impl FnOnce(Client<SoftSim>) -> F)
 where
     F: Future<Output = RedisResult<T>> + Send + 'static,
@@ -83,7 +82,6 @@ async fn all_who_wait_for_a_connection_fail_together() {
     assert!(ends[0] <= latest, "the deadline is for all attempts together");
 }
 
-/// A server that answers GET on a signal, and the commands that it has read.
 fn hesitant() -> (Fabric, Client<SoftSim>, mpsc::Sender<()>, UnboundedReceiver<Seen>) {
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);

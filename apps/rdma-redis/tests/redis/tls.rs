@@ -1,5 +1,3 @@
-//! TLS over RDMA.
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -20,7 +18,6 @@ fn certificate(name: &str) -> CertificateDer<'static> {
     CertificateDer::from_pem_file(format!("{CERTIFICATES}/{name}.pem")).expect("a certificate")
 }
 
-/// Serves the store of examples by TLS over RDMA. Returns a client's host.
 fn served() -> SoftSim {
     let provider = Arc::new(rustls_graviola::default_provider());
     let key = PrivateKeyDer::from_pem_file(format!("{CERTIFICATES}/server.key.pem")).expect("a key");
@@ -43,7 +40,6 @@ fn served() -> SoftSim {
     fabric.host(&[[192, 0, 2, 2].into()])
 }
 
-/// A configuration that trusts these authorities.
 fn trusting(authorities: &[&str]) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(authorities.iter().map(|name| certificate(name)));
@@ -76,7 +72,6 @@ async fn a_server_that_nobody_vouches_for_is_refused() {
     assert!(error.to_string().contains("invalid peer certificate"), "{error}");
 }
 
-/// The URL and the configuration must agree.
 #[tokio::test]
 async fn tls_is_never_left_out_quietly() {
     let client = Client::open(served(), URL).expect("a valid URL");

@@ -133,7 +133,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// A server and its bindings.
 struct Running {
     server: Server<StoreService>,
     tcp: BindingId,
@@ -167,7 +166,6 @@ impl Running {
         Ok(Self { server, tcp, rdma })
     }
 
-    /// Runs one turn of the loop, then makes the changes that clients requested.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.server.turn(timeout)?;
         for ChangeRequest { from, change } in std::mem::take(&mut self.server.service().requests) {
@@ -189,8 +187,7 @@ impl Running {
     }
 }
 
-/// Restricts this thread to the CPUs near the device that has these addresses, if one NUMA node is
-/// near all of them and this process may use some of its CPUs.
+/// Restricts this thread to CPUs near the device of these addresses, if one NUMA node has them.
 fn pin_near(addresses: &[SocketAddr]) -> io::Result<()> {
     let addresses: Vec<_> = addresses.iter().map(SocketAddr::ip).collect();
     let devices = locality::devices();

@@ -23,9 +23,7 @@ pub struct ChangeRequest {
 pub enum Change {
     Tcp(Vec<Address>),
     Rdma(Vec<Address>),
-    /// The maximum number of clients.
     MaxClients(usize),
-    /// Whether only clients of this machine are admitted.
     Protected(bool),
 }
 

@@ -24,8 +24,7 @@ new_key_type! {
     struct DriverId;
 }
 
-/// A function that is called when a connection can continue. It works on the loop's
-/// [`state`](EventLoop::state).
+/// Called when a connection can continue, with the loop and its [`state`](EventLoop::state).
 pub type Handler<S> = fn(&mut EventLoop<S>, SessionId);
 
 /// Time limits. Start from [`Timeouts::default`], then assign fields or chain their setters.
@@ -63,19 +62,14 @@ pub struct EventLoop<S> {
     drivers: SlotMap<DriverId, Driven>,
     poller: Poller<Owner>,
     timers: Deadlines<Instant, Owner>,
-    /// Connections used since they were last checked.
     touched: Vec<SessionId>,
-    /// Connections with work to do.
     pending: Vec<SessionId>,
     /// An empty list, kept for its memory: taking a list leaves this one in its place.
     spare: Vec<SessionId>,
     /// Listeners at which peers may be waiting.
     asked: Vec<ListenerId>,
-    /// Connections that their drivers have woken.
     woken: Arc<Woken>,
-    /// Connections that are being told why they were refused.
     refusing: usize,
-    /// Lost listeners that were not reported yet.
     lost: VecDeque<ListenerLost>,
 }
 
@@ -102,9 +96,7 @@ struct Listener<S> {
     listening: Box<dyn Listening>,
     handler: Handler<S>,
     source: SourceId,
-    /// Whether it is listed in `asked`.
     asked: bool,
-    /// Until when it is left alone.
     rests_until: Option<Instant>,
 }
 
@@ -129,7 +121,6 @@ impl Woken {
     }
 }
 
-/// Wakes one connection of a loop during a turn.
 struct WakeOne {
     id: SessionId,
     woken: Arc<Woken>,
@@ -232,8 +223,7 @@ impl<S> EventLoop<S> {
         Ok(id)
     }
 
-    /// Connects and waits for the connection, for at most `timeout`. No handler is called
-    /// meanwhile.
+    /// Connects, and waits for at most `timeout`. No handler is called meanwhile.
     ///
     /// # Errors
     /// Returns why there is no connection, [`TimedOut`](ErrorKind::TimedOut) if it takes too long.
@@ -266,8 +256,7 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Refuses a connection: accepts it only to tell its peer why, and closes it. It costs as
-    /// little memory as its type allows.
+    /// Refuses a connection: tells the peer why, and closes it. It costs little memory.
     ///
     /// # Errors
     /// Returns an error if there is no such connection, or if it was accepted before.
@@ -353,8 +342,7 @@ impl<S> EventLoop<S> {
         !self.pending.is_empty() || !self.asked.is_empty() || !self.lost.is_empty()
     }
 
-    /// Calls the handlers of connections that can continue, each once. Returns how many
-    /// connections.
+    /// Calls the handlers of connections that can continue, each once. Returns their number.
     pub fn process_pending(&mut self) -> usize {
         self.take_woken();
         self.settle_touched();
@@ -371,8 +359,7 @@ impl<S> EventLoop<S> {
         count
     }
 
-    /// Closes everything and waits until the last bytes have arrived or [`Timeouts::linger`] has
-    /// passed.
+    /// Closes everything, and waits for the last bytes for at most [`Timeouts::linger`].
     ///
     /// # Errors
     /// Returns an error if the system cannot wait.

@@ -9,8 +9,7 @@ use super::{Driven, DriverId, EventLoop, Handler, ListenerId, ListenerLost, Owne
 use crate::session::{Registered, Session, SessionState, Stage};
 use crate::transport::{Accepted, Driver, Interest, Source};
 
-/// Requests that one listener handles in one turn, so that new peers do not delay others
-/// (VR-RES-007). The next turns handle the rest.
+/// Requests that one listener handles in a turn, so that new peers delay no others (VR-RES-007).
 const REQUESTS_PER_TURN: usize = 16;
 
 /// How long a listener rests after descriptors or memory ran out.
@@ -54,8 +53,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Returns the driver of all connections, if there is nothing else to wait for. Its own wait
-    /// takes one system call instead of two.
+    /// Returns the driver if there is nothing else to wait for: its wait saves a system call.
     fn only_driver(&self) -> Option<Arc<dyn Driver>> {
         let mut drivers = self.drivers.values();
         let only = drivers.next().filter(|_| self.poller.has_one())?;
@@ -100,7 +98,6 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Takes waiting connections of a listener, up to a bound.
     fn accept_some(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(id) {
             listener.asked = false;
@@ -170,7 +167,6 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Calls the due handlers of a connection, once.
     pub(super) fn dispatch(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         match connection.loop_state.stage {
@@ -211,7 +207,6 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Calls a handler, which may close the connection.
     fn call(&mut self, id: SessionId, handler: Handler<S>) {
         if let Some(connection) = self.connections.get_mut(id) {
             connection.loop_state.entered += 1;
@@ -225,7 +220,6 @@ impl<S> EventLoop<S> {
         self.touch(id);
     }
 
-    /// Begins to close a connection whose owner has closed it.
     pub(super) fn part(&mut self, id: SessionId) {
         let linger = self.timeouts.linger;
         let Some(connection) = self.connections.get_mut(id) else { return };
@@ -304,7 +298,6 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// Registers a connection with the poller or its driver, if it is not registered yet.
     fn register(&mut self, id: SessionId) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
         if connection.loop_state.registered.is_some() {

@@ -27,7 +27,6 @@ struct Inner<B: Descriptors> {
     members: ConnectionMap<Member>,
     /// Tasks to wake once the lock is released. Kept for its memory.
     wakers: Vec<Waker>,
-    /// Why the endpoint failed, with all its connections.
     failure: Option<Error>,
 }
 
@@ -111,7 +110,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
         inner.endpoint.abort(id);
     }
 
-    /// Returns the calls that need not wait. A failed connection can report its error.
+    /// A failed connection is ready: it can report its error.
     pub(super) fn ready(&self, id: ConnectionId) -> Interest {
         let inner = self.lock();
         match inner.endpoint.connection(id) {
@@ -145,7 +144,6 @@ impl<B: Descriptors> Inner<B> {
         }
     }
 
-    /// Takes what has arrived, or waits for it. Returns the tasks to wake.
     fn progress(&mut self, take: impl FnOnce(&mut Endpoint<B>) -> Result<(), Error>) -> Vec<Waker> {
         let mut wakers = std::mem::take(&mut self.wakers);
         if self.failure.is_some() {

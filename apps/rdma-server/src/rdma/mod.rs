@@ -46,8 +46,7 @@ impl Vector {
     }
 }
 
-/// Settings of [`Rdma`]. Start from [`RdmaSettings::default`], then assign fields or chain their
-/// setters.
+/// Settings of [`Rdma`]. Start from [`RdmaSettings::default`], then assign fields or chain setters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaSettings {
@@ -59,11 +58,8 @@ pub struct RdmaSettings {
     pub vector: Vector,
     /// Time limit for connecting.
     pub connect_timeout: Duration,
-    /// Limits on memory and connections of all peers on one loop together, whether they have
-    /// authenticated or not (VR-SEC-007).
-    ///
-    /// They are fixed when the loop gets its first listener or connection of the type. Later
-    /// changes apply to other loops.
+    /// Limits on memory and connections of all peers on one loop together, authenticated or not
+    /// (VR-SEC-007). A loop's first listener or connection of the type fixes them for that loop.
     pub limits: Limits,
 }
 
@@ -124,7 +120,6 @@ impl<B: Descriptors> Rdma<B> {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// Returns the endpoint of a loop's connections, and makes it with the first of them.
     fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
@@ -215,7 +210,6 @@ struct RdmaTransport<B: Descriptors> {
     peer: Option<Address>,
     step: Step<B>,
     waker: Option<Waker>,
-    /// The connection is closing and is not read any more.
     closing: bool,
 }
 
@@ -228,8 +222,7 @@ enum Step<B: Descriptors> {
     Over,
 }
 
-/// Returns options for a peer that is only told why it is refused: a page each for the window, the
-/// text and the messages.
+/// Options for a peer that is only told why it is refused: a page each for window, text, messages.
 fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;

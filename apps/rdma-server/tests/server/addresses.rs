@@ -27,7 +27,6 @@ fn tcp_and_rdma_share_a_port() {
     });
 }
 
-/// Connected clients continue through many moves and lose no byte. Each move waits for all of them.
 #[test]
 fn bind_and_port_move_under_load() {
     const MOVES: u16 = 12;
@@ -141,7 +140,6 @@ fn one_address_can_become_all_addresses() {
     while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
 }
 
-/// An RDMA listener whose device was removed is reported and ends. It can be bound again.
 #[test]
 fn a_listener_that_lost_its_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {

@@ -1,5 +1,3 @@
-//! Admission of clients, and their limits.
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -84,14 +82,12 @@ fn one_client_too_many_is_told_so() {
                 assert_eq!(client.last_words(), "-ERR max number of clients reached");
             }
         }
-        // A client that speaks first is told too: unread bytes must not turn the close into a
-        // reset.
+        // Unread bytes of a client that speaks first must not turn the close into a reset.
         let released = ask.hold();
         let mut hasty = Client::new(&Tcp::new(), &address);
         hasty.connection().sync_write(b"PING\r\n", PATIENCE).expect("written");
         drop(released);
         assert_eq!(hasty.last_words(), "-ERR max number of clients reached");
-        // Admitted clients are not disturbed, and one that leaves makes room.
         clients.iter_mut().for_each(|client| client.echo(b"still in"));
         let [first, _second] = clients;
         drop(first);
@@ -159,7 +155,6 @@ fn a_crowd_of_strangers_pins_little() {
     println!("{STRANGERS} strangers: at most {} KiB at once", most >> 10);
 }
 
-/// Closing clients still cost something, and count.
 #[test]
 fn a_client_on_its_way_out_has_its_place_still() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open().max_clients(1));

@@ -79,7 +79,6 @@ pub(crate) fn open() -> ServerSettings {
     ServerSettings::default().protected(false)
 }
 
-/// A client with a loop of its own.
 pub(crate) struct Client {
     pub(crate) events: EventLoop<()>,
     pub(crate) id: SessionId,
@@ -92,12 +91,10 @@ impl Client {
         Self { events, id }
     }
 
-    /// Connects over RDMA by `remote`, or over TCP.
     pub(crate) fn over(rdma: bool, remote: &Rdma<SoftSim>, to: &Address) -> Self {
         if rdma { Self::new(remote, to) } else { Self::new(&Tcp::new(), to) }
     }
 
-    /// Returns a client of each transport.
     pub(crate) fn both(remote: &Rdma<SoftSim>, to: &Address) -> [Self; 2] {
         [false, true].map(|rdma| Self::over(rdma, remote, to))
     }
@@ -113,7 +110,6 @@ impl Client {
         assert!(echo == bytes, "the bytes differ");
     }
 
-    /// Returns the bytes that the server sends before it closes.
     pub(crate) fn last_words(&mut self) -> String {
         let line = self.connection().sync_read_line(1000, PATIENCE).expect("a line before the end");
         let end = self.connection().sync_read(&mut [0; 1], PATIENCE).expect_err("the end");
@@ -146,7 +142,6 @@ pub(crate) type Request = Box<dyn FnOnce(&mut Server<Echo>) + Send>;
 pub(crate) struct Ask(mpsc::Sender<Request>);
 
 impl Ask {
-    /// Runs a closure on the server's thread between two turns.
     pub(crate) fn server<T: Send + 'static>(
         &self,
         what: impl FnOnce(&mut Server<Echo>) -> T + Send + 'static,
@@ -171,7 +166,6 @@ impl Ask {
         release
     }
 
-    /// Waits until a condition of the server holds.
     pub(crate) fn until(&self, what: impl Fn(&mut Server<Echo>) -> bool + Send + Copy + 'static) {
         let begun = Instant::now();
         while !self.server(what) {

@@ -1,5 +1,3 @@
-//! The memory of clients: limits on requests, and what clients keep.
-
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -10,7 +8,6 @@ use crate::harness::{Client, HOST, MEBIBYTE, PATIENCE, TestBed, open, test_bed, 
 
 /// What a client may keep besides its registered memory.
 const BESIDE: i64 = 64 << 10;
-/// The default limit of a request.
 const LIMIT: usize = 1 << 20;
 
 /// VR-RES-008: idle clients that exchanged much have no buffers. Counts bytes that are not freed.
@@ -47,7 +44,6 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
                     break clients;
                 }
             };
-            // Until there is nothing to do.
             while server.has_pending() {
                 kept += measure(|| server.turn(Some(Duration::ZERO)).expect("a turn")).bytes_current;
             }

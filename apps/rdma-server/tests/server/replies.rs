@@ -38,7 +38,6 @@ fn a_server_that_ends_gracefully_serves_those_who_are_there() {
     server.finish().expect("a turn");
 }
 
-/// A message to a client in the handshake waits for its end.
 #[test]
 fn a_message_may_come_before_the_handshake_is_over() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
@@ -70,7 +69,6 @@ fn a_message_may_come_before_the_handshake_is_over() {
     assert_eq!(&message, b"welcome");
 }
 
-/// Commands behind one with a later reply are served after that reply.
 #[test]
 fn commands_behind_a_reply_that_waited_are_served() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
@@ -102,8 +100,7 @@ fn a_client_that_leaves_gets_its_last_reply() {
     });
 }
 
-/// VR-RES-008: for clients that ask for much and read nothing the server keeps to its budget,
-/// sleeps, and serves others.
+/// VR-RES-008: the server keeps to its budget, sleeps, and serves others.
 #[test]
 fn clients_that_do_not_read_cost_nothing() {
     const MANY: usize = 4;

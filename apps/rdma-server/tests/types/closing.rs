@@ -1,5 +1,3 @@
-//! Ends of connections.
-
 use std::io::{ErrorKind, Read, Write};
 
 use rdma_server::SessionState;
@@ -7,7 +5,6 @@ use rdma_server::SessionState;
 use crate::harness::{PATIENCE, on_readable, pair, pattern, run, settle};
 use crate::test_beds::TestBed;
 
-/// Everything arrives, even if it is far more than fits on the way when the close begins.
 pub(crate) fn a_close_delivers_what_was_written(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.events.timeouts.linger = PATIENCE;

@@ -1,5 +1,3 @@
-//! When and in which order handlers are called, and what they may do.
-
 use std::io::{ErrorKind, Read, Write};
 
 use rdma_server::{Barrier, SessionId};
@@ -45,11 +43,9 @@ pub(crate) fn a_removed_handler_is_not_called(test_bed: &impl TestBed) {
     assert_eq!(pair.read(pair.server, 6), b"unread");
 }
 
-/// The order of both handlers in a turn in which both are due.
 fn order(test_bed: &impl TestBed, barrier: Barrier) -> Vec<&'static str> {
     let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
-    // Both are set at once, when the byte is there.
     let (mut events, server) = (pair.events, pair.server);
     settle(&mut events);
     let connection = events.get_mut(server).expect("is there");
@@ -72,7 +68,6 @@ fn answer_and_close(events: &mut Loop, id: SessionId) {
     events.state.calls.push("close");
     events.get_mut(id).expect("is there").write_all(b"goodbye").expect("room");
     events.close(id);
-    // The handler continues, and the id no longer refers to anything.
     assert!(events.get(id).is_none());
     assert!(events.get_mut(id).is_none());
     events.close(id);

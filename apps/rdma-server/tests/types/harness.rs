@@ -1,5 +1,3 @@
-//! A loop with both ends of a connection, and a record of events.
-
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
@@ -16,19 +14,13 @@ pub(crate) type Loop = EventLoop<Log>;
 pub(crate) struct Log {
     pub(crate) arrived: Vec<SessionId>,
     pub(crate) accepted: Vec<SessionId>,
-    /// Calls of connecting sides' handlers, with the state at the call.
     pub(crate) connected: Vec<(SessionId, SessionState)>,
-    /// Bytes that a reading handler has read.
     pub(crate) read: Vec<u8>,
-    /// Whether it has read the end.
     pub(crate) ended: bool,
-    /// Bytes left for the writing handler.
     pub(crate) to_write: Vec<u8>,
-    /// Names of handlers, in the order of their calls.
     pub(crate) calls: Vec<&'static str>,
 }
 
-/// A connection with both ends in one loop.
 pub(crate) struct Pair {
     pub(crate) events: Loop,
     pub(crate) client: SessionId,
@@ -43,7 +35,6 @@ pub(crate) fn new_loop() -> Loop {
     events
 }
 
-/// A loop that listens and accepts.
 pub(crate) fn listening(test_bed: &impl TestBed) -> (Loop, ListenerId, Address) {
     let mut events = new_loop();
     let listener = events.listen(test_bed.server(), &test_bed.address(), accept).expect("a free address");
@@ -62,7 +53,6 @@ pub(crate) fn pair(test_bed: &impl TestBed) -> Pair {
     Pair { events, client, server, listener, address }
 }
 
-/// Takes turns until `done` returns true.
 pub(crate) fn run(events: &mut Loop, done: impl Fn(&Loop) -> bool) {
     let begun = Instant::now();
     while !done(events) {
@@ -106,7 +96,6 @@ pub(crate) fn on_readable(events: &mut Loop, id: SessionId) {
     }
 }
 
-/// Writes the remaining bytes, and removes itself when all are written.
 pub(crate) fn on_writable(events: &mut Loop, id: SessionId) {
     let mut rest = std::mem::take(&mut events.state.to_write);
     events.state.calls.push("write");
@@ -126,12 +115,10 @@ impl Pair {
         self.events.get_mut(id).expect("is there")
     }
 
-    /// Writes all of it from one end, which must have room for it.
     pub(crate) fn write(&mut self, from: SessionId, bytes: &[u8]) {
         self.at(from).write_all(bytes).expect("room");
     }
 
-    /// Reads this much at one end.
     pub(crate) fn read(&mut self, at: SessionId, len: usize) -> Vec<u8> {
         self.events.state.read.clear();
         self.at(at).set_read_handler(Some(on_readable));
@@ -140,7 +127,6 @@ impl Pair {
         std::mem::take(&mut self.events.state.read)
     }
 
-    /// Reads at one end until the end.
     pub(crate) fn read_to_end(&mut self, at: SessionId) -> Vec<u8> {
         let read = self.read(at, usize::MAX);
         assert!(self.events.state.ended);
@@ -171,7 +157,6 @@ impl Pair {
     }
 }
 
-/// Bytes of a stream at an offset, in which neighbouring kilobytes differ.
 pub(crate) fn pattern(offset: usize, len: usize) -> Vec<u8> {
     (offset..offset + len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }

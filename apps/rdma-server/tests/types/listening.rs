@@ -1,5 +1,3 @@
-//! Listeners, and the beginning of connections.
-
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -16,7 +14,6 @@ use crate::harness::{
 };
 use crate::test_beds::{TestBed, connects_by_itself};
 
-/// Returns an address without a listener.
 pub(crate) fn without_listener(test_bed: &impl TestBed) -> Address {
     let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
@@ -167,7 +164,6 @@ impl Listening for Exhausted {
     }
 }
 
-/// After an error that the next request would meet as well, a listener rests.
 #[test]
 fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
@@ -204,7 +200,6 @@ pub(crate) fn a_handshake_ends_in_time(test_bed: &impl TestBed) {
     } else if connection.state() == SessionState::Error {
         assert_eq!(connection.last_error().expect("an error").kind(), ErrorKind::TimedOut);
     }
-    // The one that came is closed without ever having been accepted.
     let arrived = events.state.arrived[0];
     assert_eq!(events.get(arrived).expect("is there").state(), SessionState::Accepting);
     events.close(arrived);

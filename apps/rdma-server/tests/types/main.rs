@@ -13,7 +13,6 @@ mod test_beds;
 mod unix_paths;
 mod waiting;
 
-/// Runs every test of the contract on a type.
 macro_rules! contract {
     ($($(#[$on:meta])* $kind:ident: $test_bed:ty;)*) => {
         $($(#[$on])* mod $kind {

@@ -14,7 +14,6 @@ use crate::test_beds::{RdmaBed, TestBed};
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
-/// A loop that listens on a host of `fabric`.
 fn listening(fabric: &Fabric, arrives: fn(&mut Loop, SessionId)) -> (Loop, Address) {
     let mut events = new_loop();
     let at: Address = SocketAddr::from((SERVER, 6379)).into();
@@ -22,7 +21,6 @@ fn listening(fabric: &Fabric, arrives: fn(&mut Loop, SessionId)) -> (Loop, Addre
     (events, at)
 }
 
-/// Takes turns of `clients` until this many requests wait at the server.
 fn until_asked(fabric: &Fabric, clients: &mut Loop, requests: usize) {
     // One identifier is the listener's.
     while fabric.resources(SERVER).identifiers < requests + 1 {
@@ -92,7 +90,6 @@ fn a_request_that_nobody_has_accepted_costs_nothing() {
     assert!(clients.state.connected.iter().all(|(_, state)| *state == SessionState::Error));
 }
 
-/// A refused peer costs a few pages, whatever the settings are.
 #[test]
 fn a_refusal_costs_little() {
     fn refuse(events: &mut Loop, id: SessionId) {
@@ -118,7 +115,6 @@ fn a_refusal_costs_little() {
     assert_eq!(events.refusing(), 0);
 }
 
-/// After a write that took all available room its handler is called again when there is some.
 #[test]
 fn room_that_was_filled_to_the_last_byte_comes_back() {
     let test_bed = RdmaBed::new().expect("needs no device");

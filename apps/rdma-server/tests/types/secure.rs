@@ -70,7 +70,6 @@ fn trusted() -> Arc<RootCertStore> {
     Arc::new(roots)
 }
 
-/// A server that requests certificates, but does not require one.
 fn server_settings() -> TlsSettings {
     let provider = Arc::new(rustls_graviola::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(trusted(), Arc::clone(&provider));
@@ -115,7 +114,6 @@ fn the_peers_certificate_can_be_seen() {
     assert_eq!(server.peer_certificate(), Some(certificate(CLIENT[0]).as_ref()));
 }
 
-/// New settings apply to new connections, also of existing listeners. Old connections keep theirs.
 #[test]
 fn settings_can_be_changed_under_a_listener() {
     let test_bed = test_bed::<TcpBed>();
@@ -142,7 +140,6 @@ fn a_server_with_another_name_is_not_trusted() {
     let error = connection.last_error().expect("an error");
     assert_eq!(error.kind(), ErrorKind::InvalidData);
     assert!(error.to_string().contains("certificate"), "{error}");
-    // The server was told.
     let server = events.get(events.state.accepted[0]).expect("is there until it is closed");
     assert_eq!(server.state(), SessionState::Error, "{server:?}");
 }
@@ -162,7 +159,6 @@ fn who_does_not_speak_tls_is_told_to_leave() {
     run(&mut events, |events| events.state.ended);
 }
 
-/// TCP with scripted writes.
 #[derive(Clone, Default)]
 struct Deaf {
     inner: Tcp,
@@ -255,7 +251,6 @@ impl Transport for DeafTransport {
     }
 }
 
-/// Bytes of the peer can be read even if nothing can be sent any more. The next write fails.
 #[test]
 fn a_write_that_fails_hides_nothing_that_has_come() {
     let (server, deaf) = (Tls::new(Tcp::new(), server_settings()), Deaf::default());

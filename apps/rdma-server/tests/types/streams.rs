@@ -1,5 +1,3 @@
-//! Bytes, room, and a connection's properties.
-
 use std::io::{ErrorKind, IoSlice, Read, Write};
 
 use rdma_server::{Barrier, ConnectionType, SessionState};
@@ -37,7 +35,6 @@ pub(crate) fn a_vectored_write_arrives_in_order(test_bed: &impl TestBed) {
     assert_eq!(pair.read(pair.server, 13), b"one two three");
 }
 
-/// The loop sleeps while a writer waits, and calls it when the peer has made room.
 pub(crate) fn a_writer_without_room_sleeps_until_there_is_some(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     let written = pair.fill(pair.client);

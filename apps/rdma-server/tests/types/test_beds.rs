@@ -1,5 +1,3 @@
-//! A test bed for each connection type.
-
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,7 +7,6 @@ use rdma_server::{Address, Carrier, ConnectionType, Rdma, Tcp, Unix};
 use rdma_softsim::{Fabric, SoftSim};
 use rdma_verbs::Verbs;
 
-/// One or two hosts, with a connection type.
 pub(crate) trait TestBed: Sync {
     type Type: ConnectionType + Clone + Send + Sync + 'static;
 
@@ -24,10 +21,8 @@ pub(crate) trait TestBed: Sync {
         self.server()
     }
 
-    /// Returns a free address to listen at.
     fn address(&self) -> Address;
 
-    /// Returns whether the client is on the server's machine.
     fn is_local(&self) -> bool {
         true
     }
@@ -132,7 +127,6 @@ impl TestBed for RdmaBed {
     }
 }
 
-/// RDMA on a device of this machine.
 pub(crate) struct VerbsBed {
     verbs: Rdma<Verbs>,
     ip: IpAddr,

@@ -1,5 +1,3 @@
-//! Socket files of Unix listeners.
-
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
@@ -37,7 +35,6 @@ fn the_socket_of_a_server_that_died_is_replaced() {
     new_loop().listen(&Unix::new(), &address, accept).expect("nobody listens there any more");
 }
 
-/// A listener whose file was replaced leaves the successor's file.
 #[test]
 fn a_dropped_listener_removes_its_own_file_only() {
     let test_bed = UnixBed::new().expect("needs no device");

@@ -1,5 +1,3 @@
-//! Calls that wait.
-
 use std::io::{ErrorKind, Read, Write};
 use std::sync::mpsc;
 use std::thread;
@@ -21,7 +19,6 @@ fn echo(events: &mut Loop, id: SessionId) {
     }
 }
 
-/// Connects a client to a server on a thread of its own, which calls `server` when it has accepted.
 fn with_server(
     test_bed: &impl TestBed,
     server: impl FnOnce(&mut Loop, SessionId) + Send,
@@ -94,7 +91,6 @@ pub(crate) fn sync_calls_time_out(test_bed: &impl TestBed) {
     let client = pair.at(pair.client);
     assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     assert_eq!(client.sync_read_line(10, soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
-    // The connection is unaffected.
     assert_eq!(client.state(), SessionState::Connected);
     assert_eq!(client.read(&mut [0; 1]).expect_err("nothing").kind(), ErrorKind::WouldBlock);
     let too_much = vec![0; 64 << 20];

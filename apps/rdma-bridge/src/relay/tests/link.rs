@@ -1,5 +1,4 @@
-//! An in-memory connection between the bridge and one side: TCP, whose directions end one by one,
-//! or RDMA, which ends as a whole.
+//! A link between the bridge and one side, in memory: TCP, or RDMA, which ends as a whole.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,14 +14,12 @@ use super::*;
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
-    /// Whether its writer has ended it in order.
     ended: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
 pub(super) struct Link {
-    /// Bytes that each end has written and the other has not read.
     pipes: [Pipe; 2],
     whole: bool,
     room: usize,
@@ -39,7 +36,6 @@ struct LinkEnd {
     confirming: Option<Pin<Box<Sleep>>>,
 }
 
-/// The side's own end.
 pub(super) struct Outer(LinkEnd);
 
 pub(super) struct Inner(LinkEnd);
@@ -65,7 +61,6 @@ impl Link {
         self.wake();
     }
 
-    /// Returns a random part of at least one byte.
     fn part(&mut self, most: usize) -> usize {
         if self.random.bool() { most } else { self.random.usize(1..=most) }
     }
