@@ -393,7 +393,10 @@ impl QueuePair {
     }
 
     /// `ibv_post_send(3)`: posts the requests in order, up to the first refused one.
-    pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
+    ///
+    /// If the caller does not tell its program of a refusal (`answered`), no injected fault refuses
+    /// a request.
+    pub fn post_named(&self, requests: &[NamedSend<'_>], answered: bool) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             // Completions that the program has taken give their slots back.
             if (model.send_room(self.id) as usize) < requests.len() {
@@ -407,7 +410,7 @@ impl QueuePair {
                     Local::Memory(list) => Err(parts(model, domain, list)),
                 };
                 model
-                    .post_named(self.id, Request { id, op, signaled, solicited }, local)
+                    .post_named(self.id, Request { id, op, signaled, solicited }, local, answered)
                     .map_err(|error| PostError { posted, error })
             });
             // One doorbell for all posted requests.

@@ -49,12 +49,15 @@ impl Program {
         Self { socket, queue, pair }
     }
 
-    /// Posts a WRITE without bytes, and returns the answer.
+    /// Posts a WRITE without bytes, and returns the answer, but for the room that is left.
     fn write(&mut self, id: u64) -> Reply {
         let op = softrdma_wire::Op::Write { address: 0, rkey: 0 };
         let local = softrdma_wire::Local::Memory(Vec::new());
         let work = vec![Send { id, op, signaled: true, solicited: false, local }];
-        ask(&mut self.socket, &Request::PostSend { pair: self.pair, room: 0, work })
+        match ask(&mut self.socket, &Request::PostSend { pair: self.pair, room: 0, work }) {
+            Reply::Posted { count, errno, .. } => Reply::Posted { count, errno, room: 0 },
+            other => other,
+        }
     }
 
     /// Moves the queue pair to ERR and posts receives, which complete at once.
@@ -64,12 +67,12 @@ impl Program {
         for id in ids {
             let work = vec![Receive { id, local: Vec::new() }];
             let posted = ask(&mut self.socket, &Request::PostReceive { pair: self.pair, work });
-            assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
+            assert!(matches!(posted, Reply::Posted { count: 1, errno: 0, .. }), "{posted:?}");
         }
     }
 }
 
-const POSTED: Reply = Reply::Posted { count: 1, errno: 0 };
+const POSTED: Reply = Reply::Posted { count: 1, errno: 0, room: 0 };
 
 fn ids(completions: &[Completion]) -> Vec<u64> {
     completions.iter().map(|completion| completion.id).collect()
@@ -161,13 +164,54 @@ fn the_memory_keeps_its_size() {
     assert!(matches!(ask(&mut program.socket, &Request::AllocateDomain(0)), Reply::Made(_)));
 }
 
+/// A request without an answer that the fabric refuses fails its queue pair, and no other.
+#[test]
+fn a_refused_submission_fails_its_queue_pair() {
+    const STATE_RESET: u8 = 0;
+    const STATE_RTS: u8 = 3;
+    const STATE_ERR: u8 = 6;
+    let fabric = Fabric::new().expect("a fabric");
+    let state = |program: &mut Program, pair| match ask(&mut program.socket, &Request::QueryPair(pair)) {
+        Reply::State { state, .. } => Some(state),
+        _ => None,
+    };
+    let write = |id| {
+        let op = softrdma_wire::Op::Write { address: 0, rkey: 0 };
+        Send { id, op, signaled: true, solicited: false, local: softrdma_wire::Local::Memory(Vec::new()) }
+    };
+    let receive = |id| Receive { id, local: Vec::new() };
+    let mut other = Program::new(&fabric, 2, 16);
+    for (count, fails) in [(SENDS, false), (SENDS + 1, true)] {
+        let mut program = Program::new(&fabric, 1, 16);
+        let (own, foreign) = (program.pair, u32::MAX);
+        for pair in [foreign, own] {
+            let work = (0..count.into()).map(write).collect();
+            program.socket.send(&Request::SubmitSend { pair, work }, None).expect("sent");
+        }
+        let expected = if fails { STATE_ERR } else { STATE_RTS };
+        assert_eq!(state(&mut program, own), Some(expected));
+        // Those that found room were posted.
+        assert_eq!(ids(&program.queue.take_shown()), (0..SENDS.into()).collect::<Vec<_>>());
+    }
+    let mut program = Program::new(&fabric, 1, 16);
+    let (pair, work) = (program.pair, (0..5).map(receive).collect());
+    program.socket.send(&Request::SubmitReceive { pair, work }, None).expect("sent");
+    assert_eq!(state(&mut program, pair), Some(STATE_ERR));
+    let reset = Request::Modify { pair, to: Transition::Reset };
+    assert_eq!(ask(&mut program.socket, &reset), Reply::Done);
+    let work = vec![receive(9)];
+    program.socket.send(&Request::SubmitReceive { pair, work }, None).expect("sent");
+    assert_eq!(state(&mut program, pair), Some(STATE_RESET));
+    finds_its_own(&mut other, 1);
+}
+
 /// A program that claims to have taken more than it was shown, or less than before, has taken
 /// nothing.
 #[test]
 fn positions_that_cannot_be_are_not_believed() {
     let fabric = Fabric::new().expect("a fabric");
     let mut program = Program::new(&fabric, 1, 16);
-    let full = Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error() };
+    let full = Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error(), room: 0 };
     for id in 0..u64::from(SENDS) {
         assert_eq!(program.write(id), POSTED);
     }
@@ -225,15 +269,16 @@ fn pages_are_bounded() {
     let refused = loop {
         match ask(&mut socket, &request) {
             Reply::Queue { name, page } => {
-                assert_eq!(page, count);
                 (count, last) = (count + 1, name);
+                // The first page has the notices.
+                assert_eq!(page, count);
             }
             other => break other,
         }
     };
-    assert_eq!((refused, count), (Reply::Refused(Errno::NOMEM.raw_os_error()), 1 << 14));
+    assert_eq!((refused, count), (Reply::Refused(Errno::NOMEM.raw_os_error()), (1 << 14) - 1));
     assert_eq!(ask(&mut socket, &Request::DestroyQueue(last)), Reply::Done);
     let again = ask(&mut socket, &request);
-    assert!(matches!(again, Reply::Queue { page, .. } if page == count - 1), "{again:?}");
+    assert!(matches!(again, Reply::Queue { page, .. } if page == count), "{again:?}");
     finds_its_own(&mut Program::new(&fabric, 2, 16), 1);
 }

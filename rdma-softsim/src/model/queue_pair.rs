@@ -181,6 +181,7 @@ impl Model {
         self.check_part(pair, &request.local)?;
         let Part { region, offset, len } = request.local;
         self.may_send(id, request.op, len, request.inline)?;
+        self.refuse_by_fault(id)?;
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         let source = if request.inline {
             let mut bytes = pair.requester.buffer(len);
@@ -195,18 +196,23 @@ impl Model {
         Ok(())
     }
 
-    /// Posts like [`Model::post_send`], with inline bytes or several parts of regions.
+    /// Posts like [`Model::post_send`], with inline bytes or several parts of regions. No fault
+    /// refuses a request that is not `answered`.
     pub(crate) fn post_named(
         &mut self,
         id: PairId,
         request: Request,
         local: Result<&[u8], Parts>,
+        answered: bool,
     ) -> Result<(), Error> {
         let len = local.as_ref().map_or_else(Parts::len, |bytes| bytes.len());
         if len > MAX_MESSAGE {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
         self.may_send(id, request.op, len, local.is_ok())?;
+        if answered {
+            self.refuse_by_fault(id)?;
+        }
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         let source = match local {
             Ok(bytes) => {
@@ -221,7 +227,7 @@ impl Model {
     }
 
     /// Checks whether the send queue takes such a request.
-    fn may_send(&mut self, id: PairId, op: SendOp, len: usize, inline: bool) -> Result<(), Error> {
+    fn may_send(&self, id: PairId, op: SendOp, len: usize, inline: bool) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         if !matches!(pair.state, QueuePairState::Ready | QueuePairState::Draining | QueuePairState::Error) {
             return Err(Error::State("the queue pair is not connected: it cannot send"));
@@ -238,7 +244,12 @@ impl Model {
         if pair.requester.is_full(pair.limits.send_depth) {
             return Err(Error::QueueFull { queue: "send", depth: pair.limits.send_depth });
         }
-        let depth = pair.limits.send_depth;
+        Ok(())
+    }
+
+    /// Refuses a request if an injected fault says so.
+    fn refuse_by_fault(&mut self, id: PairId) -> Result<(), Error> {
+        let depth = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.limits.send_depth;
         let party = self.party(id);
         let refused = self.strike(Site::Post, |fault, on| {
             party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::QueueFull)

@@ -4,13 +4,13 @@
 use core::ffi::c_int;
 use std::borrow::Cow;
 
-use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Op, Receive, Reply, Request, Send, Sge};
+use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Name, Op, Receive, Reply, Request, Send, Sge};
 
 use crate::layout::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
 };
-use crate::link::{call, keep};
+use crate::link::{keep, post};
 use crate::pair::{Pair, name};
 
 /// Returns the scatter-gather list of a work request, of at most `most` elements.
@@ -95,6 +95,30 @@ unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> 
     Ok(Send { id: wr.wr_id, op, signaled, solicited, local })
 }
 
+/// Whether the fabric certainly takes these requests once they find room, on a queue pair that
+/// takes so many bytes inline.
+///
+/// It refuses READs on a connection that was made without them.
+pub(crate) fn are_certain(work: &[Send<'_>], most_inline: u32) -> bool {
+    /// A message has at most 2 GiB.
+    const LONGEST: u64 = 1 << 31;
+    work.iter().all(|work| {
+        let fits = match &work.local {
+            Local::Inline(bytes) => bytes.len() <= most_inline as usize,
+            Local::Memory(list) => list.iter().map(|part| u64::from(part.len)).sum::<u64>() <= LONGEST,
+        };
+        fits && !matches!(work.op, Op::Read { .. })
+    })
+}
+
+/// Builds the message that posts sends: [`post`]'s `request`.
+pub(crate) fn sends(pair: Name, work: Vec<Send<'_>>, demand: Option<u32>) -> Request<'_> {
+    match demand {
+        Some(room) => Request::PostSend { pair, room, work },
+        None => Request::SubmitSend { pair, work },
+    }
+}
+
 /// Posts a chain in batches: `gather` converts one element, `post` posts a batch and reports how
 /// many were taken.
 ///
@@ -122,7 +146,7 @@ pub(crate) fn chain<T, W>(
         if let Some(&first) = places.first() {
             match post(batch) {
                 Ok(Reply::Posted { errno: 0, .. }) => {}
-                Ok(Reply::Posted { count, errno }) => {
+                Ok(Reply::Posted { count, errno, .. }) => {
                     return Err((places.get(count as usize).copied().unwrap_or(first), errno));
                 }
                 Ok(_) => return Err((first, libc::EPROTO)),
@@ -158,17 +182,20 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these fields do
     // not change.
-    let (pair, most, all_signaled) = unsafe {
+    let (pair, cap, all_signaled, room) = unsafe {
         let made = qp.cast::<Pair>();
-        (name(qp), (*made).cap.max_send_sge, (*made).all_signaled)
+        (name(qp), (*made).cap, (*made).all_signaled, &(*made).send_room)
     };
     let posted = chain(
         first,
         // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
-        |wr| unsafe { send(&*wr, most, all_signaled) },
-        |work| call(&Request::PostSend { pair, room: 0, work }),
+        |wr| unsafe { send(&*wr, cap.max_send_sge, all_signaled) },
+        |work| {
+            let certain = are_certain(&work, cap.max_inline_data);
+            post(pair, room, certain, 0, work, |work, demand| sends(pair, work, demand))
+        },
     );
     // SAFETY: ibv_post_send(3): a place for the pointer to the refused request.
     unsafe { conclude(posted, bad) }
@@ -181,9 +208,9 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`; these fields do
     // not change.
-    let (pair, most, room) = unsafe {
+    let (pair, most, keeps, room) = unsafe {
         let made = qp.cast::<Pair>();
-        (name(qp), (*made).cap.max_recv_sge, &(*made).room)
+        (name(qp), (*made).cap.max_recv_sge, &(*made).keeps, &*(*made).room)
     };
     let posted = chain(
         first,
@@ -195,10 +222,13 @@ pub(crate) unsafe extern "C" fn post_recv(
         },
         |mut work| {
             let count = u32::try_from(work.len()).unwrap_or(u32::MAX);
-            match keep(pair, room, &mut work)? {
-                true => Ok(Reply::Posted { count, errno: 0 }),
-                false => call(&Request::PostReceive { pair, work }),
+            if keep(pair, keeps, room, &mut work)? {
+                return Ok(Reply::Posted { count, errno: 0, room: 0 });
             }
+            post(pair, room, true, 0, work, |work, demand| match demand {
+                Some(_) => Request::PostReceive { pair, work },
+                None => Request::SubmitReceive { pair, work },
+            })
         },
     );
     // SAFETY: ibv_post_recv(3): a place for the pointer to the refused request.
@@ -234,7 +264,8 @@ mod tests {
                 let (mut taken, all) = (taken.borrow_mut(), work.len());
                 let count = all.min(room - taken.len());
                 taken.extend(work.into_iter().take(count));
-                Ok(Reply::Posted { count: count as u32, errno: if count < all { errno } else { 0 } })
+                let errno = if count < all { errno } else { 0 };
+                Ok(Reply::Posted { count: count as u32, errno, room: 0 })
             },
         );
         (result.map_err(|(bad, errno)| (place(bad), errno)), taken.into_inner())

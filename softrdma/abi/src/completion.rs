@@ -11,7 +11,7 @@ use crate::device::number_in;
 use crate::layout::{
     IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
 };
-use crate::link::{ask, concluded, link, make_channel, make_queue, pointer, returned};
+use crate::link::{ask, concluded, link, make_channel, make_queue, pointer, returned, watch_notices};
 use crate::names;
 use crate::polling::{Turn, functions};
 use crate::ring::Ring;
@@ -89,7 +89,8 @@ pub(crate) unsafe fn create_queue(
     let device = unsafe { number_in(context) };
     let (handle, page, memory) =
         make_queue(&Request::CreateQueue { device, depth, channel: channel_name, vector })?;
-    let ring = Ring::map(handle, page, &memory).inspect_err(|_| {
+    let mapped = watch_notices(&memory).and_then(|()| Ring::map(handle, page, &memory));
+    let ring = mapped.inspect_err(|_| {
         // If the fabric is gone, so is its queue.
         let _gone = ask(&Request::DestroyQueue(handle));
     })?;
@@ -199,7 +200,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 ///
 /// # Safety
 /// `cq` is alive during `'a`.
-unsafe fn ring<'a>(cq: *mut ibv_cq) -> &'a Mutex<Ring> {
+pub(crate) unsafe fn ring<'a>(cq: *mut ibv_cq) -> &'a Mutex<Ring> {
     // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`; only this
     // library writes to the field.
     unsafe { &(*cq.cast::<Queue>()).ring }

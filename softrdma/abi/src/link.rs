@@ -12,11 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softrdma_wire::{
-    ADDRESSES, Error, Limits, MAX_WORK, Name, Receive, Reply, Request, SOCKET, Socket, VERSION, parse_devices,
+    ADDRESSES, Error, Limits, MAX_WORK, Name, Notice, Receive, Reply, Request, SOCKET, Socket, VERSION,
+    parse_devices,
 };
 
 use crate::device::Opened;
 use crate::process::{PerProcess, watch_forks};
+use crate::ring::notice;
 
 /// An open session, and what the fabric said of the devices.
 pub(crate) struct Link {
@@ -24,6 +26,10 @@ pub(crate) struct Link {
     /// The session's socket, for checks that must not wait for a thread with a pending request. It
     /// is never closed.
     socket: RawFd,
+    /// What the fabric tells this process, once it has a completion queue.
+    notice: OnceLock<&'static Notice>,
+    /// Names of this process's objects are above this one; others are of its parent.
+    above: Name,
     pub(crate) devices: Vec<Attached>,
     pub(crate) limits: Limits,
 }
@@ -54,13 +60,18 @@ impl Session {
 
 /// Keeps receives for a queue pair in INIT until the next request of any kind.
 ///
-/// Returns false, and keeps none, if the queue pair has no `room` for all of them.
-pub(crate) fn keep(pair: Name, room: &AtomicU32, work: &mut Vec<Receive>) -> Result<bool, c_int> {
+/// Returns false, and keeps none, if it is not in INIT (`keeps`), or has no `room` for all of them.
+pub(crate) fn keep(
+    pair: Name,
+    keeps: &AtomicBool,
+    room: &AtomicU32,
+    work: &mut Vec<Receive>,
+) -> Result<bool, c_int> {
     let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
-    // Under the lock: a thread that takes the room away makes a request next, which sends the kept
-    // receives first.
+    // Under the lock: a thread that ends this makes a request next, which sends the kept receives
+    // first.
     let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
-    if room.fetch_update(Relaxed, Relaxed, taken).is_err() {
+    if !keeps.load(Relaxed) || room.fetch_update(Relaxed, Relaxed, taken).is_err() {
         return Ok(false);
     }
     if session.kept.0 != pair || session.kept.1.len() + work.len() > MAX_WORK {
@@ -142,12 +153,58 @@ const fn made_in(reply: &Reply) -> Option<Name> {
     }
 }
 
-/// Sends several requests; no other thread of this process sends one in between.
-pub(crate) fn converse<T>(
-    conversation: impl FnOnce(&mut dyn FnMut(&Request<'_>) -> Result<Reply, c_int>) -> Result<T, c_int>,
-) -> Result<T, c_int> {
-    let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
-    conversation(&mut |request| session.exchange(request, None).map(|(reply, _none)| reply))
+/// Reads the fabric's notices from now on, in the memory that it shares with this process.
+pub(crate) fn watch_notices(memory: &OwnedFd) -> Result<(), c_int> {
+    let link = link()?;
+    if link.notice.get().is_none() {
+        // A second mapping, by another thread at the same time, stays unused.
+        let _first = link.notice.set(notice(memory)?);
+    }
+    Ok(())
+}
+
+/// Posts work requests to a queue pair, in as many messages as they need. No other thread of this
+/// process makes a request in between.
+///
+/// If they are `certain` to be taken once they find room, and `room` says that they do, the fabric
+/// gives no answer. Otherwise it does, and with a `demand` refuses all of them unless so many find
+/// room. `request` builds a message; its second argument is the demand, and `None` if there is no
+/// answer.
+pub(crate) fn post<'a, W>(
+    pair: Name,
+    room: &AtomicU32,
+    certain: bool,
+    mut demand: u32,
+    work: Vec<W>,
+    request: impl Fn(Vec<W>, Option<u32>) -> Request<'a>,
+) -> Result<Reply, c_int> {
+    let link = link()?;
+    let mut session = link.session.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
+    let answered = !certain
+        || pair <= link.above
+        || link.notice.get().is_none_or(|notice| notice.demands_answers())
+        || room.fetch_update(Relaxed, Relaxed, taken).is_err();
+    let (mut work, mut posted) = (work.into_iter(), 0);
+    loop {
+        let batch: Vec<_> = work.by_ref().take(MAX_WORK).collect();
+        let len = batch.len() as u32;
+        if batch.is_empty() {
+            return Ok(Reply::Posted { count: posted, errno: 0, room: 0 });
+        }
+        if answered {
+            match session.exchange(&request(batch, Some(std::mem::take(&mut demand))), None)?.0 {
+                Reply::Posted { errno: 0, room: left, .. } => room.store(left, Relaxed),
+                Reply::Posted { count, errno, .. } => {
+                    return Ok(Reply::Posted { count: posted + count, errno, room: 0 });
+                }
+                _ => return Err(libc::EPROTO),
+            }
+        } else {
+            session.tell(&request(batch, None))?;
+        }
+        posted += len;
+    }
 }
 
 fn exchange_with(
@@ -167,6 +224,12 @@ impl Session {
     ) -> Result<(Reply, Option<OwnedFd>), c_int> {
         self.tell_kept();
         outcome(exchange(&mut self.socket, request, descriptor))
+    }
+
+    /// Sends a request that has no answer. Kept receives are sent first.
+    fn tell(&mut self, request: &Request<'_>) -> Result<(), c_int> {
+        self.tell_kept();
+        self.socket.send(request, None).or_else(|error| outcome(Err(error)).map(drop))
     }
 }
 
@@ -252,7 +315,8 @@ impl Link {
                 }
                 let descriptor = socket.as_fd().as_raw_fd();
                 let session = Mutex::new(Session { socket, kept: (0, Vec::new()) });
-                Ok(Self { session, socket: descriptor, devices: attached, limits })
+                let notice = OnceLock::new();
+                Ok(Self { session, socket: descriptor, notice, above, devices: attached, limits })
             }
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);

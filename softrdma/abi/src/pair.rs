@@ -4,11 +4,12 @@ use core::ffi::{c_int, c_uint};
 use core::ptr;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use softrdma_wire::{MAX_INLINE, Name, Params, Reply, Request, Transition};
 
 use crate::acknowledged::Unacknowledged;
+use crate::completion::ring;
 use crate::device::{MAX_SGE, PORT, address_of, attached_in, gid};
 use crate::layout::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
@@ -39,8 +40,12 @@ pub(crate) struct Pair {
     set: Mutex<Set>,
     /// Whether it is in RESET, and so has no receives.
     is_reset: AtomicBool,
-    /// How many receives certainly find room; 0 unless it is in INIT.
-    pub(crate) room: AtomicU32,
+    /// Whether it is in INIT, where posted receives are kept.
+    pub(crate) keeps: AtomicBool,
+    /// How many receives of its own certainly find room, if it has no shared queue.
+    pub(crate) room: Arc<AtomicU32>,
+    /// How many sends certainly find room.
+    pub(crate) send_room: AtomicU32,
     pub(crate) events: Unacknowledged,
 }
 
@@ -147,6 +152,7 @@ pub(crate) unsafe fn create(
         ..zeroed()
     };
     let (ex, events) = (functions(qp), Unacknowledged::default());
+    let room = Arc::default();
     let pair = Pair {
         ex,
         cap: *cap,
@@ -154,10 +160,17 @@ pub(crate) unsafe fn create(
         extended: false,
         set: Mutex::default(),
         is_reset: AtomicBool::new(true),
-        room: AtomicU32::new(0),
+        keeps: AtomicBool::new(false),
+        room: Arc::clone(&room),
+        send_room: AtomicU32::new(0),
         events,
     };
     let pair = Box::into_raw(Box::new(pair));
+    if srq.is_null() {
+        // SAFETY: the caller vouches for the queue.
+        let ring = unsafe { ring(recv_cq) };
+        ring.lock().unwrap_or_else(PoisonError::into_inner).follow(number, room);
+    }
     names::enter(name, pair);
     Ok(pair.cast())
 }
@@ -198,19 +211,42 @@ pub(crate) unsafe fn initialise(qp: *mut ibv_qp) -> Result<(), c_int> {
 
 /// Records that a queue pair is in INIT, where no message takes a receive before [`leaves_init`].
 ///
-/// If it was in RESET before, it has room for as many receives as it was made for.
+/// If it was in RESET before, it has room for as many receives as it was made for. Receives are
+/// kept if it has no shared queue.
 ///
 /// # Safety
 /// `qp` is alive.
 unsafe fn is_initialised(qp: *mut ibv_qp) {
     // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
-    let (is_reset, room, depth) = unsafe {
+    let (pair, depth) = unsafe {
         let pair = qp.cast::<Pair>();
-        (&(*pair).is_reset, &(*pair).room, if (*qp).srq.is_null() { (*pair).cap.max_recv_wr } else { 0 })
+        ((&(*pair).is_reset, &(*pair).keeps, &(*pair).room), (*pair).cap.max_recv_wr)
     };
-    if is_reset.swap(false, Relaxed) {
+    let (is_reset, keeps, room) = pair;
+    // SAFETY: as above.
+    if is_reset.swap(false, Relaxed) && unsafe { (*qp).srq.is_null() } {
         room.store(depth, Relaxed);
+        keeps.store(true, Relaxed);
     }
+}
+
+/// Records that a queue pair is in RESET: it takes nothing, and completions of before say nothing
+/// about its room.
+///
+/// # Safety
+/// `qp` is alive.
+unsafe fn is_reset(qp: *mut ibv_qp) {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`, and whose completion
+    // queue outlives it.
+    let (pair, number, ring) = unsafe {
+        let pair = qp.cast::<Pair>();
+        ((&(*pair).is_reset, &(*pair).room, &(*pair).send_room), (*qp).qp_num, ring((*qp).recv_cq))
+    };
+    let (is_reset, room, send_room) = pair;
+    ring.lock().unwrap_or_else(PoisonError::into_inner).forget(number);
+    room.store(0, Relaxed);
+    send_room.store(0, Relaxed);
+    is_reset.store(true, Relaxed);
 }
 
 /// Records that the next request may let messages take receives, which from now on are posted at
@@ -220,7 +256,7 @@ unsafe fn is_initialised(qp: *mut ibv_qp) {
 /// `qp` is alive.
 pub(crate) unsafe fn leaves_init(qp: *mut ibv_qp) {
     // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
-    unsafe { &(*qp.cast::<Pair>()).room }.store(0, Relaxed);
+    unsafe { &(*qp.cast::<Pair>()).keeps }.store(false, Relaxed);
 }
 
 #[unsafe(no_mangle)]
@@ -265,10 +301,11 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: ibv_destroy_qp(3): a queue pair from `ibv_create_qp`, in a box of a `Pair`.
-    let handle = unsafe { name(qp) };
+    let (handle, number, ring) = unsafe { (name(qp), (*qp).qp_num, ring((*qp).recv_cq)) };
     let freed = ask(&Request::DestroyPair(handle));
     if freed.is_ok() {
         names::leave(handle);
+        ring.lock().unwrap_or_else(PoisonError::into_inner).forget(number);
         let pair: *mut Pair = qp.cast();
         // SAFETY: as above; alive until it is freed below.
         unsafe { &(*pair).events }.wait();
@@ -314,7 +351,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
         unsafe {
             (*qp).state = attributes.qp_state;
             match attributes.qp_state {
-                IBV_QPS_RESET => (*qp.cast::<Pair>()).is_reset.store(true, Relaxed),
+                IBV_QPS_RESET => is_reset(qp),
                 IBV_QPS_INIT => is_initialised(qp),
                 _ => {}
             }

@@ -7,10 +7,11 @@
 use core::cell::RefCell;
 use core::ffi::{c_int, c_void};
 
-use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Name, Op, Reply, Request, Send, Sge};
+use softrdma_wire::{Local, MAX_INLINE, Op, Reply, Send, Sge};
 
+use crate::chain::{are_certain, sends};
 use crate::layout::{Buffer, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_qp, ibv_sge, zeroed};
-use crate::link::converse;
+use crate::link::post;
 use crate::pair::Pair;
 
 /// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and
@@ -82,31 +83,18 @@ unsafe extern "C" fn complete(pair: *mut PairEx) -> c_int {
     if work.is_empty() {
         return 0;
     }
-    // SAFETY: ibv_wr_post(3): a live queue pair.
-    let handle = unsafe { (*pair).qp_base.handle };
-    post_all(handle, work)
-}
-
-/// Posts requests in as many messages as they need; no other thread posts in between.
-///
-/// The fabric refuses the first message unless all requests find room.
-fn post_all(pair: Name, work: Vec<Send<'static>>) -> c_int {
-    let Ok(mut room) = u32::try_from(work.len()) else { return libc::ENOMEM };
-    let mut work = work.into_iter();
-    let posted = converse(|call| {
-        loop {
-            let work: Vec<_> = work.by_ref().take(MAX_WORK).collect();
-            if work.is_empty() {
-                return Ok(0);
-            }
-            match call(&Request::PostSend { pair, room: core::mem::take(&mut room), work })? {
-                Reply::Posted { errno: 0, .. } => {}
-                Reply::Posted { errno, .. } => return Ok(errno),
-                _ => return Err(libc::EPROTO),
-            }
-        }
-    });
-    posted.unwrap_or_else(|errno| errno)
+    // SAFETY: ibv_wr_post(3): a live queue pair, made as a `Pair`; these fields do not change.
+    let (pair, cap, room) = unsafe {
+        let made = pair.cast::<Pair>();
+        ((*pair).qp_base.handle, (*made).cap, &(*made).send_room)
+    };
+    let Ok(all) = u32::try_from(work.len()) else { return libc::ENOMEM };
+    let certain = are_certain(&work, cap.max_inline_data);
+    // All of them are posted, or none.
+    match post(pair, room, certain, all, work, |work, demand| sends(pair, work, demand)) {
+        Ok(Reply::Posted { errno, .. }) | Err(errno) => errno,
+        Ok(_) => libc::EPROTO,
+    }
 }
 
 /// Begins a request.

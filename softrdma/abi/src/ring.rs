@@ -2,10 +2,14 @@
 
 use core::ffi::c_int;
 use core::ptr::{self, NonNull};
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use softrdma_wire::{ARMS, Completion, Name, PAGE, POLLS, Page, Request};
+use softrdma_wire::{ARMS, Completion, Name, Notice, PAGE, POLLS, Page, Request};
 
+use crate::layout::IBV_WC_RECV;
 use crate::link::{ask, link};
 use crate::process::generation;
 
@@ -20,6 +24,10 @@ pub(crate) struct Ring {
     taken: u32,
     /// How many polls in a row found nothing.
     idle: u32,
+    /// How many receives certainly find room, by the queue pairs' numbers: [`Pair::room`].
+    ///
+    /// [`Pair::room`]: crate::pair::Pair::room
+    rooms: BTreeMap<u32, Arc<AtomicU32>>,
     /// The process that made it, by its generation. A child has another, and no access to its
     /// parent's queues.
     generation: u32,
@@ -31,13 +39,19 @@ unsafe impl Send for Ring {}
 impl Ring {
     /// Maps the page of a new queue: page `number` of the memory.
     pub(crate) fn map(queue: Name, number: u32, memory: &OwnedFd) -> Result<Self, c_int> {
-        let offset = libc::off_t::from(number) * PAGE as libc::off_t;
-        let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-        // SAFETY: mmap(2): a new mapping at a place that the kernel chooses.
-        let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, shared, memory.as_raw_fd(), offset) };
-        let page = if page == libc::MAP_FAILED { None } else { NonNull::new(page.cast()) };
-        let page = page.ok_or(libc::ENOMEM)?;
-        Ok(Self { page, queue, taken: 0, idle: 0, generation: generation() })
+        let (page, rooms) = (map(number, memory)?.cast(), BTreeMap::new());
+        Ok(Self { page, queue, taken: 0, idle: 0, rooms, generation: generation() })
+    }
+
+    /// From now on, each receive of the queue pair with this number that the program takes the
+    /// completion of gives its place back to `room`.
+    pub(crate) fn follow(&mut self, number: u32, room: Arc<AtomicU32>) {
+        self.rooms.insert(number, room);
+    }
+
+    /// Ends what [`Ring::follow`] has begun.
+    pub(crate) fn forget(&mut self, number: u32) {
+        self.rooms.remove(&number);
     }
 
     fn page(&self) -> Result<&Page, c_int> {
@@ -56,7 +70,16 @@ impl Ring {
     /// Reported only if no completion was passed.
     pub(crate) fn poll(&mut self, most: usize, mut give: impl FnMut(Completion)) -> Result<usize, c_int> {
         let (queue, taken, mut idle) = (self.queue, self.taken, self.idle);
-        let page = self.page()?;
+        let (page, rooms) = (self.page()?, &self.rooms);
+        let mut give = |completion: Completion| {
+            if completion.status == 0
+                && completion.opcode & IBV_WC_RECV != 0
+                && let Some(room) = rooms.get(&completion.pair)
+            {
+                room.fetch_add(1, Relaxed);
+            }
+            give(completion);
+        };
         let take = || take_shown(page, taken, most, || ask(&Request::Poll(queue)), &mut give);
         let pause = || {
             link()?.is_alive()?;
@@ -78,6 +101,23 @@ impl Ring {
         // by a fault.
         if page.calls() & (ARMS | POLLS) != 0 { ask(&Request::Poll(self.queue)) } else { Ok(()) }
     }
+}
+
+/// Maps a page of the memory that the fabric shares with this process.
+fn map(number: u32, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
+    let offset = libc::off_t::from(number) * PAGE as libc::off_t;
+    let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    // SAFETY: mmap(2): a new mapping at a place that the kernel chooses.
+    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, shared, memory.as_raw_fd(), offset) };
+    let page = if page == libc::MAP_FAILED { None } else { NonNull::new(page) };
+    page.ok_or(libc::ENOMEM)
+}
+
+/// Maps the fabric's notices to this process. They stay mapped.
+pub(crate) fn notice(memory: &OwnedFd) -> Result<&'static Notice, c_int> {
+    // SAFETY: just mapped, and never unmapped. The page is made of atomics, for which any bytes are
+    // valid, and which the fabric may write meanwhile.
+    Ok(unsafe { map(0, memory)?.cast::<Notice>().as_ref() })
 }
 
 impl Drop for Ring {

@@ -59,6 +59,8 @@ impl Fabric {
             self.model.seed_faults(seed);
         }
         self.faulty.store(true, Relaxed);
+        // Before the faults, so that a post that one refuses is answered.
+        state.sessions.values().flatten().for_each(|info| info.demand_answers());
         for fault in understood {
             if fault.fault == Fault::Kill {
                 kill(&state, fault.address);

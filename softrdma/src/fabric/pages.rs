@@ -1,5 +1,5 @@
-//! Memory that the fabric shares with one program: a page for each completion queue ([`Page`]), in
-//! which the program polls and arms without a request.
+//! Memory that the fabric shares with one program: a page of notices to it ([`Notice`]), and one
+//! for each completion queue ([`Page`]), in which the program polls and arms without a request.
 //!
 //! The program may write anything there at any time, and affects only its own queues. The memory's
 //! size is sealed, so no access of the fabric fails, and none waits for the program. Only touched
@@ -17,14 +17,14 @@ use rdma_softsim::{Arming, Calls, Look, Mirror};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use softrdma_wire::{ARMS, PAGE, POLLS, Page, SHOWN};
+use softrdma_wire::{ARMS, Notice, PAGE, POLLS, Page, SHOWN};
 
 use super::translate;
 
-/// The most completion queues of one program.
-pub(super) const MOST_QUEUES: u32 = 1 << 14;
+/// The most completion queues of one program: the first page has the notices.
+pub(super) const MOST_QUEUES: u32 = (1 << 14) - 1;
 
-const BYTES: usize = MOST_QUEUES as usize * PAGE;
+const BYTES: usize = (MOST_QUEUES as usize + 1) * PAGE;
 
 /// The memory of one program.
 pub(super) struct Pages {
@@ -41,8 +41,8 @@ unsafe impl Sync for Pages {}
 #[derive(Default)]
 struct Places {
     free: Vec<u32>,
-    /// The first page that was never taken.
-    end: u32,
+    /// How many pages were ever taken: the numbers 1 to this.
+    ever: u32,
 }
 
 impl Pages {
@@ -68,13 +68,20 @@ impl Pages {
         rustix::io::fcntl_dupfd_cloexec(&self.memory, 0)
     }
 
+    pub(super) fn notice(&self) -> &Notice {
+        // SAFETY: the first page of the mapping, which lasts as long as `self`, and belongs to no
+        // queue. It is made of atomics, for which any bytes are valid and which others may write
+        // meanwhile.
+        unsafe { self.base.cast().as_ref() }
+    }
+
     pub(super) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
         let mut places = self.lock();
         let number = match places.free.pop() {
             Some(number) => number,
-            None if places.end < MOST_QUEUES => {
-                places.end += 1;
-                places.end - 1
+            None if places.ever < MOST_QUEUES => {
+                places.ever += 1;
+                places.ever
             }
             None => return Err(Errno::NOMEM),
         };
@@ -100,7 +107,7 @@ pub(super) struct Place {
 
 impl Place {
     fn page(&self) -> &Page {
-        // SAFETY: `take` gave a number below `MOST_QUEUES`, so it is a page of the mapping, which
+        // SAFETY: `take` gave a number of at most `MOST_QUEUES`, so it is a page of the mapping, which
         // lasts as long as `pages`. It is made of atomics, for which any bytes are valid and which
         // others may write meanwhile.
         unsafe { self.pages.base.add(self.number as usize).as_ref() }

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -77,11 +78,13 @@ impl Service {
         let reply = match (&mut *session, request) {
             (Some(session), request) => {
                 fabric.stall(session.devices());
-                *answer = Some(if moves(&request) {
+                let answered = request.is_answered();
+                let given = if moves(&request) {
                     seat.collect(|| session.answer(request, descriptor))
                 } else {
                     session.answer(request, descriptor)
-                });
+                };
+                *answer = answered.then_some(given);
                 return Ok(());
             }
             (None, Request::Status) => fabric.status(),
@@ -113,6 +116,8 @@ const fn moves(request: &Request<'_>) -> bool {
         request,
         Request::PostSend { .. }
             | Request::PostReceive { .. }
+            | Request::SubmitSend { .. }
+            | Request::SubmitReceive { .. }
             | Request::PostShared { .. }
             | Request::Poll(_)
     )
@@ -136,7 +141,11 @@ fn open(
     let vectors = fabric.lock().vectors.clone();
     let count = vectors.as_ref().map_or(LIMITS.completion_vectors, |vectors| vectors.count());
     let session = Session::new(&machine, Arc::clone(&info), above, vectors)?;
-    fabric.lock().sessions.insert(*number, Some(info));
+    fabric.lock().sessions.insert(*number, Some(Arc::clone(&info)));
+    // Faults that were injected before it was in the list.
+    if fabric.faulty.load(Relaxed) {
+        info.demand_answers();
+    }
     let limits = wire::Limits {
         max_mr_size: LIMITS.max_region,
         max_mr: LIMITS.max_regions,

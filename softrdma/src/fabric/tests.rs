@@ -80,7 +80,7 @@ impl Program {
         let local = Local::Inline((&[7; 64]).into());
         let work = vec![Send { id, op, signaled: true, solicited: false, local }];
         let posted = self.ask(&Request::PostSend { pair: self.pair, room: 0, work });
-        assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
+        assert!(matches!(posted, Reply::Posted { count: 1, errno: 0, .. }), "{posted:?}");
     }
 
     fn completed(&mut self) -> Vec<u64> {

@@ -22,13 +22,13 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
-pub use page::{ARMS, PAGE, POLLS, Page, SHOWN};
+pub use page::{ARMS, Notice, PAGE, POLLS, Page, SHOWN};
 pub use socket::{Error, Listener, Socket};
 pub use work::{Completion, Local, Op, Receive, Send, Sge};
 
 /// The version of this protocol. Both sides come from one build, so a different version means that
 /// they were started wrongly.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The most bytes of a message. Longer chains of work requests take several messages.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The most faults or queue pairs in one message.
@@ -193,6 +193,18 @@ pub enum Request<'a> {
         pair: Name,
         work: Vec<Receive>,
     },
+    /// Posts at most [`MAX_WORK`] requests that certainly find room. No answer: if the fabric
+    /// refuses one, the queue pair enters the error state.
+    SubmitSend {
+        pair: Name,
+        #[serde(borrow)]
+        work: Vec<Send<'a>>,
+    },
+    /// Posts receives, like [`Request::SubmitSend`].
+    SubmitReceive {
+        pair: Name,
+        work: Vec<Receive>,
+    },
 
     /// Asks for a descriptor that is readable while an asynchronous event of the device waits. It
     /// comes with [`Reply::Done`].
@@ -257,6 +269,14 @@ pub enum Request<'a> {
         id: Name,
         channel: Name,
     },
+}
+
+impl Request<'_> {
+    /// Whether the fabric answers this request.
+    #[must_use]
+    pub const fn is_answered(&self) -> bool {
+        !matches!(self, Self::SubmitSend { .. } | Self::SubmitReceive { .. })
+    }
 }
 
 /// The queue pair of a connection.
@@ -400,6 +420,8 @@ pub enum Reply {
         count: u32,
         /// Why no more were posted; 0 if all were.
         errno: i32,
+        /// How many more sends certainly find room.
+        room: u32,
     },
     /// The limit of a shared receive queue; 0 once its event was raised.
     SharedLimit(u32),

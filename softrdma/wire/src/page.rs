@@ -57,6 +57,31 @@ pub struct Page {
 
 const _: () = assert!(size_of::<Page>() == PAGE);
 
+/// The first page of the memory, which belongs to no queue. Any of its bytes may change to anything
+/// at any time.
+#[repr(C, align(4096))]
+#[derive(Debug, Default)]
+pub struct Notice {
+    /// Written by the fabric: whether each post must be answered.
+    answers: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Notice>() == PAGE);
+
+impl Notice {
+    /// Tells the program to post by requests that have an answer. A fault may refuse one from now
+    /// on.
+    pub fn demand_answers(&self) {
+        self.answers.store(1, SeqCst);
+    }
+
+    /// Whether the fabric demands answered posts.
+    #[must_use]
+    pub fn demands_answers(&self) -> bool {
+        self.answers.load(Relaxed) != 0
+    }
+}
+
 impl Default for Page {
     fn default() -> Self {
         let zero = AtomicU64::default;

@@ -8,8 +8,8 @@ mod manager;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 
 use rdma_backend::{IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer};
 use rdma_softsim::{
@@ -58,6 +58,10 @@ pub(super) struct Info {
     pub(super) program: String,
     pub(super) process: Arc<Process>,
     pub(super) devices: Vec<Vec<IpAddr>>,
+    /// The memory shared with the program, once it has a completion queue.
+    pages: OnceLock<Arc<Pages>>,
+    /// Whether each post of the program must be answered.
+    answers: AtomicBool,
     domains: AtomicU64,
     regions: AtomicU64,
     registered: AtomicU64,
@@ -72,7 +76,41 @@ impl Info {
         let zero = AtomicU64::default;
         let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
         let (pairs, identifiers, requests) = (zero(), zero(), zero());
-        Self { program, process, devices, domains, regions, registered, queues, pairs, identifiers, requests }
+        Self {
+            program,
+            process,
+            devices,
+            pages: OnceLock::new(),
+            answers: AtomicBool::new(false),
+            domains,
+            regions,
+            registered,
+            queues,
+            pairs,
+            identifiers,
+            requests,
+        }
+    }
+
+    /// Makes the program post by requests that have an answer, from now on.
+    pub(super) fn demand_answers(&self) {
+        self.answers.store(true, SeqCst);
+        if let Some(pages) = self.pages.get() {
+            pages.notice().demand_answers();
+        }
+    }
+
+    /// Returns the memory shared with the program, which is made at the first call.
+    fn pages(&self) -> Result<&Arc<Pages>, Errno> {
+        if self.pages.get().is_none() {
+            // Only the session's own thread makes it.
+            let _first = self.pages.set(Pages::new()?);
+        }
+        let pages = self.pages.get().ok_or(Errno::NOMEM)?;
+        if self.answers.load(SeqCst) {
+            pages.notice().demand_answers();
+        }
+        Ok(pages)
     }
 
     pub(super) fn session(&self) -> wire::Session {
@@ -100,8 +138,6 @@ pub(super) struct Session {
     event_channels: BTreeMap<Name, manager::Channel>,
     shared: BTreeMap<Name, SharedReceives>,
     queues: BTreeMap<Name, (CompletionQueue, Arc<Place>)>,
-    /// The memory shared with the program, once it has a completion queue.
-    pages: Option<Arc<Pages>>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, OwnedDomain>,
     completion_channels: BTreeMap<Name, Arc<Records>>,
@@ -186,7 +222,6 @@ impl Session {
             event_channels: BTreeMap::new(),
             shared: BTreeMap::new(),
             queues: BTreeMap::new(),
-            pages: None,
             regions: BTreeMap::new(),
             domains: BTreeMap::new(),
             completion_channels: BTreeMap::new(),
@@ -267,6 +302,14 @@ impl Session {
             }
             Request::PostSend { pair, room, work } => return self.post_send(pair, room, &work),
             Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
+            Request::SubmitSend { pair, work } => {
+                let posted = find(&self.pairs, pair).and_then(|pair| send(pair, &work, false));
+                return self.submitted(pair, posted);
+            }
+            Request::SubmitReceive { pair, work } => {
+                let posted = self.post_receive(pair, &work);
+                return self.submitted(pair, posted);
+            }
             Request::PostShared { queue, work } => return self.post_shared(queue, &work),
             _ => {}
         }
@@ -418,10 +461,7 @@ impl Session {
                 none => none.insert(Arc::new(Records::new(&self.backlog)?.0)),
             }),
         };
-        let pages = match &mut self.pages {
-            Some(pages) => pages,
-            none => none.insert(Pages::new()?),
-        };
+        let pages = self.info.pages()?;
         let (place, memory) = (Arc::new(pages.take()?), pages.descriptor()?);
         let queue = self.name()?;
         let signal = Arc::new(QueueSignal { queue, channel, vector });
@@ -464,31 +504,22 @@ impl Session {
 
     fn post_send(&self, pair: Name, room: u32, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
         let pair = find(&self.pairs, pair)?;
-        if work.len() > MAX_WORK {
-            return Err(Errno::INVAL.into());
-        }
         if room > 0 && room > pair.send_room() {
-            return Ok(Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error() });
+            return Ok(Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error(), room: 0 });
         }
-        let lists: Vec<Vec<Sge>> = work
-            .iter()
-            .map(|work| match &work.local {
-                wire::Local::Inline(_) => Ok(Vec::new()),
-                wire::Local::Memory(list) => named(list),
-            })
-            .collect::<Result<_, _>>()?;
-        let requests: Vec<_> = work
-            .iter()
-            .zip(&lists)
-            .map(|(&wire::Send { id, op, signaled, solicited, ref local }, list)| {
-                let local = match local {
-                    wire::Local::Inline(bytes) => Local::Inline(bytes),
-                    wire::Local::Memory(_) => Local::Memory(list),
-                };
-                NamedSend { id, op: translate::op(op), local, signaled, solicited }
-            })
-            .collect();
-        Ok(posted(requests.len(), pair.post_named(&requests)))
+        send(pair, work, true)
+    }
+
+    /// Ends a request without an answer: its queue pair fails unless all of it was posted.
+    fn submitted(&self, pair: Name, posted: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
+        let posted = posted.map(|reply| matches!(reply, Reply::Posted { errno: 0, .. }));
+        if !posted.unwrap_or(false)
+            && let Some(pair) = self.pairs.get(&pair)
+        {
+            // A queue pair that cannot fail is not connected: it has nothing to lose.
+            let _state = pair.modify(translate::transition(wire::Transition::Fail).ok_or(Errno::INVAL)?);
+        }
+        Ok(Reply::Done)
     }
 
     fn post_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
@@ -512,6 +543,34 @@ impl Session {
     }
 }
 
+/// Posts sends. No fault refuses them unless they are `answered`.
+fn send(pair: &QueuePair, work: &[wire::Send<'_>], answered: bool) -> Result<Reply, Refusal> {
+    if work.len() > MAX_WORK {
+        return Err(Errno::INVAL.into());
+    }
+    let lists: Vec<Vec<Sge>> = work
+        .iter()
+        .map(|work| match &work.local {
+            wire::Local::Inline(_) => Ok(Vec::new()),
+            wire::Local::Memory(list) => named(list),
+        })
+        .collect::<Result<_, _>>()?;
+    let requests: Vec<_> = work
+        .iter()
+        .zip(&lists)
+        .map(|(&wire::Send { id, op, signaled, solicited, ref local }, list)| {
+            let local = match local {
+                wire::Local::Inline(bytes) => Local::Inline(bytes),
+                wire::Local::Memory(_) => Local::Memory(list),
+            };
+            NamedSend { id, op: translate::op(op), local, signaled, solicited }
+        })
+        .collect();
+    let posted = pair.post_named(&requests, answered);
+    let room = if answered && posted.is_ok() { pair.send_room() } else { 0 };
+    Ok(reply(requests.len(), posted, room))
+}
+
 fn receives(
     work: &[wire::Receive],
     post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
@@ -522,7 +581,7 @@ fn receives(
     let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
     let requests: Vec<_> =
         work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
-    Ok(posted(requests.len(), post(&requests)))
+    Ok(reply(requests.len(), post(&requests), 0))
 }
 
 fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
@@ -532,10 +591,10 @@ fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
     Ok(list.iter().map(|&wire::Sge { address, len, lkey }| Sge { address, len, lkey }).collect())
 }
 
-fn posted(count: usize, result: Result<(), PostError<Error>>) -> Reply {
+fn reply(count: usize, result: Result<(), PostError<Error>>, room: u32) -> Reply {
     let (count, errno) = match result {
         Ok(()) => (count, 0),
         Err(PostError { posted, error }) => (posted, translate::errno(&error)),
     };
-    Reply::Posted { count: count as u32, errno }
+    Reply::Posted { count: count as u32, errno, room }
 }
