@@ -393,10 +393,17 @@ impl QueuePair {
     }
 
     /// `ibv_post_send(3)`: posts the requests in order, up to the first refused one.
-    ///
-    /// If the caller does not tell its program of a refusal (`answered`), no injected fault refuses
-    /// a request.
-    pub fn post_named(&self, requests: &[NamedSend<'_>], answered: bool) -> Result<(), PostError<Error>> {
+    pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
+        self.post_all(requests, true)
+    }
+
+    /// Posts like [`QueuePair::post_named`], for a program that is not told of a refusal: no injected
+    /// fault refuses a request.
+    pub fn submit_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
+        self.post_all(requests, false)
+    }
+
+    fn post_all(&self, requests: &[NamedSend<'_>], answered: bool) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             // Completions that the program has taken give their slots back.
             if (model.send_room(self.id) as usize) < requests.len() {

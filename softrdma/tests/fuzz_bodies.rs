@@ -5,7 +5,7 @@ mod queue;
 
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
-use softrdma_wire::{Access, MAX_INLINE, Reply, Request, Send, Sge, Transition};
+use softrdma_wire::{Access, MAX_INLINE, PAGE, Receive, Reply, Request, Send, Sge, Transition};
 
 fn packet(into: &mut Vec<u8>, program: u8, request: &Request<'_>) {
     let bytes = postcard::to_stdvec(request).expect("encodes");
@@ -52,8 +52,10 @@ fn honest() -> Vec<u8> {
     let local = softrdma_wire::Local::Memory(vec![Sge { address: 4096, len: 64, lkey: 0x101 }]);
     let op = softrdma_wire::Op::Write { address: 4200, rkey: 0x202 };
     let work = vec![Send { id: 1, op, signaled: true, solicited: false, local }];
-    // The program arms its queue, in the first page.
-    input.extend([bodies::SCRIBBLE, 3, queue::ARMED as u8, 0, 2]);
+    // The program arms its queue, in the page after that of the notices.
+    input.extend([bodies::SCRIBBLE, 3, queue::ARMED as u8, (PAGE >> 8) as u8, 2]);
+    let receives = vec![Receive { id: 2, local: Vec::new() }];
+    packet(&mut input, 0, &Request::SubmitReceive { pair: 6, work: receives });
     packet(&mut input, 0, &Request::PostSend { pair: 6, room: 0, work });
     packet(&mut input, 0, &Request::Poll(4));
     input
@@ -88,7 +90,8 @@ fn the_honest_conversation_ends_well() {
     // The bytes may still be in flight.
     let shown = |memory: Option<&std::os::fd::OwnedFd>| {
         let mut page = [0; queue::ENTRIES as usize + 40];
-        assert_eq!(rustix::io::pread(memory.expect("is there"), &mut page, 0), Ok(page.len()));
+        let read = rustix::io::pread(memory.expect("is there"), &mut page, PAGE as u64);
+        assert_eq!(read, Ok(page.len()));
         let word = |at: u64| page[at as usize];
         // The positions are those of the count, the id and the status.
         word(queue::SHOWS) == 1 && word(queue::ENTRIES) == 1 && word(queue::ENTRIES + 12) == 0

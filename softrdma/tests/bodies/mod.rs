@@ -34,10 +34,13 @@ struct Program {
 }
 
 impl Program {
-    /// Sends a packet and returns the answer; `None` if the session has ended. The fuzzer's timer
-    /// interrupts calls.
+    /// Sends a packet and returns the answer, which is empty if the request has none; `None` if the
+    /// session has ended. The fuzzer's timer interrupts calls.
     fn exchange(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
         retry_on_intr(|| rustix::net::send(&self.socket, packet, SendFlags::NOSIGNAL)).ok()?;
+        if postcard::from_bytes(packet).is_ok_and(|request: Request<'_>| !request.is_answered()) {
+            return Some(Vec::new());
+        }
         let mut answer = vec![0; MAX_MESSAGE];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -566,7 +566,7 @@ fn send(pair: &QueuePair, work: &[wire::Send<'_>], answered: bool) -> Result<Rep
             NamedSend { id, op: translate::op(op), local, signaled, solicited }
         })
         .collect();
-    let posted = pair.post_named(&requests, answered);
+    let posted = if answered { pair.post_named(&requests) } else { pair.submit_named(&requests) };
     let room = if answered && posted.is_ok() { pair.send_room() } else { 0 };
     Ok(reply(requests.len(), posted, room))
 }
