@@ -60,7 +60,6 @@ fn unanswered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     }
 }
 
-/// Sends `rounds` times 500 keepalives.
 pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize) -> Judged {
     let mut session = context.open()?;
     for _ in 0..rounds {

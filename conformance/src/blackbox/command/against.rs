@@ -203,7 +203,6 @@ fn interrupts() -> std::io::Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Returns a bar on a terminal, and a hidden one elsewhere.
 fn bar(length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:32} [{wide_bar}] {pos}/{len} {elapsed:>4}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());

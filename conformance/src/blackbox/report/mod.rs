@@ -128,7 +128,6 @@ pub fn first_lines(result: &CaseResult) -> String {
     format!("    shown: {intent}\n    seen: {reason}{hint}")
 }
 
-/// Returns the ids of a few cases, or the number of many.
 fn named(results: &[&CaseResult]) -> String {
     match results {
         [_, _, _, _, ..] if results.iter().all(|one| !one.verdict.is_tried()) => {
