@@ -44,7 +44,6 @@ enum Stage {
 struct Connected {
     session: Session<SoftSim>,
     established: bool,
-    /// The victim's first windows.
     windows: Vec<Window>,
     asked: bool,
     told: bool,
@@ -236,7 +235,6 @@ fn question(select: u16) -> Step {
     message(Message::GetServerFeature { select, features: FeatureSet::NONE })
 }
 
-/// Returns the steps that fill a window at once and write into the windows before it.
 fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
     let at = |window: &Window| RemoteAddress { address: window.address, rkey: window.rkey };
     let fill = Step::Post(SendOp::WriteImmediate(at(&window), Immediate(window.length)), Vec::new());

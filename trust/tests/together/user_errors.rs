@@ -30,7 +30,6 @@ fn failure(client: &SoftSim, host: &str) -> Error {
     Stream::connect_with(client, host, &Connect::default().timeout(LONG)).expect_err("this cannot work")
 }
 
-/// Where a time-out is expected.
 fn soon(client: &SoftSim, host: &str) -> Error {
     let impatient = Connect::default().timeout(Duration::from_millis(300));
     Stream::connect_with(client, host, &impatient).expect_err("this cannot work")
