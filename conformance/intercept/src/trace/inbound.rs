@@ -45,7 +45,6 @@ impl<R: Region> Inbound<R> {
         self.receives.remove(&id).is_some()
     }
 
-    /// Returns at most `most` bytes of the SEND of `len` bytes in the receive `id`.
     pub(super) fn received(&mut self, id: u64, len: u32, most: usize) -> Vec<u8> {
         let Some(place) = self.receives.remove(&id) else { return Vec::new() };
         let len = (len as usize).min(place.len).min(most);
