@@ -35,7 +35,6 @@ impl Drop for Folder {
     }
 }
 
-/// The program's own run: our publisher in both layouts, and our reader.
 #[test]
 fn our_sides_pass() {
     for side in ["publisher", "reader"] {
