@@ -166,7 +166,6 @@ fn go<B: Descriptors>(
         return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
     }
     let bar = bar(cases.len() as u64);
-    // The first case of each cause.
     let mut causes: Vec<(String, String)> = Vec::new();
     let mut run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),

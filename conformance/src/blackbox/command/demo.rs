@@ -126,7 +126,6 @@ impl Wire {
     }
 }
 
-/// Shows the suite's verdict on a server with one mistake, by its own command.
 fn wrong() -> Result<u8, CommandError> {
     let line = format!("run server --select {CASE} --demo-mistake {MISTAKE}");
     println!("a server with one mistake, under the suite:\nvalkey-rdma-conformance {line}");

@@ -105,7 +105,6 @@ pub fn failures(run: &Run, strict: bool) -> String {
     text
 }
 
-/// Groups results of one cause, in the order of their first cases.
 fn alike(results: Vec<&CaseResult>) -> Vec<Vec<&CaseResult>> {
     let key = |result: &CaseResult| {
         let CaseResult { verdict, cause, expected, .. } = result;
