@@ -3,11 +3,11 @@
 //! The world around them is small: windows of a few bytes, a send buffer of one to three, queues
 //! and receives for two or three. Deadlocks of flow control need no more. For each [`Scenario`],
 //! [`search`] takes every interleaving of two applications, two drivers and the devices between
-//! them. In each state no byte is lost, doubled, reordered or written outside the window, no
-//! notification meets a missing receive where that is fatal, and no buffer is handed out twice. In
-//! each final state everything has arrived.
+//! them. It checks each state: no byte was lost, doubled, reordered or written outside the window,
+//! no notification met a missing receive where that is fatal, no buffer was handed out twice; and
+//! each final state: everything has arrived.
 //!
-//! A search proves little unless it finds known mistakes: each [`Defect`] in the driver.
+//! A search proves little unless it finds known mistakes: each [`Defect`] must be found.
 
 pub mod search;
 #[cfg(test)]
