@@ -2,7 +2,7 @@
 //!
 //! A verdict on other people's software needs stricter tests than our own side. So the suite meets
 //! sides that are right in other ways: see [`Who`], windows of any length, devices of every kind,
-//! and latency. `UNDECIDED` lists the cases that decide nothing for some windows.
+//! and latency. `UNDECIDED` lists cases that decide nothing for some windows; others must pass.
 
 pub mod command;
 mod example;

@@ -27,7 +27,6 @@ pub struct Rogue {
     backend: SoftSim,
     stage: Stage,
     until: Instant,
-    /// Whether it began its script.
     acted: bool,
     /// Whether its script was executed by the victim's device.
     pub executed: bool,

@@ -112,7 +112,6 @@ pub(super) enum Fault {
     Wrong(String),
 }
 
-/// A session that has ended: the keys that must still be there.
 #[derive(Debug)]
 struct EndedSession {
     session: u64,
@@ -123,7 +122,6 @@ pub(super) struct Keys {
     name: String,
     rng: Rng,
     session: u64,
-    /// Whether this session's mark was answered.
     marked: bool,
     /// The value that each key of this session must have. Keys with unknown values are missing.
     certain: BTreeMap<u32, Option<Value>>,

@@ -14,7 +14,6 @@ pub(crate) const SERVER: SocketAddr =
     SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
 const LONG: Duration = Duration::from_secs(60);
 
-/// The error contains these texts, and becomes an [`io::Error`] of this kind with its text.
 #[track_caller]
 fn says(error: &Error, kind: io::ErrorKind, parts: &[&str]) {
     let text = error.to_string();
