@@ -185,7 +185,6 @@ static void connect_one(uint16_t port, uint64_t *here, uint64_t *there) {
     }
 }
 
-/* Reads what the other side has written. */
 static void await_bytes(vkrdma_endpoint *endpoint, uint64_t id, size_t bytes) {
     vkrdma_endpoint *const both[] = {servers, clients};
     vkrdma_event event;
