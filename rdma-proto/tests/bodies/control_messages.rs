@@ -35,7 +35,6 @@ fn read(bytes: &[u8]) -> Result<Message, InvalidMessage> {
     }
 }
 
-/// Returns the ranges of the fields that have a meaning.
 fn fields(opcode: Opcode) -> &'static [(usize, usize)] {
     match opcode.0 {
         0 | 1 => &[(0, 4), (24, 32)],
