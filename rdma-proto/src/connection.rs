@@ -72,9 +72,8 @@ pub struct Counters {
     pub most_in_flight: u64,
 }
 
-/// One connection: wire rules, windows, credits, keepalive and end, for a client or a server. The
-/// crate documentation describes its four groups of methods. Call [`Machine::poll_action`] until it
-/// returns `None` after any method that is not a getter.
+/// One connection, for a client or a server: wire rules, windows, credits, keepalive and end. Call
+/// [`Machine::poll_action`] until `None` after any method that is not a getter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     config: Config,
@@ -137,9 +136,8 @@ enum Negotiation {
 }
 
 impl Machine {
-    /// Returns a connection that is being established, with the regions for the peer to write to,
-    /// each of [`Config::window`] bytes. The second counts only if [`Config::windows`] is 2; see
-    /// also [`Machine::lacks_region`].
+    /// Returns a connection that is being established. The peer writes to `regions`, each of
+    /// [`Config::window`] bytes. The second counts only if [`Config::windows`] is 2.
     ///
     /// # Errors
     /// Returns an error if a value of `config` is out of bounds.

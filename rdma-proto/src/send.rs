@@ -195,7 +195,7 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn unposted(&self) -> u64 {
-        // `posted` never exceeds `written`.
+        // Never negative.
         self.written.wrapping_sub(self.posted.bytes)
     }
 
@@ -206,7 +206,7 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn unconfirmed(&self) -> u64 {
-        // `done` never exceeds `written`.
+        // Never negative.
         self.written.wrapping_sub(self.done.bytes)
     }
 
@@ -295,9 +295,8 @@ impl SendState {
         self.posted.to_id()
     }
 
-    /// Returns whether the last request must be signalled: every quarter of a budget, so that a
-    /// caller waiting for room has a completion to wait for, and at the end of a loan, to free the
-    /// memory.
+    /// Returns whether the last request must be signalled: every quarter of a budget, to wake
+    /// callers that wait for room, and at the end of a loan, to free the memory.
     #[inline]
     pub(crate) fn take_signal(&mut self, force: bool) -> bool {
         let signal = force

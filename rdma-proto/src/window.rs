@@ -134,9 +134,8 @@ impl RxWindow {
     /// Records that the peer has written `bytes` more. Returns whether the window is full. `None`,
     /// unchanged: it exceeded the window (VR-FLOW-002), or has none (VR-FLOW-003).
     ///
-    /// How it wrote them (VR-XFER-006), and in how many notifications (VR-FLOW-014), does not
-    /// matter. The sum is checked like any peer's number (VR-SEC-003). Zero has no meaning
-    /// (VR-XFER-005).
+    /// How, and in how many notifications, does not matter (VR-XFER-006, VR-FLOW-014). The sum is
+    /// checked (VR-SEC-003). Zero has no meaning (VR-XFER-005).
     #[inline]
     pub(crate) fn receive(&mut self, bytes: u64) -> Option<bool> {
         let room = self.length.saturating_sub(self.received);
@@ -481,7 +480,7 @@ impl TxWindow {
         (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
     }
 
-    /// Moves on to the next queued window, if any, once this is full. Returns whether it was.
+    /// Returns whether it was full. The next queued window, if any, follows.
     pub(crate) fn leave_full(&mut self) -> bool {
         if self.room > 0 {
             return false;

@@ -1,5 +1,4 @@
-//! The fuzz targets as tests: on their committed seeds, and on generated inputs that are the same
-//! every time.
+//! The fuzz targets as tests, on their committed seeds and on generated inputs, always the same.
 
 mod bodies;
 mod pair;

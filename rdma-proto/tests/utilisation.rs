@@ -64,7 +64,6 @@ fn utilisation(way: Way, copies: f64) -> f64 {
         left -= u64::from(bytes);
         machine.handle_immediate(moment(busy), Immediate(bytes));
         if way == Way::Landing && !std::mem::replace(&mut asked, true) {
-            // Its first bytes told how long the value is.
             machine.land(region(3), u32::try_from(VALUE).expect("short")).expect("nothing lands yet");
         }
         loop {

@@ -5,8 +5,7 @@ use crate::error::PeerMisbehaved;
 /// Different consecutive questions that may wait, if a peer takes no answers (VR-RES-008).
 const RUNS: usize = 4;
 
-/// A queue of `select` values in which equal neighbours share a place: repeating one question costs
-/// a peer nothing here (VR-FEAT-003).
+/// Values of `select`. Equal neighbours share a place: to repeat one costs nothing (VR-FEAT-003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
     runs: [Run; RUNS],

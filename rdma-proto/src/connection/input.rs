@@ -12,8 +12,7 @@ use super::{Due, Machine, Negotiation, Stage};
 impl Machine {
     /// Reports that the connection is established.
     ///
-    /// `peer_rnr_retry_count`, of the peer's `rdma_connect` or `rdma_accept`, is how often *our*
-    /// queue pair retries a send that found no receive.
+    /// By `peer_rnr_retry_count`, which the peer chose, *our* queue pair retries without a receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         let established = match self.stage {
             Stage::Connecting => Some(Stage::Open),
@@ -23,8 +22,7 @@ impl Machine {
         if let Some(stage) = established {
             self.stage = stage;
             self.due = Due::Anything;
-            // Not of a client, which does not expect the question. If it allows few retries, that
-            // is its risk.
+            // A client does not expect the question. If it allows few retries, that is its risk.
             self.patient =
                 peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
             self.timers.start(now);
@@ -75,7 +73,7 @@ impl Machine {
             Message::SetClientFeature { features, .. } => match self.config.role {
                 // Choosing a feature that was not offered enables nothing (VM-001).
                 Role::Server if self.negotiation == Negotiation::None => {}
-                // Unknown bits enable nothing and harm nothing (VR-FEAT-004). No answer
+                // VR-FEAT-004: unknown bits enable nothing and harm nothing. Not answered
                 // (VR-FEAT-009).
                 Role::Server => self.agree(features.common(self.config.features)),
                 Role::Client => {
@@ -197,9 +195,8 @@ impl Machine {
         self.fail(Error::Transport(TransportError::Backend { call }));
     }
 
-    /// Reports that the peer disconnected, which is, or is answered by, a disconnect
-    /// (VR-CLOSE-005). First report all completions: the last bytes may be among them
-    /// (VR-CLOSE-002).
+    /// Reports that the peer disconnected, which ours answers or caused (VR-CLOSE-005). First
+    /// report all completions: the last bytes may be among them (VR-CLOSE-002).
     pub fn handle_disconnected(&mut self) {
         match self.stage {
             Stage::Connecting | Stage::Leaving => self.fail(Error::Transport(TransportError::Disconnected)),

@@ -277,8 +277,7 @@ impl Machine {
         Some(Flush { left: total, total })
     }
 
-    /// Posts a part of a flush: a plain WRITE, or the last, with the sum of all (VR-XFER-002,
-    /// VR-XFER-004).
+    /// Posts a part of a flush: a plain WRITE, or the last with the sum (VR-XFER-002, VR-XFER-004).
     #[inline(always)]
     fn write_part(&mut self, flush: Flush, from: Source, within_budget: bool) -> Option<Action> {
         let Some(to) = self.tx.take(from.len()) else {

@@ -59,9 +59,9 @@ struct Reached {
     regions: [u32; 2],
 }
 
-/// Follows a run with a simple model. A peer that obeys the announcements is never refused, and its
-/// bytes come out in order. A region is announced only when it is read. Landed bytes lie where they
-/// belong. Windows announced ahead are filled in that order (VM-002, VM-005).
+/// Follows a run with a model. A peer that obeys the announcements is never refused, and its bytes
+/// come out in order, in the right place. A region is announced only when it is read. Windows
+/// announced ahead are filled in that order (VM-002, VM-005).
 fn follows(
     (length, windows, ahead, ops): (u32, u8, bool, Vec<Op>),
     reached: &mut Reached,
@@ -69,8 +69,7 @@ fn follows(
     let (mut windows, mut ahead) = (windows, ahead);
     let mut rx = RxWindow::new(length, windows);
     rx.go_ahead(ahead);
-    // Regions hold stream positions. The peer knows a window (region, offset, bytes used), and
-    // maybe the next.
+    // Regions hold stream positions. A window is its region, offset and bytes used.
     let mut regions = [vec![None; length as usize], vec![None; length as usize], vec![]];
     let mut peer: Option<(u8, u32, u32)> = None;
     let mut queued: Option<(u8, u32, u32)> = None;
@@ -222,7 +221,6 @@ fn follows(
             let at = peer.filter(|(region, _, used)| *region == Readable::LANDED && *used < length);
             prop_assert_eq!(at, None, "the peer may still write to it");
         }
-        // A waiting peer gets a window: if all is full and read, an announcement is due.
         if written == read && peer.is_some_and(|(.., used)| used == length) {
             prop_assert!(rx.unannounced().is_some());
         }
@@ -315,8 +313,7 @@ fn immediates_before_a_window_are_refused_but_zero() {
     assert_eq!(rx.refusal(1), PeerMisbehaved::NoWindow { immediate: 1 });
 }
 
-/// VR-MEM-003: with two regions the second is due when the first is full; with one, when it is
-/// read.
+/// VR-MEM-003: with two regions, when the first is full; with one, when it is read.
 #[test]
 fn the_second_region_is_announced_at_full() {
     for (windows, due) in [(1, None), (2, Some((1, 0)))] {
@@ -355,8 +352,7 @@ fn bad_registrations_are_refused() {
     );
 }
 
-/// VM-002, VM-003: filled in turn, each to its last byte. One too many is refused, and so is any if
-/// windows do not queue.
+/// VM-002, VM-003: in turn, each to its last byte. One too many, or any without queues, is refused.
 #[test]
 fn windows_queue_behind_the_one_that_is_filled() {
     let at = |number: u64| Window { address: number << 12, length: 8, rkey: 7 };

@@ -245,8 +245,7 @@ impl World {
         while self.post() {}
     }
 
-    /// With nothing left to do, something will wake every wait: a completion, an answer, a window,
-    /// time.
+    /// With nothing left to do, a completion, an answer, a window or time will end every wait.
     fn check_wake_up(&self) {
         let Some(send_queue) = &self.send_queue else { return };
         let (machine, state) = (&self.machine, self.machine.state());
@@ -272,8 +271,7 @@ impl World {
     }
 
     fn check(&mut self, before: State) {
-        // As drivers do: recorded only when it may have come nearer, never later than the real
-        // time.
+        // Drivers record it only when it may have come nearer: never later than the real time.
         if self.machine.take_sooner() {
             self.noted = self.machine.next_timeout();
         }

@@ -1,4 +1,4 @@
-//! Any bytes as a control message, compared with a reader and a writer made with byteorder alone.
+//! Compares with a reader and a writer made with byteorder alone.
 
 use byteorder::{BigEndian, ByteOrder};
 use rdma_proto::InvalidMessage;

@@ -126,7 +126,6 @@ fn close_gives_up_when_the_time_is_over_and_says_what_is_missing() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// Another linger time changes nothing.
 #[test]
 fn close_is_idempotent() {
     let mut pair = Pair::quiet();

@@ -135,7 +135,6 @@ fn a_proof_by_bytes_begins_the_wait_anew() {
     assert!(pair.client.machine.unposted() > 0, "no credit is left");
     pair.advance(ALMOST);
     pair.settle();
-    // In the new window: it has handled everything before.
     pair.client.machine.handle_immediate(pair.now, Immediate(1));
     pair.advance(REST);
     assert_eq!(pair.client.state(), State::Open, "a credit came back in time");
@@ -169,7 +168,6 @@ fn acknowledged_keepalives_do_not_extend_the_limit() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// Whether it waits for credit or a send queue slot.
 #[test]
 fn slow_progress_is_progress() {
     for (rnr_retry, send_depth) in [(0, 1), (0, 256), (7, 1), (7, 256)] {

@@ -4,7 +4,7 @@ use rdma_proto::Immediate;
 use rdma_proto::time::Instant;
 use rdma_proto::{Machine, Readable, Span};
 
-/// Place and due work are the same as in two steps.
+/// The place and the due work are the same as in two steps.
 pub(crate) fn put(machine: &mut Machine, now: Instant, most: usize) -> Option<Span> {
     let mut in_steps = *machine;
     let space = in_steps.space();

@@ -4,7 +4,7 @@
 //! [`SendQueue`] checks every posted request. Send buffers are checked when bytes are carried and
 //! when they have arrived: a device may send twice. Bytes read are compared with those written.
 
-// Each test binary uses a part of it.
+// Not all test binaries use all of it.
 #![allow(dead_code)]
 
 mod at_once;
@@ -58,7 +58,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Unconnected. Each keeps the receives posted that the other expects.
+    /// Unconnected machines. Each keeps the receives posted that the other expects.
     pub(crate) fn new(client: Config, server: Config) -> Self {
         assert_eq!((client.role, server.role), (Client, Server));
         Self {
@@ -68,12 +68,12 @@ impl Pair {
         }
     }
 
-    /// Connected, with windows exchanged and all completions reported.
+    /// Connected machines, with windows exchanged and all completions reported.
     pub(crate) fn connected(client: Config, server: Config) -> Self {
         Self::with_retries(client, server, RNR_RETRY_INFINITE)
     }
 
-    /// With the server's limit on retries without a receive.
+    /// Connected machines; `rnr_retry` limits the client's retries without a receive.
     pub(crate) fn with_retries(client: Config, server: Config, rnr_retry: u8) -> Self {
         let mut pair = Self::new(client, server);
         pair.client.rnr_retry = rnr_retry;
@@ -168,7 +168,7 @@ impl Pair {
         true
     }
 
-    /// Another device takes it.
+    /// Another peer's device takes the oldest request.
     pub(crate) fn carry_away(&mut self, who: Role) -> bool {
         let side = self.side(who);
         let Some(request) = side.queue.pop_front() else { return false };
@@ -231,8 +231,7 @@ impl Pair {
         true
     }
 
-    /// Does all that [`Side::handles`] and its neighbours allow, without the application and time.
-    /// Returns false if nothing was.
+    /// Does all that [`Side::handles`] and its neighbours allow. Returns false if nothing was.
     pub(crate) fn settle(&mut self) -> bool {
         let mut ever = false;
         loop {
@@ -306,7 +305,6 @@ impl Pair {
         assert_eq!((self.client.wrote, self.server.wrote), (self.server.read, self.client.read), "{self:?}");
     }
 
-    /// Notifications of `who` that its peer has not handled.
     pub(crate) fn unhandled(&mut self, who: Role) -> usize {
         let notifies = |request: &&Request| {
             !matches!(request.action, Action::Write { immediate: None, .. } | Action::Disconnect)

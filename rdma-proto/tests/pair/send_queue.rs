@@ -175,7 +175,7 @@ impl SendQueue {
         }
     }
 
-    /// And all before it. Returns how many.
+    /// Completes `id` and all before it. Returns how many.
     pub(crate) fn complete(&mut self, id: u64) -> usize {
         let place =
             self.outstanding.iter().position(|request| request.id == id).expect("an outstanding request");

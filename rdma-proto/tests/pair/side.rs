@@ -7,7 +7,7 @@ use rdma_proto::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE};
 
 use super::{Client, SendQueue, Server, failure, peer, put, stream_byte, take};
 
-/// It consumed a receive.
+/// A completion that consumed a receive.
 #[derive(Clone, Debug)]
 pub(crate) enum Arrival {
     Message([u8; MESSAGE_LEN]),
