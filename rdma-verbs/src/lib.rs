@@ -73,8 +73,7 @@
 //! Everything is [`Send`] and [`Sync`]. Posting, polling, arming and taking events take no lock of
 //! ours and allocate nothing. The provider has locks; do not set a variable that turns them off,
 //! such as `MLX5_SINGLE_THREADED`. Calls on identifiers and [`next_event`](EventChannel) exclude
-//! each other per event channel, because `rdma_get_cm_event` writes to identifiers. None of this
-//! blocks.
+//! each other per channel: `rdma_get_cm_event` writes to identifiers. None of this blocks.
 //!
 //! # Inline bytes
 //!

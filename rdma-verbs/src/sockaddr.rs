@@ -47,8 +47,7 @@ impl CAddress {
 pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: sockaddr_storage fits any address and holds one of this family, all bytes
-            // valid.
+            // SAFETY: sockaddr_storage fits any address, and holds one of this family.
             let address = unsafe { &*(&raw const *storage).cast::<sockaddr_in>() };
             let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into())

@@ -46,8 +46,7 @@ macro_rules! api {
                 let api = Self {
                     $($name: {
                         type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
-                        // SAFETY: `Function` is the symbol's C prototype, compared with the
-                        // header's.
+                        // SAFETY: `Function` is the C prototype, compared with the header's.
                         unsafe { libraries.find::<Function>(stringify!($name)) }?
                     },)*
                     // SAFETY: as above.
@@ -214,8 +213,7 @@ impl Libraries {
         }
     }
 
-    /// Leaves the libraries loaded: the table points into them, and providers start threads and
-    /// register exit handlers.
+    /// Stays loaded: the table points into it; providers start threads and register exit handlers.
     fn keep(self) {
         std::mem::forget(self.rdmacm.1);
         std::mem::forget(self.ibverbs.1);
@@ -224,8 +222,7 @@ impl Libraries {
 
 #[cfg(any(not(feature = "rdma-sys"), test))]
 fn library(name: &'static str) -> Result<libloading::Library, Error> {
-    // SAFETY: the initialisers of rdma-core's libraries set up locks and lists of their own and
-    // expect nothing of the process.
+    // SAFETY: the libraries' initialisers set up locks and lists of their own, and expect nothing.
     unsafe { libloading::Library::new(name) }
         .map_err(|error| Error::Library { library: name, reason: error.to_string() })
 }
