@@ -93,8 +93,7 @@ pub struct Config {
     pub send_buffer: u32,
     /// Work requests the send queue holds: 1 to 16384.
     pub send_depth: u16,
-    /// Receives that the peer keeps posted, 2 to 16384: the most notifications ever in flight
-    /// (VR-FLOW-005).
+    /// Receives that the peer keeps posted, 2 to 16384: the limit of notifications (VR-FLOW-005).
     pub peer_receives: u16,
     /// The longest window a peer may register (VR-MEM-005).
     pub window_limit: u32,

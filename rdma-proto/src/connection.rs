@@ -280,8 +280,7 @@ impl Machine {
         self.rx.announces_ahead()
     }
 
-    /// Returns the index of a second receive region that would let the peer continue at once: the
-    /// only one is full and unread.
+    /// Returns the index of a second receive region, to be added: the only one is full and unread.
     #[inline]
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
@@ -480,8 +479,7 @@ impl Machine {
         Ok(landed)
     }
 
-    /// Announces no further window in the memory of [`Machine::land`]. An announced one stays until
-    /// it is full (VR-MEM-019).
+    /// Announces no more windows in memory of [`Machine::land`]. Announced ones stay (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
         self.look_for_announcement();

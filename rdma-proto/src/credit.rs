@@ -10,7 +10,7 @@
 //! * the first immediate into a window we announced: the peer has handled that announcement;
 //! * the answer to GetServerFeature: the peer has handled everything before the question. A Valkey
 //!   server answers before it reposts the question's receive, so briefly it has one fewer than
-//!   counted here. With eight receives or more, one is always reserved for it. Peers have 1024.
+//!   counted here. With eight receives or more, one is reserved for it. Deployed peers have 1024.
 //!
 //! If a peer gave us endless RNR retries, a missing receive makes us wait: acknowledgements count.
 

@@ -195,7 +195,7 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn unposted(&self) -> u64 {
-        // Never negative.
+        // `posted` never exceeds `written`.
         self.written.wrapping_sub(self.posted.bytes)
     }
 
@@ -206,7 +206,7 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn unconfirmed(&self) -> u64 {
-        // Never negative.
+        // `done` never exceeds `written`.
         self.written.wrapping_sub(self.done.bytes)
     }
 

@@ -17,9 +17,9 @@ mod tests;
 ///
 /// With two regions, the other is announced when one is full. A correct peer no longer writes to
 /// the full one: its immediates have used it up (VR-MEM-003). Nothing tells which window an
-/// immediate means, so no window is announced before the last is full, but with
-/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) ([`RxWindow::go_ahead`]),
-/// which announces the free region behind the one being filled (VM-005).
+/// immediate means, so no window is announced before the last is full. With
+/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) ([`RxWindow::go_ahead`]) the
+/// free region is announced behind the one being filled (VM-005).
 ///
 /// Unread bytes lie in at most three places, in this order: the previously full region, the
 /// application's memory, and the region being filled.
@@ -43,8 +43,7 @@ pub(crate) struct RxWindow {
     plain: bool,
 }
 
-/// Memory of the application that holds windows one after another. `read <= received <= next`, and
-/// bytes before `read` are read.
+/// The application's memory, for consecutive windows. `read <= received <= next`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Landing {
     length: u32,
@@ -446,8 +445,7 @@ impl TxWindow {
     ///
     /// # Errors
     /// Returns an error if the window is empty, wraps around the address space, exceeds `limit`, or
-    /// comes early without a free place: nothing then tells in which window written bytes lie
-    /// (VR-MEM-004, VM-003).
+    /// comes early and finds no place: where written bytes lie is unknown (VR-MEM-004, VM-003).
     pub(crate) fn register(&mut self, window: Window, limit: u32, queues: bool) -> Result<(), Error> {
         let place = if queues { self.queued.iter_mut().find(|place| place.is_none()) } else { None };
         if let Some(old) = self.window

@@ -1,5 +1,4 @@
-//! Throughput on a link of 100 Gb/s with one window, with two, and with windows registered ahead,
-//! in virtual time.
+//! Throughput of one window, of two, and of windows registered ahead at 100 Gb/s, in virtual time.
 //!
 //! The sender always has bytes. The link carries one WRITE after another and takes 5 µs one way, so
 //! at least 10 µs pass from a window's last byte to the next one's first. The receiver's

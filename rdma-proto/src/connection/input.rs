@@ -12,7 +12,8 @@ use super::{Due, Machine, Negotiation, Stage};
 impl Machine {
     /// Reports that the connection is established.
     ///
-    /// By `peer_rnr_retry_count`, which the peer chose, *our* queue pair retries without a receive.
+    /// `peer_rnr_retry_count`, from the peer's `rdma_connect` or `rdma_accept`, is how often *our*
+    /// queue pair retries a send that found no receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         let established = match self.stage {
             Stage::Connecting => Some(Stage::Open),

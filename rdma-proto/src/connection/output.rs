@@ -10,8 +10,7 @@ use rdma_types::{Immediate, RemoteAddress};
 use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, RegionAddress, Stage};
 
-/// An instruction to the driver of a [`Machine`], in the order returned. Consecutive requests may
-/// share a doorbell.
+/// An instruction to the driver, in the order returned. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
@@ -21,8 +20,7 @@ pub enum Action {
         id: u64,
         /// Whether its success must be reported.
         signaled: bool,
-        /// The message's slot among [`Config::send_depth`](crate::Config::send_depth), in use until
-        /// this request completes.
+        /// Its slot of [`Config::send_depth`](crate::Config::send_depth), until this completes.
         slot: u16,
         /// The bytes of the message.
         message: [u8; MESSAGE_LEN],

@@ -27,8 +27,7 @@ fn window(rkey: u32) -> Option<Window> {
     Some(Window { address, length: WINDOW, rkey })
 }
 
-/// VR-MEM-003, VR-MEM-010: one added to a full and unread one is announced at once. Either may be
-/// dropped once it is read.
+/// VR-MEM-003, VR-MEM-010: it is announced at once. Either may be dropped once it is read.
 #[test]
 fn a_second_region_comes_when_it_is_needed_and_goes() {
     let config = quiet(Config::client()).window(WINDOW).windows(1);

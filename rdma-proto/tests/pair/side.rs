@@ -30,11 +30,11 @@ pub(crate) struct Side {
     pub(crate) receives: usize,
     /// Our retries without a receive, as the peer chose.
     pub(crate) rnr_retry: u8,
-    /// Whether [`Pair::settle`] lets this side handle arrivals,
+    /// Whether [`Pair::settle`] lets this side handle arrivals.
     pub(crate) handles: bool,
-    /// report completions,
+    /// Whether it reports completions.
     pub(crate) reports: bool,
-    /// and carry requests.
+    /// Whether it carries requests.
     pub(crate) carries: bool,
     pub(crate) wrote: usize,
     pub(crate) read: usize,
