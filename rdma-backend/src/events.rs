@@ -135,8 +135,7 @@ pub enum AsyncEvent {
     CqErr,
     /// The queue pair failed and is in the error state. There may be no completion that says so.
     QpFatal,
-    /// The peer's request was invalid, and no receive reports it. The queue pair went to the error
-    /// state.
+    /// The peer's request was invalid: the queue pair is in the error state. No receive reports it.
     QpReqErr,
     /// The peer accessed memory without the right to; otherwise as [`QpReqErr`](Self::QpReqErr).
     QpAccessErr,

@@ -89,8 +89,7 @@ pub trait EventChannel<B: Backend>: Send + Sync {
     ///
     /// It is one of the connection manager, `rdma_get_cm_event(3)`, or of the device behind an
     /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). Channels
-    /// share the device's descriptor: the first that is asked hands each event to the right
-    /// channels.
+    /// share the device's descriptor: the first that is asked hands each event to its channels.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 
@@ -105,8 +104,7 @@ pub struct ConnectParams {
     pub initiator_depth: u8,
     /// How often an unacknowledged request is retried, 0 to 7. Ignored by `rdma_accept(3)`.
     pub retry_count: u8,
-    /// How often **the receiver of these parameters** retries a send without a posted receive, 0 to
-    /// 7. 7 is endless.
+    /// How often **the receiver of these parameters** retries without a receive, 0 to 7 (endless).
     pub rnr_retry_count: u8,
 }
 
@@ -133,8 +131,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
         remote: SocketAddr,
         timeout: core::time::Duration,
     ) -> Result<(), B::Error>;
-    /// Starts resolving the route, `rdma_resolve_route(3)`. `RouteResolved` or `RouteError`
-    /// follows.
+    /// Starts resolving the route, `rdma_resolve_route(3)`; `RouteResolved` or `RouteError` comes.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
     /// Returns the device behind this identifier. Fails before the identifier has one.
     fn device(&self) -> Result<DeviceKey, B::Error>;
@@ -148,8 +145,8 @@ pub trait Identifier<B: Backend>: Send + Sync {
     /// Returns the only queue pair, `rdma_create_qp(3)`. Both queues report to `completions`.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Argument`] for limits beyond the device's. [`ErrorKind::State`] may
-    /// mean that the peer has left.
+    /// Returns [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`], also
+    /// if the peer has left.
     fn create_queue_pair(
         &self,
         domain: &B::Domain,
@@ -166,8 +163,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
     /// [`AsyncEvent::CommEst`], `rdma_notify(3)`.
     ///
     /// The peer is connected, but its message that says so (RTU) is late or lost. `Established`
-    /// follows, unless already reported. Then an error means nothing, as on an identifier that
-    /// expects no RTU.
+    /// follows, or was reported. Then, or if no RTU is expected, an error means nothing.
     fn notify_established(&self) -> Result<(), B::Error>;
     /// Ends the connection, `rdma_disconnect(3)`: the queue pair goes to the error state and the
     /// peer is notified.
@@ -180,8 +176,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
 
-/// Identifies an open device within its process. Queue pairs, domains and completion queues must be
-/// of the same device.
+/// Identifies an open device in its process. Objects of a queue pair must be of the same device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKey(pub u64);
 
@@ -241,8 +236,7 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// backend allocates none of its own, or if `len` is less than a huge page.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room, but not
-    /// for a lack of huge pages.
+    /// Returns [`ErrorKind::Memory`] as [`Domain::register`], but not for a lack of huge pages.
     fn register_huge(&self, len: usize, access: Access) -> Result<B::Region, B::Error> {
         self.register(len, access)
     }
@@ -259,8 +253,7 @@ pub trait Domain<B: Backend>: Send + Sync {
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
-/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always
-/// read it for our own sends.
+/// Rights of the device and the peer in a region, `ibv_reg_mr(3)`. Our sends may always read it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
@@ -318,8 +311,7 @@ pub enum Pages {
     Huge,
 }
 
-/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, then frees it
-/// or drops its owner.
+/// A registered memory region, `ibv_reg_mr(3)`. A drop deregisters the memory, then releases it.
 pub trait Region: Send + Sync {
     /// Returns the requested length in bytes.
     fn len(&self) -> usize;
@@ -337,8 +329,8 @@ pub trait Region: Send + Sync {
     fn pages(&self) -> Pages {
         Pages::Usual
     }
-    /// Copies `into.len()` bytes at `offset` out. Returns false, unchanged, if the region ends
-    /// before.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, unchanged, if the region is
+    /// shorter.
     #[must_use]
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -446,9 +438,8 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     /// # Errors
     /// The errors are those of [`QueuePair::post_send`].
     fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
-    /// Sets how long a peer waits before it retries a send without a posted receive,
-    /// `ibv_modify_qp(3)`, `min_rnr_timer`: by default the slowest, 655 ms. For a connected queue
-    /// pair only.
+    /// Sets a peer's wait before it retries a send without a receive, `ibv_modify_qp(3)`,
+    /// `min_rnr_timer`, by default the slowest, 655 ms. For a connected queue pair only.
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
     /// Returns whether the path leads back to the port and address it leaves from,
     /// `ibv_query_qp(3)`, `IBV_QP_AV`.
@@ -514,13 +505,12 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// # Errors
     /// Returns an error if the queue, and with it its queue pairs, is lost, for example by overrun.
     fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
-    /// Requests one event when the next completion arrives, `ibv_req_notify_cq(3)`. Then poll
-    /// again: see the module's rules.
+    /// Requests one event at the next completion, `ibv_req_notify_cq(3)`. Then poll again: see the
+    /// module's rules.
     fn arm(&self) -> Result<(), B::Error>;
     /// Takes and acknowledges pending events, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
     /// Returns how many, possibly none.
     ///
-    /// Some may remain, and the descriptor readable, if more were raised than requested by
-    /// [`CompletionQueue::arm`].
+    /// Some may remain if more were raised than [`CompletionQueue::arm`] requested.
     fn take_events(&self) -> Result<u32, B::Error>;
 }

@@ -45,8 +45,7 @@ fn statuses_have_names() {
     }
 }
 
-/// Numbers are of `enum ibv_event_type`; others keep theirs. After a fatal one the queue pair is
-/// dead.
+/// Numbers are of `enum ibv_event_type`; others keep theirs. A fatal one ends the queue pair.
 #[test]
 fn asynchronous_events_have_meanings() {
     let known = [

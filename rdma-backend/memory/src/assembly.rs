@@ -349,8 +349,8 @@ mod tests {
             for len in (0..=260).chain([511, 512, 1000, 1024, 2047, 2048, 2049, 3000]) {
                 for (skip, gap) in [(0, 0), (1, 0), (0, 1), (3, 5), (8, 8), (15, 2), (16, 33)] {
                     let mut to = vec![0xa5; 4096];
-                    // SAFETY: at most 3000 bytes after at most 33, in two buffers of 4096, not
-                    // borrowed elsewhere.
+                    // SAFETY: at most 3000 bytes after 33, in two buffers of 4096, not borrowed
+                    // elsewhere.
                     unsafe { copy(from.as_ptr().add(skip), to.as_mut_ptr().add(gap), len) };
                     let (before, rest) = to.split_at(gap);
                     let (copied, after) = rest.split_at(len);

@@ -118,8 +118,8 @@ impl<'a> SharedMemory<'a> {
         self.bytes.as_ptr().expose_provenance()
     }
 
-    /// Copies `into.len()` bytes at `offset` out. Returns false, unchanged, if the memory ends
-    /// before.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, unchanged, if the memory is
+    /// shorter.
     #[must_use]
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -143,8 +143,7 @@ impl<'a> SharedMemory<'a> {
         self.part(offset, len).map(Self::new)
     }
 
-    /// Copies as many first bytes of `from` as fit, and shrinks the memory to what follows. Returns
-    /// how many.
+    /// Copies as many first bytes of `from` as fit, and shrinks to what follows. Returns how many.
     #[inline]
     pub fn put(&mut self, from: &[u8]) -> usize {
         let (Some((now, rest)), Some(bytes)) = (

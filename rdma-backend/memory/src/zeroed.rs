@@ -35,8 +35,7 @@ impl Zeroed {
 
 impl CallerMemory for Zeroed {
     fn shared(&self) -> SharedMemory<'_> {
-        // SAFETY: so many initialised bytes, allocated while `self` lives and accessed only as
-        // atomics.
+        // SAFETY: so many initialised bytes, allocated while `self` lives, accessed as atomics.
         SharedMemory::new(unsafe {
             slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU8>(), self.layout.size())
         })

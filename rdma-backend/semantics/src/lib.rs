@@ -1,9 +1,9 @@
 //! The rules of verbs that the layers above rely on, as executable cases.
 //!
-//! Each rule is one claim, so that a deviation hides no other, with its man-page source and one
-//! body for all backends. On the embedded fabric a case tests the simulator, on a device the
-//! device. A row of [`deviations`] says how and why a known provider differs. A difference without
-//! a row is a failure, and so is the reverse. Both ends are in this process.
+//! Each case is one claim with its man-page source, so that a deviation hides no other, and has one
+//! body for all backends. On the embedded fabric it tests the simulator, on a device the device. A
+//! row of [`deviations`] says how and why a known provider differs. A difference without a row is a
+//! failure, and so is the reverse. Both ends are in this process.
 
 mod asynchronous;
 mod connecting;

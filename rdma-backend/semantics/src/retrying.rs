@@ -118,8 +118,7 @@ fn refills<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let (timer, delay) = timer(28)?;
     server.set_timer(timer)?;
     for number in 0..2 {
-        // The receive comes after two of three retries. Without a refill the second SEND has one
-        // left.
+        // The receive comes after two of three retries. A second SEND needs a refill.
         client.post_one(SendOp::Send, 0, 4)?;
         equal("the sender", client.next(delay * 3 / 2)?, None)?;
         server.receive(number..number + 1)?;
