@@ -59,8 +59,7 @@
 #define VKRDMA_ADDRESS_TEXT 64
 
 /**
- * The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have
- * more.
+ * The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. More may be added.
  */
 enum vkrdma_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -261,8 +260,7 @@ enum vkrdma_event_kind
    */
   VKRDMA_EVENT_READABLE = 2,
   /**
-   * After a write that found too little room: there is room, memory can be lent again, or all
-   * bytes are flushed.
+   * After a write without enough room: there is room, memory to lend, or all is flushed.
    */
   VKRDMA_EVENT_WRITABLE = 3,
   /**
@@ -347,8 +345,7 @@ typedef struct vkrdma_error {
    */
   vkrdma_fault fault;
   /**
-   * What happened and, if known, what to do about it: a line of UTF-8, closed by a zero, and cut
-   * if too long.
+   * What happened and, if known, what to do: a line of UTF-8, closed by a zero, cut if too long.
    */
   char text[VKRDMA_ERROR_TEXT];
 } vkrdma_error;
@@ -471,8 +468,7 @@ typedef struct vkrdma_limits {
 } vkrdma_limits;
 
 /**
- * An event. It covers everything that has happened since the last of its kind, and may be
- * spurious.
+ * An event, for all that has happened since the last of its kind. It may be spurious.
  */
 typedef struct vkrdma_event {
   /**
@@ -488,8 +484,7 @@ typedef struct vkrdma_event {
    */
   uint64_t connection;
   /**
-   * The listener that accepted the connection, or cannot accept; 0 in other events, and if it
-   * was closed.
+   * The listener that accepted or cannot accept; 0 in other events, and if it was closed.
    */
   uint64_t listener;
   /**
@@ -794,9 +789,8 @@ vkrdma_code vkrdma_endpoint_new_sharing(const struct vkrdma_endpoint *of,
 void vkrdma_endpoint_free(struct vkrdma_endpoint *endpoint);
 
 /**
- * Returns the endpoint's descriptor. When it is readable, call `vkrdma_progress`. It may be
- * watched level-triggered or edge-triggered. The endpoint closes it when it is freed. Returns -1
- * for NULL, and in a forked child.
+ * Returns the endpoint's descriptor, which the endpoint closes when it is freed; -1 for NULL, and
+ * in a forked child. When it is readable, level- or edge-triggered, call `vkrdma_progress`.
  */
 int vkrdma_descriptor(const struct vkrdma_endpoint *endpoint);
 
@@ -810,12 +804,10 @@ vkrdma_code vkrdma_next_timeout(const struct vkrdma_endpoint *endpoint,
                                 struct vkrdma_error *error);
 
 /**
- * Takes completions and events of all connections, and does what is due, without waiting. Events
- * report the results. The work of a call is bounded: if some is left, `vkrdma_next_timeout`
- * returns 0.
+ * Takes completions and events of all connections, and does what is due, without waiting; events
+ * report the results. If its bounded work leaves some, `vkrdma_next_timeout` returns 0.
  *
- * A failure of one connection ends that connection only. An error of this call concerns the whole
- * endpoint: free it.
+ * A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
  */
 vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
 
@@ -889,8 +881,7 @@ vkrdma_code vkrdma_accept_error(const struct vkrdma_endpoint *endpoint,
 /**
  * Begins to connect to a numeric address and a port, from the address `source` unless NULL, within
  * `timeout` microseconds. VKRDMA_EVENT_OPENED follows, or VKRDMA_EVENT_ENDED, if connecting fails;
- * `vkrdma_check` returns the reason. A NULL `how` stands for the options of
- * `vkrdma_client_options`.
+ * `vkrdma_check` returns the reason. NULL for `how`: the options of `vkrdma_client_options`.
  *
  * The id is valid immediately and never 0. Ids are not reused.
  */
@@ -904,9 +895,8 @@ vkrdma_code vkrdma_connect(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Begins to connect like `vkrdma_connect`, in the protection domain of the connection `sibling` of
- * the endpoint `other`, which may be the same. Memory registered for one connection can be used
- * with both.
+ * Connects like `vkrdma_connect`, in the protection domain of the connection `sibling` of the
+ * endpoint `other`, which may be the same: both can use memory that is registered for one.
  *
  * A peer of either that knows or guesses keys can write to the windows of both: use it only for
  * connections to the same server. If the route to the peer uses another device, VKRDMA_EVENT_ENDED
@@ -1027,8 +1017,7 @@ vkrdma_code vkrdma_register_memory(const struct vkrdma_endpoint *endpoint,
  * connection uses it.
  *
  * Lent memory may be read; the peer may or may not see a write to it. Memory that is received into
- * can change at any time, see vkrdma_access: copy what you base a decision on, and decide on the
- * copy.
+ * can change at any time, see vkrdma_access: copy it, then decide on the copy.
  */
 void *vkrdma_buffer_base(const struct vkrdma_buffer *buffer);
 
@@ -1038,8 +1027,7 @@ void *vkrdma_buffer_base(const struct vkrdma_buffer *buffer);
 size_t vkrdma_buffer_len(const struct vkrdma_buffer *buffer);
 
 /**
- * Frees a buffer. Its memory is deregistered and released once no connection uses it. NULL is
- * ignored.
+ * Frees a buffer: deregisters and releases it once no connection uses it. NULL is ignored.
  */
 void vkrdma_buffer_free(struct vkrdma_buffer *buffer);
 

@@ -192,8 +192,7 @@ fn put(
 }
 
 /// # Safety
-/// The bytes of each piece are readable and unchanged while the result is used. No piece is null or
-/// longer than `isize::MAX`.
+/// Each piece stays readable and unchanged, and is neither null nor longer than `isize::MAX`.
 unsafe fn io_slices(pieces: &[iovec]) -> &[IoSlice<'_>] {
     // SAFETY: "IoSlice ... is guaranteed to be ABI compatible with the iovec type on Unix
     // platforms", std::io::IoSlice; the rest is the caller's promise.

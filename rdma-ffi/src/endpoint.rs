@@ -279,9 +279,8 @@ pub extern "C" fn vkrdma_endpoint_free(endpoint: Option<Box<Endpoint>>) {
     release(endpoint);
 }
 
-/// Returns the endpoint's descriptor. When it is readable, call `vkrdma_progress`. It may be
-/// watched level-triggered or edge-triggered. The endpoint closes it when it is freed. Returns -1
-/// for NULL, and in a forked child.
+/// Returns the endpoint's descriptor, which the endpoint closes when it is freed; -1 for NULL, and
+/// in a forked child. When it is readable, level- or edge-triggered, call `vkrdma_progress`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
     match endpoint {
@@ -317,12 +316,10 @@ fn fall_asleep(state: &mut State) -> Option<Duration> {
     due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
 }
 
-/// Takes completions and events of all connections, and does what is due, without waiting. Events
-/// report the results. The work of a call is bounded: if some is left, `vkrdma_next_timeout`
-/// returns 0.
+/// Takes completions and events of all connections, and does what is due, without waiting; events
+/// report the results. If its bounded work leaves some, `vkrdma_next_timeout` returns 0.
 ///
-/// A failure of one connection ends that connection only. An error of this call concerns the whole
-/// endpoint: free it.
+/// A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_progress(
     endpoint: Option<&Endpoint>,

@@ -12,8 +12,7 @@ use rdma_proto::{Error as Protocol, TransportError};
 
 use crate::fork;
 
-/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have
-/// more.
+/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. More may be added.
 #[repr(i32)]
 #[allow(non_camel_case_types, missing_docs, reason = "names and texts are those of the header")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,8 +117,7 @@ pub struct Failed {
     pub code: Code,
     /// Whose fault it is.
     pub fault: Fault,
-    /// What happened and, if known, what to do about it: a line of UTF-8, closed by a zero, and cut
-    /// if too long.
+    /// What happened and, if known, what to do: a line of UTF-8, closed by a zero, cut if too long.
     pub text: [c_char; VKRDMA_ERROR_TEXT],
 }
 

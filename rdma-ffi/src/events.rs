@@ -16,8 +16,7 @@ pub enum EventKind {
     VKRDMA_EVENT_OPENED = 1,
     /// Bytes have arrived. Read until VKRDMA_AGAIN.
     VKRDMA_EVENT_READABLE = 2,
-    /// After a write that found too little room: there is room, memory can be lent again, or all
-    /// bytes are flushed.
+    /// After a write without enough room: there is room, memory to lend, or all is flushed.
     VKRDMA_EVENT_WRITABLE = 3,
     /// Some lent memory was returned.
     VKRDMA_EVENT_RETURNED = 4,
@@ -28,8 +27,7 @@ pub enum EventKind {
     VKRDMA_EVENT_ACCEPT_FAILED = 6,
 }
 
-/// An event. It covers everything that has happened since the last of its kind, and may be
-/// spurious.
+/// An event, for all that has happened since the last of its kind. It may be spurious.
 #[repr(C)]
 pub struct Event {
     /// Its kind.
@@ -38,8 +36,7 @@ pub struct Event {
     pub reserved: u32,
     /// The connection; 0 if the event concerns only a listener.
     pub connection: u64,
-    /// The listener that accepted the connection, or cannot accept; 0 in other events, and if it
-    /// was closed.
+    /// The listener that accepted or cannot accept; 0 in other events, and if it was closed.
     pub listener: u64,
     /// The value of `vkrdma_set_data` for the connection, or NULL.
     pub data: *mut c_void,

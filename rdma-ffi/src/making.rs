@@ -108,8 +108,7 @@ pub extern "C" fn vkrdma_accept_error(
 
 /// Begins to connect to a numeric address and a port, from the address `source` unless NULL, within
 /// `timeout` microseconds. VKRDMA_EVENT_OPENED follows, or VKRDMA_EVENT_ENDED, if connecting fails;
-/// `vkrdma_check` returns the reason. A NULL `how` stands for the options of
-/// `vkrdma_client_options`.
+/// `vkrdma_check` returns the reason. NULL for `how`: the options of `vkrdma_client_options`.
 ///
 /// The id is valid immediately and never 0. Ids are not reused.
 #[unsafe(no_mangle)]
@@ -136,9 +135,8 @@ pub unsafe extern "C" fn vkrdma_connect(
     })
 }
 
-/// Begins to connect like `vkrdma_connect`, in the protection domain of the connection `sibling` of
-/// the endpoint `other`, which may be the same. Memory registered for one connection can be used
-/// with both.
+/// Connects like `vkrdma_connect`, in the protection domain of the connection `sibling` of the
+/// endpoint `other`, which may be the same: both can use memory that is registered for one.
 ///
 /// A peer of either that knows or guesses keys can write to the windows of both: use it only for
 /// connections to the same server. If the route to the peer uses another device, VKRDMA_EVENT_ENDED

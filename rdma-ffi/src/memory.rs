@@ -79,8 +79,7 @@ impl CallerMemory for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(release) = self.release.filter(|_| self.registered.load(Ordering::Relaxed)) {
-            // SAFETY: the program's function, called once; its contract excludes foreign
-            // exceptions.
+            // SAFETY: the program's function, called once; by contract it raises no exception.
             unsafe { release(self.context) };
         }
     }
@@ -176,8 +175,7 @@ pub unsafe extern "C" fn vkrdma_register_memory(
 /// connection uses it.
 ///
 /// Lent memory may be read; the peer may or may not see a write to it. Memory that is received into
-/// can change at any time, see vkrdma_access: copy what you base a decision on, and decide on the
-/// copy.
+/// can change at any time, see vkrdma_access: copy it, then decide on the copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_buffer_base(buffer: Option<&Buffer>) -> *mut c_void {
     let address = buffer.map_or(0, |buffer| buffer.memory().address());
@@ -190,8 +188,7 @@ pub extern "C" fn vkrdma_buffer_len(buffer: Option<&Buffer>) -> usize {
     buffer.map_or(0, |buffer| buffer.memory().len())
 }
 
-/// Frees a buffer. Its memory is deregistered and released once no connection uses it. NULL is
-/// ignored.
+/// Frees a buffer: deregisters and releases it once no connection uses it. NULL is ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_buffer_free(buffer: Option<Box<Buffer>>) {
     release(buffer);

@@ -16,12 +16,11 @@ pub(crate) unsafe trait Grows: Copy {
     const FIRST: usize;
 }
 
-/// Reads a caller's structure, which begins with its size. `otherwise` has the fields that it
-/// lacks.
+/// Reads a caller's structure, whose first field is its size; fields it lacks are of `otherwise`.
 ///
 /// # Safety
-/// `from` points to an initialised `usize`. If that is [`Grows::FIRST`] to [`MOST`], as many bytes
-/// can be read.
+/// `from` points to an initialised `usize`, and if it is [`Grows::FIRST`] to [`MOST`], to so many
+/// bytes.
 pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, Failure> {
     // SAFETY: the caller's promise.
     let size = unsafe { from.cast::<usize>().read() };
