@@ -1,5 +1,4 @@
-//! Gives the shared library its name for the run-time linker: programs that are linked with it look
-//! for that.
+//! Gives the shared library its soname, which programs linked with it look for.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -37,7 +37,6 @@ impl Driver {
         self.room = WINDOW.length;
     }
 
-    /// Performs every pending action. All of it is acknowledged.
     fn post(&mut self) {
         while let Some(action) = self.machine.poll_action(|| self.now) {
             match black_box(action) {

@@ -11,8 +11,7 @@ const SIZES: [usize; 4] = [64, 4 << 10, 64 << 10, 16 << 20];
 fn memory(criterion: &mut Criterion) {
     let bytes: Vec<AtomicU8> = (0..SIZES[3] + 8).map(|_| AtomicU8::new(0)).collect();
     let shared = SharedMemory::new(&bytes);
-    // Not zeroes: until they are written, those would be one shared page of the kernel's, which a
-    // processor keeps in its cache.
+    // Not zeroes: unwritten, those would be one shared page, which stays in the processor's cache.
     let mut plain = vec![2_u8; SIZES[3]];
     let mut local = vec![1_u8; SIZES[3]];
 

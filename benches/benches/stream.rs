@@ -14,14 +14,12 @@ use rdma_conn::{Connect, Listener, Options, RegisteredBuffer, Stream};
 use rdma_proto::wire::FeatureSet;
 use rdma_softsim::{Fabric, SoftSim};
 
-/// Answers each `len` bytes with as many, until the client leaves.
 fn echo(mut stream: impl Read + Write, len: usize) {
     let mut bytes = vec![0; len];
     while stream.read_exact(&mut bytes).is_ok() && stream.write_all(&bytes).is_ok() {}
 }
 
-/// Returns the client's stream to a thread that echoes. Both sides busy-poll for `spin` before they
-/// sleep.
+/// A client's stream to a thread that echoes. Both sides busy-poll for `spin` before they sleep.
 fn softsim(len: usize, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -89,8 +87,7 @@ fn streams(criterion: &mut Criterion) {
 const BULK: usize = 64 << 20;
 const PART: usize = 4 << 20;
 
-/// A reader announces a window before the last one is full (`spec/multi-buffer.md`), so that no
-/// window ends with a stop.
+/// Announces a window before the last one is full (`spec/multi-buffer.md`): none ends with a stop.
 fn ahead(options: Options) -> Options {
     options.protocol(options.protocol.features(FeatureSet::MULTI_BUFFER).negotiate(true))
 }
@@ -135,8 +132,7 @@ fn lend(stream: &mut Stream<SoftSim>, memory: &Arc<RegisteredBuffer<SoftSim>>) {
     }
 }
 
-/// Returns the client's stream to a thread that receives [`BULK`] bytes and answers them with one
-/// byte, until the client leaves.
+/// Returns the client's stream to a thread that answers each [`BULK`] bytes with one byte.
 fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));

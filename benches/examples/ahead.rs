@@ -1,7 +1,6 @@
 //! Stores and reads values that fill several windows, over a connection that asks for windows
 //! registered ahead (`spec/multi-buffer.md`): for a Valkey with `lab/multi-buffer.patch`, or any
-//! server. It counts windows registered ahead if the server's windows have 1 MiB, as Valkey's do.
-//! For other servers that count means nothing.
+//! server. The count of windows registered ahead needs the server's windows of 1 MiB, as Valkey's.
 //!
 //! ```text
 //! ahead ADDRESS              fails unless every value comes back whole, and prints after how many of them a window was registered ahead
@@ -17,7 +16,6 @@ use rdma_verbs::Verbs;
 
 /// The default length of Valkey's windows.
 const WINDOW: u64 = 1 << 20;
-/// Bytes of a value: five windows and a part.
 const LEN: usize = (5 << 20) + 12345;
 const TIMES: usize = 8;
 

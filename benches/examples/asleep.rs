@@ -15,7 +15,6 @@ use rdma_softsim::{Fabric, SoftSim};
 
 const LEN: usize = 64;
 
-/// Answers until the client leaves.
 fn echo(mut stream: impl Read + Write) {
     let mut bytes = [0; LEN];
     while stream.read_exact(&mut bytes).is_ok() && stream.write_all(&bytes).is_ok() {}

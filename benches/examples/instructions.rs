@@ -1,9 +1,7 @@
-//! Instructions of the paths that a user pays for, without the device. `benches/instructions`
-//! counts them.
+//! Instructions of the paths that a user pays for, without the device; for `benches/instructions`.
 //!
-//! Both ends and the device run on one thread in virtual time, so that a read finds its bytes and
-//! every run gives the same count. callgrind collects only the functions named `measured_…`, one at
-//! a time.
+//! Both ends and the device run on one thread in virtual time: a read finds its bytes, and every
+//! run gives the same count. callgrind collects the functions `measured_…`, one at a time.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::SocketAddr;
@@ -27,7 +25,6 @@ const BUSY: u16 = 512;
 /// Connections of a server. One of them is in use.
 const CROWD: usize = 2000;
 
-/// Bytes of a value that lands.
 const VALUE: usize = 32 << 20;
 
 type Piece = [u8; LEN];
@@ -52,7 +49,6 @@ fn measured_endpoint_write(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, b
     assert_eq!(endpoint.write(id, &[IoSlice::new(bytes)]).expect("written"), Some(LEN));
 }
 
-/// One turn of an event loop, with the events of one message.
 #[inline(never)]
 fn measured_endpoint_read(endpoint: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     endpoint.progress().expect("goes on");
@@ -63,7 +59,6 @@ fn measured_endpoint_read(endpoint: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     }
 }
 
-/// One turn of a server: a request is read and answered.
 #[inline(never)]
 fn measured_serve(server: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     server.progress().expect("goes on");
@@ -75,15 +70,13 @@ fn measured_serve(server: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     }
 }
 
-/// One turn of an event loop that finds many notifications in one poll, and posts their receives
-/// again.
+/// Finds many notifications in one poll, and posts their receives again.
 #[inline(never)]
 fn measured_batch(endpoint: &mut Endpoint<SoftSim>) {
     endpoint.progress().expect("goes on");
 }
 
-/// One turn of an event loop that receives a long value, most of which lands in its final place.
-/// Returns true once all of it has arrived.
+/// Receives a long value, most of which lands in its final place. Returns true once all is there.
 #[inline(never)]
 fn measured_landing(
     endpoint: &mut Endpoint<SoftSim>,
@@ -94,15 +87,13 @@ fn measured_landing(
     endpoint.receive(receiving.0, &mut receiving.1).expect("goes on").is_some()
 }
 
-/// A question and its answer, while many work requests are in flight.
 #[inline(never)]
 fn measured_message(machine: &mut Machine, now: Instant, question: &[u8]) -> Option<Action> {
     machine.handle_message(now, question);
     machine.poll_action(|| now)
 }
 
-/// Advances time until everything that follows from the posted requests has happened, and no
-/// further.
+/// Advances time until everything that follows from the posted requests has happened.
 fn settle(sim: &Simulation) {
     let until = sim.now().after(Duration::from_millis(1));
     while sim.deadline().is_some_and(|at| at <= until) {
@@ -110,7 +101,6 @@ fn settle(sim: &Simulation) {
     }
 }
 
-/// Streams are measured on both sides.
 fn streams(rounds: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
@@ -166,7 +156,6 @@ fn streams(rounds: usize) {
     std::mem::forget((one, other));
 }
 
-/// An endpoint is measured with a stream as its peer.
 fn endpoint(rounds: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
@@ -273,7 +262,6 @@ fn landing(rounds: usize) {
     std::mem::forget((server, client));
 }
 
-/// A server's machine is asked for its features, and answers with a message.
 fn message(rounds: usize) {
     let now = Instant::from_start(Duration::from_secs(1));
     let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
@@ -293,7 +281,6 @@ fn message(rounds: usize) {
     }
 }
 
-/// A server has many connections, of which one is in use.
 fn crowd(rounds: usize, connections: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));

@@ -1,5 +1,4 @@
-//! Does the work of `benches/peer/libvalkey.c` with a stream and with an endpoint on `rdma-verbs`.
-//! `benches/peer/run` counts it.
+//! The work of `benches/peer/libvalkey.c`, on `rdma-verbs`. `benches/peer/run` counts it.
 //!
 //! ```text
 //! peer stream ROUNDS      a request of 64 bytes and its answer, which is there when it is read
@@ -48,7 +47,6 @@ fn measured_endpoint_write(endpoint: &mut Endpoint<Verbs>, id: ConnectionId, req
     assert_eq!(endpoint.write(id, &[IoSlice::new(request)]).expect("written"), Some(LEN));
 }
 
-/// One turn of an event loop, with the answer.
 #[inline(never)]
 fn measured_endpoint_read(endpoint: &mut Endpoint<Verbs>, answer: &mut Piece) -> usize {
     endpoint.progress().expect("goes on");

@@ -1,5 +1,4 @@
-//! Bytes per second of one stream over a real device. `lab/run bench` shows them beside
-//! `ib_write_bw`.
+//! Bytes per second of one stream over a real device. `lab/run bench` adds `ib_write_bw`.
 //!
 //! ```text
 //! throughput ADDRESS copied|lent MEGABYTES [WINDOW]    MiB per second, both ends in this process, a thread each

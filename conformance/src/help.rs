@@ -30,7 +30,6 @@ Exit status:
     3 the suite failed           70 a mistake of ours
     4 the target was lost       141 the reader of the output is gone";
 
-/// Returns `command` with that help.
 pub(crate) fn grouped(command: Command) -> Command {
     let mut template = String::from("{about}\n\n{usage-heading} {usage}\n");
     for (group, names) in GROUPS {

@@ -44,7 +44,6 @@ fn smoke() {
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
 }
 
-/// Cases that need a command which a server does not allow are skipped, with a message.
 #[test]
 fn what_a_server_does_not_allow_is_not_tried() {
     let fabric = Fabric::new();
@@ -97,7 +96,6 @@ fn least() -> Scale {
     Scale { keys: 1, connections: 1, pipeline: 1, busy_commands: 1, idle, cycles: 1, window }
 }
 
-/// Runs the smoke suite where it cannot begin. Returns the reason.
 fn stopped(backend: SoftSim, server: SocketAddr) -> Stop {
     let (address, connect) = (server.to_string(), Connect::default());
     let setting = Setting { backend, address, connect, scale: least() };

@@ -1,5 +1,4 @@
-//! One machine, with an arbitrary driver, application and peer. The body is in
-//! `rdma-proto/tests/bodies/connection.rs`.
+//! One machine, any driver, application and peer: `rdma-proto/tests/bodies/connection.rs`.
 
 #![no_main]
 

@@ -1,5 +1,4 @@
-//! Connects two ends on any backend, without a protocol above RDMA: a SEND, a WRITE with immediate
-//! and a READ.
+//! Connects two ends on any backend, and makes a SEND, a WRITE with immediate and a READ.
 //!
 //! ```text
 //! cargo run -p rdma-backend --example ping_pong               # the embedded fabric; needs no device
@@ -55,7 +54,6 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     let listener = servers.listen(SocketAddr::new(address, 0), 1)?;
     let to = listener.local_addr().ok_or("the listener has no address")?;
 
-    // The client resolves, makes its queue pair, and asks.
     let id = clients.create_id()?;
     id.resolve_address(None, to, TIMEOUT)?;
     expect::<B>(&clients, "AddressResolved")?;
@@ -64,7 +62,6 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     let client = End::<B>::new(id)?;
     client.id.connect(&PARAMS, &[])?;
 
-    // The server makes its queue pair on the identifier of the request, and accepts.
     let CmEventKind::ConnectRequest { id, .. } = next_event::<B>(&servers)? else {
         return Err("the event is not a connect request".into());
     };
@@ -73,7 +70,6 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     expect::<B>(&clients, "Established")?;
     expect::<B>(&servers, "Established")?;
 
-    // SEND: the client tells the server where its memory is.
     let mut message = [0; 12];
     message[..8].copy_from_slice(&client.region.address().to_be_bytes());
     message[8..].copy_from_slice(&client.region.rkey().to_be_bytes());
@@ -88,7 +84,6 @@ fn ping_pong<B: Device>(at_server: B, at_client: B, address: IpAddr) -> Result<(
     };
     println!("SEND: the client's region is at {:#x}, its key is {:#x}", there.address, there.rkey);
 
-    // WRITE with immediate: the server writes there, and a number tells the client.
     server.put(HALF, b"ping")?;
     server.post(SendOp::WriteImmediate(there, Immediate(4)), HALF, 4)?;
     server.completes(Completed::Write)?;
@@ -114,7 +109,6 @@ struct End<B: Device> {
 }
 
 impl<B: Device> End<B> {
-    /// Makes everything that the connection needs, and posts one receive.
     fn new(id: B::Identifier) -> Result<Self> {
         let domain = id.create_domain()?;
         let completions = id.create_completion_queue(16, 0)?;
@@ -141,7 +135,7 @@ impl<B: Device> End<B> {
         Ok(self.queue_pair.post_send(&[request]).map_err(|failed| failed.error)?)
     }
 
-    /// Waits for the next completion, of this operation: poll, arm, poll again, then sleep.
+    // The order of waiting: poll, arm, poll again, then sleep.
     fn completes(&self, expected: Completed) -> Result<()> {
         let mut one = [Completion::EMPTY];
         let mut armed = false;

@@ -15,13 +15,12 @@ pub struct CmEvent<B: Backend> {
     pub id: IdentifierKey,
     /// The kind of event, with its data.
     pub kind: CmEventKind<B>,
-    /// The peer's private data of a request, an acceptance or a refusal. A transport may pad it
-    /// with zeros: on InfiniBand and RoCE to 56, 196 and 148 bytes.
+    /// The peer's private data of a request, an acceptance or a refusal. Transports may pad it with
+    /// zeros: InfiniBand and RoCE to 56, 196 and 148 bytes.
     pub private_data: Box<[u8]>,
 }
 
-/// The kind of a connection-manager event, `rdma_get_cm_event(3)`. `status` values are negative
-/// errno values, except in `Rejected`, where it is the transport's reason code.
+/// The kind of a connection-manager event, `rdma_get_cm_event(3)`. A `status` is a negative errno.
 #[non_exhaustive]
 pub enum CmEventKind<B: Backend> {
     /// The address was resolved to a device.
@@ -136,8 +135,7 @@ pub enum AsyncEvent {
     CqErr,
     /// The queue pair failed and is in the error state. There may be no completion that says so.
     QpFatal,
-    /// The peer's request was invalid, and the queue pair went to the error state. Reported if no
-    /// receive reports it.
+    /// The peer's request was invalid: the queue pair is in the error state. No receive reports it.
     QpReqErr,
     /// The peer accessed memory without the right to; otherwise as [`QpReqErr`](Self::QpReqErr).
     QpAccessErr,

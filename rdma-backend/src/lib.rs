@@ -47,8 +47,7 @@ pub trait Backend: Sized + Clone + Send + Sync + 'static {
     fn now(&self) -> Instant;
 }
 
-/// An error of a backend, with the class that generic code decides on. Its `Display` has the
-/// details.
+/// An error of a backend, with the class that generic code decides on. `Display` has the details.
 pub trait Failure: core::error::Error + Send + Sync + 'static {
     /// Returns the class of this error.
     fn kind(&self) -> ErrorKind;
@@ -78,29 +77,25 @@ pub enum ErrorKind {
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`.
 pub trait EventChannel<B: Backend>: Send + Sync {
-    /// Creates an identifier for an outgoing connection whose events arrive here,
-    /// `rdma_create_id(3)` with `RDMA_PS_TCP`.
+    /// Creates an identifier, whose events arrive here, `rdma_create_id(3)` with `RDMA_PS_TCP`.
     fn create_id(&self) -> Result<B::Identifier, B::Error>;
 
     /// Creates an identifier that listens on `address`, `rdma_bind_addr(3)` and `rdma_listen(3)`.
     ///
-    /// Port 0 picks a free port; see [`Identifier::local_addr`]. A `backlog` of 0 uses the system's
-    /// maximum.
+    /// Port 0 picks a free one; see [`Identifier::local_addr`]. A `backlog` of 0 is the maximum.
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<B::Identifier, B::Error>;
 
     /// Takes and acknowledges the next event, or returns `None` if there is none now.
     ///
     /// It is one of the connection manager, `rdma_get_cm_event(3)`, or of the device behind an
-    /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). The device
-    /// has one descriptor for all channels of the process. The channel that is asked first hands
-    /// each event to its channels and makes their descriptors readable.
+    /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). Channels
+    /// share the device's descriptor: the first that is asked hands each event to its channels.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 
 /// Connection parameters, `rdma_connect(3)` and `rdma_accept(3)`.
 ///
-/// In an event they are the peer's, with the two depths as the receiver sees them: the peer's
-/// `initiator_depth` arrives as `responder_resources`.
+/// In an event they are the peer's. Its `initiator_depth` arrives as `responder_resources`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectParams {
     /// RDMA READs the peer may have outstanding towards us.
@@ -109,8 +104,7 @@ pub struct ConnectParams {
     pub initiator_depth: u8,
     /// How often an unacknowledged request is retried, 0 to 7. Ignored by `rdma_accept(3)`.
     pub retry_count: u8,
-    /// How often **the receiver of these parameters** retries a send that found no posted receive,
-    /// 0 to 7. 7 is endless.
+    /// How often **the receiver of these parameters** retries without a receive, 0 to 7 (endless).
     pub rnr_retry_count: u8,
 }
 
@@ -118,17 +112,16 @@ pub struct ConnectParams {
 pub trait Identifier<B: Backend>: Send + Sync {
     /// Returns the key of this identifier's events.
     fn key(&self) -> IdentifierKey;
-    /// Sets the traffic class of the connection's packets, `rdma_set_option(3)`,
-    /// `RDMA_OPTION_ID_TOS`.
+    /// Sets the traffic class, `rdma_set_option(3)`, `RDMA_OPTION_ID_TOS`: six bits of DSCP above
+    /// two of ECN.
     ///
-    /// The class holds the six bits of DSCP above two of ECN. Call this before resolving the
-    /// address. A peer that accepts sends with the same class.
+    /// Call this before resolving the address. A peer that accepts sends with the same class.
     fn set_traffic_class(&self, class: u8) -> Result<(), B::Error>;
     /// Sets how long the queue pair waits for an acknowledgement before it retransmits,
-    /// `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    /// `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`: 4.096 µs · 2^`code`, for ever if `code`
+    /// is 0.
     ///
-    /// The time is 4.096 µs · 2^`code`, or for ever if `code` is 0. `code` is at most 31. Call this
-    /// before creating the queue pair.
+    /// `code` is at most 31. Call this before creating the queue pair.
     fn set_ack_timeout(&self, code: u8) -> Result<(), B::Error>;
     /// Starts resolving `remote`, from `local` if given, `rdma_resolve_addr(3)`. `AddressResolved`
     /// or `AddressError` follows.
@@ -138,8 +131,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
         remote: SocketAddr,
         timeout: core::time::Duration,
     ) -> Result<(), B::Error>;
-    /// Starts resolving the route, `rdma_resolve_route(3)`. `RouteResolved` or `RouteError`
-    /// follows.
+    /// Starts resolving the route, `rdma_resolve_route(3)`; `RouteResolved` or `RouteError` comes.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
     /// Returns the device behind this identifier. Fails before the identifier has one.
     fn device(&self) -> Result<DeviceKey, B::Error>;
@@ -150,12 +142,11 @@ pub trait Identifier<B: Backend>: Send + Sync {
     /// Returns a completion queue for at least `depth` completions, with a completion channel,
     /// `ibv_create_cq(3)`. `vector` is taken modulo the device's number of completion vectors.
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
-    /// Returns the identifier's only queue pair, `rdma_create_qp(3)`. Both queues report to
-    /// `completions`.
+    /// Returns the only queue pair, `rdma_create_qp(3)`. Both queues report to `completions`.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Argument`] for limits beyond the device's. [`ErrorKind::State`] may
-    /// mean that the peer has left meanwhile.
+    /// Returns [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`], also
+    /// if the peer has left.
     fn create_queue_pair(
         &self,
         domain: &B::Domain,
@@ -171,9 +162,8 @@ pub trait Identifier<B: Backend>: Send + Sync {
     /// Tells the connection manager that the peer's first message has arrived,
     /// [`AsyncEvent::CommEst`], `rdma_notify(3)`.
     ///
-    /// The peer is connected, although its message that says so (RTU) is late or lost.
-    /// `Established` follows, unless it was reported before. An error means nothing in that case,
-    /// or on an identifier that expects no such message.
+    /// The peer is connected, but its message that says so (RTU) is late or lost. `Established`
+    /// follows, or was reported. Then, or if no RTU is expected, an error means nothing.
     fn notify_established(&self) -> Result<(), B::Error>;
     /// Ends the connection, `rdma_disconnect(3)`: the queue pair goes to the error state and the
     /// peer is notified.
@@ -186,8 +176,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
 
-/// Identifies an open device within its process. A queue pair can use only domains and completion
-/// queues of its own device.
+/// Identifies an open device in its process. Objects of a queue pair must be of the same device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKey(pub u64);
 
@@ -221,15 +210,14 @@ impl Capabilities {
 }
 
 /// Requested queue pair sizes, `ibv_create_qp(3)`. Each work request has one scatter/gather
-/// element. Work requests are signalled only on request.
+/// element, and is signalled only on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairLimits {
     /// Send work requests outstanding.
     pub send_depth: u32,
     /// Receive work requests outstanding.
     pub recv_depth: u32,
-    /// Requested bytes of inline data. [`QueuePair::max_inline`] returns what was granted, which
-    /// may be less.
+    /// Requested bytes of inline data. [`QueuePair::max_inline`] may return less.
     pub inline: u32,
 }
 
@@ -238,19 +226,17 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// Allocates and registers `len` bytes of zeroed memory, `ibv_reg_mr(3)`.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room. The
-    /// message says which limit and how to raise it.
+    /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room. Its
+    /// message says which limit, and how to raise it.
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
 
     /// Allocates and registers `len` bytes of zeroed memory, on huge pages if the system has them.
     ///
-    /// [`Region::pages`] returns the kind of pages. The region has the same pages as with
-    /// [`Domain::register`] if the backend allocates no pages of its own, or if `len` is less than
-    /// a huge page.
+    /// [`Region::pages`] returns the kind of pages. They are those of [`Domain::register`] if the
+    /// backend allocates none of its own, or if `len` is less than a huge page.
     ///
     /// # Errors
-    /// Returns [`ErrorKind::Memory`] if the locked-memory limit or the device has no room. A lack
-    /// of huge pages is not an error.
+    /// Returns [`ErrorKind::Memory`] as [`Domain::register`], but not for a lack of huge pages.
     fn register_huge(&self, len: usize, access: Access) -> Result<B::Region, B::Error> {
         self.register(len, access)
     }
@@ -262,14 +248,12 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// `ibv_reg_dmabuf_mr(3)`, which was tried on no device.
     ///
     /// # Errors
-    /// Drops `memory` and returns an error. It is [`ErrorKind::Memory`] if the locked-memory limit
-    /// or the device has no room, and [`ErrorKind::Argument`] if the device cannot register a
-    /// dma-buf.
+    /// Drops `memory` and returns [`ErrorKind::Memory`] if the locked-memory limit or the device
+    /// has no room, and [`ErrorKind::Argument`] if the device cannot register a dma-buf, or others.
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
-/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always
-/// read it for our own sends.
+/// Rights of the device and the peer in a region, `ibv_reg_mr(3)`. Our sends may always read it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
@@ -284,8 +268,8 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
     /// The device may write the bytes of messages in any order, `IBV_ACCESS_RELAXED_ORDERING`.
     ///
-    /// A completion still says that all bytes before it have arrived. The bytes are written in
-    /// order if the device, the kernel or the library lacks the option.
+    /// A completion still covers all bytes before it. If the device, the kernel or the library
+    /// lacks the option, bytes are written in order.
     pub const RELAXED_ORDERING: Self = Self(8);
 
     /// Returns the rights of both.
@@ -327,8 +311,7 @@ pub enum Pages {
     Huge,
 }
 
-/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, then frees it
-/// or drops its owner.
+/// A registered memory region, `ibv_reg_mr(3)`. A drop deregisters the memory, then releases it.
 pub trait Region: Send + Sync {
     /// Returns the requested length in bytes.
     fn len(&self) -> usize;
@@ -346,8 +329,8 @@ pub trait Region: Send + Sync {
     fn pages(&self) -> Pages {
         Pages::Usual
     }
-    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies nothing, if the region
-    /// ends before.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, unchanged, if the region is
+    /// shorter.
     #[must_use]
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -391,10 +374,10 @@ pub struct SendRequest<'a, R> {
     pub local: Slice<'a, R>,
     /// Whether success is reported. Errors always are.
     pub signaled: bool,
-    /// Whether the bytes are copied during the call, so that the slice may be overwritten at once.
+    /// Whether the bytes are copied during the call: the slice may then be overwritten at once.
     ///
-    /// C copies them without atomics. During the call no other thread may write these bytes, not
-    /// even through [`SharedMemory`]. At most [`QueuePair::max_inline`] bytes, and not for a READ.
+    /// C copies without atomics: no other thread may write these bytes meanwhile, not even through
+    /// [`SharedMemory`]. At most [`QueuePair::max_inline`] bytes, and not for a READ.
     pub inline: bool,
 }
 
@@ -455,23 +438,21 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     /// # Errors
     /// The errors are those of [`QueuePair::post_send`].
     fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
-    /// Sets how long a peer waits before it retries a send that found no posted receive,
-    /// `ibv_modify_qp(3)`, `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For
-    /// a connected queue pair only.
+    /// Sets a peer's wait before it retries a send without a receive, `ibv_modify_qp(3)`,
+    /// `min_rnr_timer`, by default the slowest, 655 ms. For a connected queue pair only.
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
     /// Returns whether the path leads back to the port and address it leaves from,
     /// `ibv_query_qp(3)`, `IBV_QP_AV`.
     ///
-    /// The peer is then on this device. [`Identifier::peer_addr`] only repeats what a request
-    /// claims; this is where the device sends to (VR-SEC-008).
+    /// The peer is then on this device. [`Identifier::peer_addr`] only repeats a request's claim;
+    /// this is where the device sends to (VR-SEC-008).
     ///
     /// # Errors
     /// Returns [`ErrorKind::State`] for a queue pair that was not connected.
     fn is_loopback(&self) -> Result<bool, B::Error>;
     /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`.
     ///
-    /// Posted requests are then flushed, and nothing arrives any more. For completions that do not
-    /// name their queue pair.
+    /// Posted requests are then flushed, and nothing arrives. For completions without queue pair.
     fn has_failed(&self) -> Result<bool, B::Error>;
 }
 
@@ -495,8 +476,7 @@ impl RnrTimer {
         self.0
     }
 
-    /// Returns the delay of the code (InfiniBand, table of RNR NAK timer values), in steps of 10
-    /// µs.
+    /// Returns the delay of the code (InfiniBand, RNR NAK timer values), in steps of 10 µs.
     pub fn delay(self) -> core::time::Duration {
         const TENS_OF_MICROS: [u64; 32] = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
@@ -523,16 +503,14 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// Takes at most `into.len()` completions and returns how many, `ibv_poll_cq(3)`.
     ///
     /// # Errors
-    /// Returns an error if the queue is lost, for example by overrun. Its queue pairs are then lost
-    /// too.
+    /// Returns an error if the queue, and with it its queue pairs, is lost, for example by overrun.
     fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
-    /// Requests one event when the next completion arrives, `ibv_req_notify_cq(3)`. Poll again
-    /// afterwards: see the module's rules.
+    /// Requests one event at the next completion, `ibv_req_notify_cq(3)`. Then poll again: see the
+    /// module's rules.
     fn arm(&self) -> Result<(), B::Error>;
-    /// Takes and acknowledges the channel's pending events, `ibv_get_cq_event(3)`,
-    /// `ibv_ack_cq_events(3)`. Returns how many, possibly none.
+    /// Takes and acknowledges pending events, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
+    /// Returns how many, possibly none.
     ///
-    /// If more were raised than [`CompletionQueue::arm`] calls were made since, some may remain,
-    /// and the descriptor stays readable.
+    /// Some may remain if more were raised than [`CompletionQueue::arm`] requested.
     fn take_events(&self) -> Result<u32, B::Error>;
 }

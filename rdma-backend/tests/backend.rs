@@ -10,7 +10,7 @@ use rdma_backend::{
     Slice,
 };
 
-/// Every status of `ibv_poll_cq(3)` has its name and a meaning; others keep their number.
+/// Of `ibv_poll_cq(3)`; others keep their number.
 #[test]
 fn statuses_have_names() {
     let named = [
@@ -45,8 +45,7 @@ fn statuses_have_names() {
     }
 }
 
-/// Asynchronous events have the numbers of `enum ibv_event_type` and a description; others keep
-/// theirs. An event is fatal if the queue pair no longer works after it.
+/// Numbers are of `enum ibv_event_type`; others keep theirs. A fatal one ends the queue pair.
 #[test]
 fn asynchronous_events_have_meanings() {
     let known = [
@@ -72,7 +71,7 @@ fn asynchronous_events_have_meanings() {
     assert_eq!(meanings.len(), known.len() + 1, "each has a meaning of its own: {meanings:?}");
 }
 
-/// Remote write includes local write, as `ibv_reg_mr(3)` demands. Remote read includes nothing.
+/// Remote write includes local write, as `ibv_reg_mr(3)` demands.
 #[test]
 fn rights_say_what_they_include() {
     assert!(Access::REMOTE_WRITE.allows(Access::LOCAL_WRITE));
@@ -83,7 +82,7 @@ fn rights_say_what_they_include() {
     assert_eq!(format!("{both:?}"), r#"["LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ"]"#);
 }
 
-/// The table of InfiniBand: code 0 is the slowest, from 1 on they grow.
+/// InfiniBand's table: code 0 is the slowest, from 1 on they grow.
 #[test]
 fn rnr_timers_grow_with_their_code() {
     let delays: Vec<Duration> = (0..32).filter_map(RnrTimer::from_code).map(RnrTimer::delay).collect();
@@ -95,7 +94,6 @@ fn rnr_timers_grow_with_their_code() {
     assert_eq!(RnrTimer::from_code(32), None);
 }
 
-/// A region of `N` bytes, possibly none.
 struct Bytes<const N: usize>([AtomicU8; N]);
 
 impl<const N: usize> Region for Bytes<N> {
@@ -125,7 +123,6 @@ fn a_region_is_copied_to_and_from_by_its_memory() {
     assert_eq!(&back, b"\0abcdefgh\0");
 }
 
-/// Requests are copied freely, whatever their region is.
 #[test]
 fn requests_are_copies() {
     let region = Bytes([]);
@@ -146,7 +143,6 @@ fn capabilities_are_what_they_were_made_of() {
     assert_eq!((made.max_read_depth, made.completion_vectors), (4, 5));
 }
 
-/// The content of a window never gets into a log by accident.
 #[test]
 fn memory_tells_only_its_length() {
     let bytes = b"secret".map(AtomicU8::new);

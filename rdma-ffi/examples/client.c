@@ -11,15 +11,13 @@
 static vkrdma_endpoint *endpoint;
 static vkrdma_error error;
 
-/* Ends the program if a call has failed. */
 static void must(vkrdma_code code, const char *doing) {
     if (code == VKRDMA_OK) return;
     fprintf(stderr, "%s: %s\n", doing, error.text);
     exit(1);
 }
 
-/* Sleeps until something has happened. The next call finds out what: this program has one
- * connection. */
+/* With one connection, the next call finds out what has happened. */
 static void wait_for_news(void) {
     vkrdma_event event;
     must(vkrdma_wait(endpoint, -1, &error), "waiting");
@@ -39,7 +37,7 @@ static uint64_t connect_to(const char *address, uint16_t port) {
     return connection;
 }
 
-/* Writes a command, as RESP has it: its words go out as one notification. */
+/* Writes a RESP command: all its words are one notification. */
 static void send_command(uint64_t connection, int count, const char *const *words) {
     char heads[8][32];
     struct iovec pieces[24];
@@ -70,7 +68,7 @@ static void send_command(uint64_t connection, int count, const char *const *word
     }
 }
 
-/* Reads until so many bytes are there, or a line is, where `want` is 0. */
+/* Reads until `want` bytes are there, or a line if `want` is 0. */
 static size_t receive(uint64_t connection, char *into, size_t have, size_t want, size_t space) {
     while (want > 0 ? have < want : memchr(into, '\n', have) == NULL) {
         size_t read;

@@ -59,8 +59,7 @@
 #define VKRDMA_ADDRESS_TEXT 64
 
 /**
- * The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have
- * more of them.
+ * The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. More may be added.
  */
 enum vkrdma_code
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -106,8 +105,7 @@ enum vkrdma_code
    */
   VKRDMA_FOREIGN_DOMAIN = 106,
   /**
-   * This process is a forked child, which cannot use the parent's handles. The call had no
-   * effect.
+   * This process is a forked child, which cannot use the parent's handles. Nothing was done.
    */
   VKRDMA_FORKED = 107,
   /**
@@ -262,8 +260,7 @@ enum vkrdma_event_kind
    */
   VKRDMA_EVENT_READABLE = 2,
   /**
-   * After a write that found too little room: there is room again. Also: memory can be lent
-   * again, or all bytes are flushed.
+   * After a write without enough room: there is room, memory to lend, or all is flushed.
    */
   VKRDMA_EVENT_WRITABLE = 3,
   /**
@@ -271,8 +268,8 @@ enum vkrdma_event_kind
    */
   VKRDMA_EVENT_RETURNED = 4,
   /**
-   * The connection has ended, or could not be established. Bytes that have arrived can still be
-   * read. `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
+   * The connection has ended, or could not be established. Arrived bytes can still be read.
+   * `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
    */
   VKRDMA_EVENT_ENDED = 5,
   /**
@@ -315,7 +312,7 @@ typedef uint32_t vkrdma_access;
 #endif // __cplusplus
 
 /**
- * Registered memory of one connection, and of all that share its protection domain. Created by
+ * Registered memory of one connection, and of all in its protection domain. Created by
  * `vkrdma_register` or `vkrdma_register_memory`.
  */
 typedef struct vkrdma_buffer vkrdma_buffer;
@@ -348,19 +345,17 @@ typedef struct vkrdma_error {
    */
   vkrdma_fault fault;
   /**
-   * What happened and, if known, what to do about it: one line of UTF-8 that ends with a zero. A
-   * longer text is cut.
+   * What happened and, if known, what to do: a line of UTF-8, closed by a zero, cut if too long.
    */
   char text[VKRDMA_ERROR_TEXT];
 } vkrdma_error;
 
 /**
  * Settings of a connection. Fill it in with `vkrdma_client_options` or `vkrdma_server_options`,
- * then change fields.
+ * then change fields. Calls that take it also take NULL for these defaults.
  *
- * Calls that take it also take NULL, which stands for these defaults. Later versions append
- * fields; a program that was compiled with fewer fields gets the defaults of the others. Durations
- * are microseconds.
+ * Later versions append fields; a program compiled with fewer gets the defaults of the others.
+ * Durations are microseconds.
  */
 typedef struct vkrdma_options {
   /**
@@ -404,8 +399,8 @@ typedef struct vkrdma_options {
    */
   uint32_t completion_vector;
   /**
-   * How long a peer waits before it retries a request that found no posted receive: InfiniBand's
-   * code for `min_rnr_timer`, 0 to 31. 12, which is 0.64 ms.
+   * How long a peer waits before it retries without a posted receive: InfiniBand's code for
+   * `min_rnr_timer`, 0 to 31. 12, which is 0.64 ms.
    */
   uint32_t rnr_timer;
   /**
@@ -413,8 +408,8 @@ typedef struct vkrdma_options {
    */
   uint32_t negotiate;
   /**
-   * Whether the send buffer is registered when the connection is established, and not by its
-   * first write: 0 or 1. 0.
+   * Whether to register the send buffer when the connection is established, not by its first
+   * write: 0 or 1. 0.
    */
   uint32_t eager_send_buffer;
   /**
@@ -422,8 +417,8 @@ typedef struct vkrdma_options {
    */
   uint64_t keepalive_every;
   /**
-   * Send a keepalive when the peer has sent nothing for this long; 0 for never. 10 s for
-   * clients, 0 for servers.
+   * Send a keepalive when the peer has sent nothing for this long; 0 for never. Clients 10 s,
+   * servers 0.
    */
   uint64_t keepalive_probe;
   /**
@@ -443,14 +438,14 @@ typedef struct vkrdma_options {
    */
   uint64_t keep_memory;
   /**
-   * How long the endpoint busy-polls before it waits for a wake-up. Meanwhile its time-out is 0.
-   * The longest time of its connections applies. 0.
+   * How long the endpoint busy-polls before it waits for a wake-up; its time-out is then 0. The
+   * longest of its connections applies. 0.
    */
   uint64_t spin;
 } vkrdma_options;
 
 /**
- * Limits for all connections of an endpoint and of those created from it by
+ * Limits for all connections of an endpoint and of those that share them by
  * `vkrdma_endpoint_new_sharing`.
  *
  * Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections
@@ -462,20 +457,18 @@ typedef struct vkrdma_limits {
    */
   size_t size;
   /**
-   * Simultaneous connections, including those that are being established or closed; UINT64_MAX
-   * for no limit. Further connections are rejected.
+   * Simultaneous connections, including those being established or closed; UINT64_MAX for no
+   * limit. Others are rejected.
    */
   uint64_t connections;
   /**
-   * Bytes of registered memory; UINT64_MAX for no limit. A connection that does not fit is
-   * rejected.
+   * Bytes of registered memory; UINT64_MAX for no limit. A connection beyond is rejected.
    */
   uint64_t registered_bytes;
 } vkrdma_limits;
 
 /**
- * An event. One event covers everything that has happened since the last event of its kind. Any
- * event may be spurious.
+ * An event, for all that has happened since the last of its kind. It may be spurious.
  */
 typedef struct vkrdma_event {
   /**
@@ -491,8 +484,7 @@ typedef struct vkrdma_event {
    */
   uint64_t connection;
   /**
-   * The listener that accepted the connection, or cannot accept. 0 in other events, and if the
-   * listener was closed.
+   * The listener that accepted or cannot accept; 0 in other events, and if it was closed.
    */
   uint64_t listener;
   /**
@@ -516,7 +508,7 @@ typedef struct vkrdma_address {
 } vkrdma_address;
 
 /**
- * Bytes that have arrived, at the place where the peer has written them.
+ * Bytes that have arrived, where the peer has written them.
  */
 typedef struct vkrdma_piece {
   /**
@@ -548,11 +540,11 @@ typedef struct vkrdma_pieces {
 } vkrdma_pieces;
 
 /**
- * Called with the `context` of `vkrdma_register_memory` when the library no longer uses the
- * memory. Any call of this library, in any thread, may call it, once. At the latest, that is the
- * call which frees the last of the buffer, the connections that use it and their endpoints. It is
- * never called if the device refuses to deregister the memory. It must not call this library, and
- * must not leave by longjmp or an exception.
+ * Called once, with the `context` of `vkrdma_register_memory`, when the library no longer uses the
+ * memory, by any call of this library in any thread: at the latest by the one that frees the last
+ * of the buffer, the connections that use it and their endpoints. Never called if the device
+ * refuses to deregister the memory. It must not call this library, nor leave by longjmp or an
+ * exception.
  */
 typedef void (*vkrdma_release)(void *context);
 
@@ -613,8 +605,7 @@ typedef struct vkrdma_status {
 } vkrdma_status;
 
 /**
- * Counters of a connection's messages, bytes and calls of the device. Later versions append
- * fields.
+ * Counters of a connection. Later versions append fields.
  */
 typedef struct vkrdma_counters {
   /**
@@ -735,22 +726,21 @@ extern "C" {
 
 /**
  * Returns the version of the library, for example `1.2.3`. Versions with the same first number are
- * compatible; while it is 0, versions with the same second number are.
+ * compatible; while it is 0, those with the same second number.
  */
 const char *vkrdma_version(void);
 
 /**
  * Opens the machine's RDMA devices through librdmacm and libibverbs, which are loaded at run time.
  *
- * VKRDMA_NO_DEVICE: there is no device, or a library is missing. The text says what to install or
- * load.
+ * VKRDMA_NO_DEVICE: no device, or a missing library. The text says what to install or load.
  */
 vkrdma_code vkrdma_verbs_open(struct vkrdma_device **device, struct vkrdma_error *error);
 
 /**
- * Opens a simulated device with a numeric address. The simulated devices of a process are the only
- * hosts of one network, so both sides of a connection are in that process. For tests on machines
- * without RDMA.
+ * Opens a simulated device with a numeric address, for tests on machines without RDMA. The
+ * simulated devices of a process are the only hosts of one network, so both sides of a connection
+ * are in that process.
  *
  * If another simulated device has the address, it moves to this one. VKRDMA_INVALID_ARGUMENT: the
  * text is not a numeric address.
@@ -791,26 +781,22 @@ vkrdma_code vkrdma_endpoint_new_sharing(const struct vkrdma_endpoint *of,
                                         struct vkrdma_error *error);
 
 /**
- * Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. No
- * other call on it may be running, and none may be made later. NULL is ignored. In a forked child
- * it has no effect.
+ * Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. Make
+ * no other call on it meanwhile or later. NULL is ignored. In a forked child it has no effect.
  *
  * If the program has forked, remove the descriptor from its epoll instances first (EPOLL_CTL_DEL).
  */
 void vkrdma_endpoint_free(struct vkrdma_endpoint *endpoint);
 
 /**
- * Returns the endpoint's descriptor. When it is readable, call `vkrdma_progress`. It may be
- * watched level-triggered or edge-triggered. The endpoint owns it and closes it when it is freed.
- * Returns -1 for NULL, and in a forked child.
+ * Returns the endpoint's descriptor, which the endpoint closes when it is freed; -1 for NULL, and
+ * in a forked child. When it is readable, level- or edge-triggered, call `vkrdma_progress`.
  */
 int vkrdma_descriptor(const struct vkrdma_endpoint *endpoint);
 
 /**
- * Returns the number of microseconds, rounded up, after which `vkrdma_progress` must be called: 0
- * for now, -1 for never.
- *
- * A loop asks before it sleeps. If a later call would have made the answer smaller, it makes the
+ * Returns the microseconds, rounded up, after which `vkrdma_progress` must be called: 0 for now,
+ * -1 for never. Ask before sleeping. If a later call makes the time shorter, it makes the
  * descriptor readable.
  */
 vkrdma_code vkrdma_next_timeout(const struct vkrdma_endpoint *endpoint,
@@ -818,27 +804,24 @@ vkrdma_code vkrdma_next_timeout(const struct vkrdma_endpoint *endpoint,
                                 struct vkrdma_error *error);
 
 /**
- * Takes completions and events of all connections, and does what is due. Events report the
- * results. The work of a call is bounded: if some is left, `vkrdma_next_timeout` returns 0. The
- * call does not wait.
+ * Takes completions and events of all connections, and does what is due, without waiting; events
+ * report the results. If its bounded work leaves some, `vkrdma_next_timeout` returns 0.
  *
- * A failure of one connection ends that connection only. An error of this call concerns the whole
- * endpoint: free it.
+ * A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
  */
 vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
 
 /**
  * Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
- * it. For programs without an event loop. Other threads may make calls on the endpoint meanwhile.
- * It may return without anything having happened.
+ * it, for programs without an event loop. Other threads may call the endpoint meanwhile. It may
+ * return although nothing has happened.
  */
 vkrdma_code vkrdma_wait(const struct vkrdma_endpoint *endpoint,
                         int64_t microseconds,
                         struct vkrdma_error *error);
 
 /**
- * Makes the descriptor readable, and ends the current `vkrdma_wait` or the next one. It takes no
- * lock.
+ * Makes the descriptor readable, and ends the current or next `vkrdma_wait`. It takes no lock.
  */
 vkrdma_code vkrdma_wake(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
 
@@ -851,8 +834,8 @@ vkrdma_code vkrdma_next_event(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these
- * options; NULL stands for those of `vkrdma_server_options`. An endpoint may have any number of
- * listeners. VKRDMA_EVENT_OPENED reports each new connection.
+ * options; NULL stands for those of `vkrdma_server_options`. An endpoint may have many listeners.
+ * VKRDMA_EVENT_OPENED reports each new connection.
  *
  * VKRDMA_ADDRESS: no RDMA device has the address, or it is in use.
  */
@@ -889,18 +872,16 @@ vkrdma_code vkrdma_listener_close(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Returns the error that kept a listener from accepting, after VKRDMA_EVENT_ACCEPT_FAILED.
- * VKRDMA_OK: there is none. If the listener's device was removed, every call returns that error:
- * close the listener.
+ * VKRDMA_OK: none. If its device was removed, every call returns that error: close the listener.
  */
 vkrdma_code vkrdma_accept_error(const struct vkrdma_endpoint *endpoint,
                                 uint64_t listener,
                                 struct vkrdma_error *error);
 
 /**
- * Begins to connect to a numeric address and a port, from the address `source` unless that is
- * NULL, within `timeout` microseconds. VKRDMA_EVENT_OPENED follows. If connecting fails,
- * VKRDMA_EVENT_ENDED follows, and `vkrdma_check` returns the reason. If `how` is NULL, the options
- * of `vkrdma_client_options` apply.
+ * Begins to connect to a numeric address and a port, from the address `source` unless NULL, within
+ * `timeout` microseconds. VKRDMA_EVENT_OPENED follows, or VKRDMA_EVENT_ENDED, if connecting fails;
+ * `vkrdma_check` returns the reason. NULL for `how`: the options of `vkrdma_client_options`.
  *
  * The id is valid immediately and never 0. Ids are not reused.
  */
@@ -914,13 +895,12 @@ vkrdma_code vkrdma_connect(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Begins to connect like `vkrdma_connect`, in the protection domain of the connection `sibling` of
- * the endpoint `other`, which may be the same endpoint. Memory that is registered for one
- * connection can be used with both.
+ * Connects like `vkrdma_connect`, in the protection domain of the connection `sibling` of the
+ * endpoint `other`, which may be the same: both can use memory that is registered for one.
  *
- * A peer of either connection that knows or guesses keys can write to the windows of both. So use
- * it only for connections to the same server. If the route to the peer uses another device,
- * VKRDMA_EVENT_ENDED with VKRDMA_FOREIGN_DOMAIN follows.
+ * A peer of either that knows or guesses keys can write to the windows of both: use it only for
+ * connections to the same server. If the route to the peer uses another device, VKRDMA_EVENT_ENDED
+ * with VKRDMA_FOREIGN_DOMAIN follows.
  */
 vkrdma_code vkrdma_connect_in_domain(const struct vkrdma_endpoint *endpoint,
                                      const struct vkrdma_endpoint *other,
@@ -938,8 +918,7 @@ vkrdma_code vkrdma_connect_in_domain(const struct vkrdma_endpoint *endpoint,
  * and `len` is not, the stream has ended: the peer has closed. VKRDMA_AGAIN: nothing has arrived;
  * VKRDMA_EVENT_READABLE or VKRDMA_EVENT_ENDED follows.
  *
- * An error is the one that ended the connection. It is returned after all bytes that arrived
- * before are read.
+ * An error is the one that ended the connection, returned after all bytes that arrived before.
  */
 vkrdma_code vkrdma_read(const struct vkrdma_endpoint *endpoint,
                         uint64_t connection,
@@ -954,8 +933,8 @@ vkrdma_code vkrdma_read(const struct vkrdma_endpoint *endpoint,
  * `vkrdma_consume`.
  *
  * The pieces are valid until they are consumed or read, the connection is aborted or abandoned, or
- * the endpoint is freed. Do not write to them. A hostile peer can write to them at any time. So
- * copy what you base a decision on, and decide on the copy.
+ * the endpoint is freed. Do not write to them. A hostile peer can, at any time: copy what you base
+ * a decision on, and decide on the copy.
  */
 vkrdma_code vkrdma_arrived(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -984,8 +963,8 @@ vkrdma_code vkrdma_write(const struct vkrdma_endpoint *endpoint,
                          struct vkrdma_error *error);
 
 /**
- * Writes `count` pieces in order, like one `vkrdma_write`. All bytes for which there is room are
- * one notification, so the peer wakes up once. Pieces may be empty.
+ * Writes `count` pieces in order, like one `vkrdma_write`: one notification for all bytes that
+ * have room, so the peer wakes up once. Pieces may be empty.
  */
 vkrdma_code vkrdma_writev(const struct vkrdma_endpoint *endpoint,
                           uint64_t connection,
@@ -1005,7 +984,7 @@ vkrdma_code vkrdma_flush(const struct vkrdma_endpoint *endpoint,
 /**
  * Allocates `len` zero bytes and registers them for a connection; `access` is one of
  * vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
- * the endpoint wait meanwhile. So keep the buffer and use it again.
+ * the endpoint wait meanwhile: keep the buffer and use it again.
  *
  * VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
  */
@@ -1017,9 +996,9 @@ vkrdma_code vkrdma_register(const struct vkrdma_endpoint *endpoint,
                             struct vkrdma_error *error);
 
 /**
- * Registers `len` bytes of the program for a connection, like `vkrdma_register`. The program must
- * keep them readable and writable until the library calls `release` with `context`. `release` may
- * be NULL. If the call fails, it is not called, and the program owns the memory as before.
+ * Registers `len` bytes of the program for a connection, like `vkrdma_register`. They must stay
+ * readable and writable until the library calls `release`, which may be NULL, with `context`. If
+ * the call fails, it is not called, and the program owns the memory as before.
  *
  * Do not register memory that overlaps memory which is registered already.
  */
@@ -1037,9 +1016,8 @@ vkrdma_code vkrdma_register_memory(const struct vkrdma_endpoint *endpoint,
  * Returns the address of a buffer; NULL for NULL. It is valid until the buffer is freed and no
  * connection uses it.
  *
- * Lent memory may be read; if the program writes to it, the peer may or may not see the change.
- * Memory that is received into can change at any time, see vkrdma_access: copy what you base a
- * decision on, and decide on the copy.
+ * Lent memory may be read; the peer may or may not see a write to it. Memory that is received into
+ * can change at any time, see vkrdma_access: copy it, then decide on the copy.
  */
 void *vkrdma_buffer_base(const struct vkrdma_buffer *buffer);
 
@@ -1049,16 +1027,15 @@ void *vkrdma_buffer_base(const struct vkrdma_buffer *buffer);
 size_t vkrdma_buffer_len(const struct vkrdma_buffer *buffer);
 
 /**
- * Frees a buffer. Its memory is deregistered and released when no connection uses it, which may be
- * later. NULL is ignored.
+ * Frees a buffer: deregisters and releases it once no connection uses it. NULL is ignored.
  */
 void vkrdma_buffer_free(struct vkrdma_buffer *buffer);
 
 /**
- * Sends up to `len` bytes from `offset` of a buffer without a copy, after all bytes that were
- * written before, and returns their number. VKRDMA_AGAIN: nothing can be lent now. After that, or
- * if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows. VKRDMA_EVENT_RETURNED reports that
- * memory was returned. The same bytes may be lent several times.
+ * Sends up to `len` bytes from `offset` of a buffer without a copy, after all bytes written
+ * before, and returns their number. VKRDMA_AGAIN: nothing can be lent now. After that, or if not
+ * all bytes were taken, VKRDMA_EVENT_WRITABLE follows. VKRDMA_EVENT_RETURNED reports returned
+ * memory. The same bytes may be lent several times.
  */
 vkrdma_code vkrdma_lend(const struct vkrdma_endpoint *endpoint,
                         uint64_t connection,
@@ -1079,13 +1056,13 @@ vkrdma_code vkrdma_returned(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Receives the next `len` unread bytes of the stream at `offset` of a buffer. The peer writes
- * whole windows there; the rest is copied. VKRDMA_AGAIN: not all bytes have arrived; call it
- * again, with the same arguments, after VKRDMA_EVENT_READABLE.
+ * whole windows there; the rest is copied, and all bytes for a buffer of VKRDMA_LEND.
+ * VKRDMA_AGAIN: not all bytes have arrived; call again, with the same arguments, after
+ * VKRDMA_EVENT_READABLE.
  *
  * Do not read by other calls between the first call and the one that returns VKRDMA_OK.
- * `vkrdma_stop_landing` gives up; other calls then read the bytes that have not arrived. Bytes for
- * a buffer of VKRDMA_LEND are only copied. VKRDMA_MISUSE: the range is outside the buffer, or
- * bytes of an earlier part still land there.
+ * `vkrdma_stop_landing` gives up; other calls then read the bytes that have not arrived.
+ * VKRDMA_MISUSE: the range is outside the buffer, or bytes of an earlier part still land there.
  */
 vkrdma_code vkrdma_receive(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -1097,16 +1074,14 @@ vkrdma_code vkrdma_receive(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Gives up what `vkrdma_receive` has begun, and announces no further window in registered memory.
- * A window that is announced there already stays until it is full, and its bytes are read like any
- * others.
+ * An announced one stays until it is full, and its bytes are read like any others.
  */
 vkrdma_code vkrdma_stop_landing(const struct vkrdma_endpoint *endpoint,
                                 uint64_t connection,
                                 struct vkrdma_error *error);
 
 /**
- * Sets the `data` of all later events of a connection: an address that means something to the
- * program. NULL for none.
+ * Sets the `data` of all later events of a connection: an address for the program, or NULL.
  */
 vkrdma_code vkrdma_set_data(const struct vkrdma_endpoint *endpoint,
                             uint64_t connection,
@@ -1122,8 +1097,7 @@ vkrdma_code vkrdma_peer_address(const struct vkrdma_endpoint *endpoint,
                                 struct vkrdma_error *error);
 
 /**
- * Returns this side's address. VKRDMA_NO_SUCH_CONNECTION: also while the connection is being
- * established.
+ * Returns this side's address. VKRDMA_NO_SUCH_CONNECTION: also until it is established.
  */
 vkrdma_code vkrdma_local_address(const struct vkrdma_endpoint *endpoint,
                                  uint64_t connection,
@@ -1156,8 +1130,8 @@ vkrdma_code vkrdma_closed(const struct vkrdma_endpoint *endpoint,
                           struct vkrdma_error *error);
 
 /**
- * Closes a connection like `vkrdma_close`, without further events. The connection is freed when it
- * has ended. Do not use its id after this call.
+ * Closes a connection like `vkrdma_close`, without further events, and frees it when it has ended.
+ * Do not use its id after this call.
  */
 vkrdma_code vkrdma_abandon(const struct vkrdma_endpoint *endpoint,
                            uint64_t connection,
@@ -1165,8 +1139,8 @@ vkrdma_code vkrdma_abandon(const struct vkrdma_endpoint *endpoint,
                            struct vkrdma_error *error);
 
 /**
- * Ends a connection immediately and frees it. Written bytes may be lost. Its id is invalid after
- * this call, and no event of it follows.
+ * Ends a connection immediately and frees it. Written bytes may be lost. Its id becomes invalid,
+ * and no event of it follows.
  */
 vkrdma_code vkrdma_abort(const struct vkrdma_endpoint *endpoint,
                          uint64_t connection,
@@ -1201,8 +1175,7 @@ vkrdma_code vkrdma_usage_of(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Sets `*local` to 1 if the peer is on the same device of this machine, else to 0. It asks the
- * device for the path of the queue pair. Addresses are no proof, because a request carries
- * whatever its sender wrote.
+ * device for the queue pair's path: the address in a request may be forged.
  */
 vkrdma_code vkrdma_is_local(const struct vkrdma_endpoint *endpoint,
                             uint64_t connection,

@@ -27,8 +27,6 @@ impl Address {
     }
 }
 
-/// Parses a numeric address.
-///
 /// # Safety
 /// `text` is null or ends with a zero.
 pub(crate) unsafe fn address(text: *const c_char, port: u16) -> Result<SocketAddr, Failure> {

@@ -11,7 +11,7 @@ use rdma_conn::{ConnectionId, Error};
 use crate::endpoint::{Endpoint, State, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
-/// Bytes that have arrived, at the place where the peer has written them.
+/// Bytes that have arrived, where the peer has written them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Piece {
@@ -39,8 +39,7 @@ pub struct Pieces {
 /// and `len` is not, the stream has ended: the peer has closed. VKRDMA_AGAIN: nothing has arrived;
 /// VKRDMA_EVENT_READABLE or VKRDMA_EVENT_ENDED follows.
 ///
-/// An error is the one that ended the connection. It is returned after all bytes that arrived
-/// before are read.
+/// An error is the one that ended the connection, returned after all bytes that arrived before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_read(
     endpoint: Option<&Endpoint>,
@@ -55,8 +54,8 @@ pub unsafe extern "C" fn vkrdma_read(
             &mut []
         } else {
             check(into.cast::<u8>(), len)?;
-            // SAFETY: the caller has `len` bytes there, and no other thread uses them during the
-            // call. They are only written to, and memory that C passes counts as initialised.
+            // SAFETY: the caller has `len` bytes there, which no other thread uses during the call.
+            // They are only written to, and memory that C passes counts as initialised.
             unsafe { slice::from_raw_parts_mut(into.cast(), len) }
         };
         let read = place(read)?;
@@ -71,8 +70,8 @@ pub unsafe extern "C" fn vkrdma_read(
 /// `vkrdma_consume`.
 ///
 /// The pieces are valid until they are consumed or read, the connection is aborted or abandoned, or
-/// the endpoint is freed. Do not write to them. A hostile peer can write to them at any time. So
-/// copy what you base a decision on, and decide on the copy.
+/// the endpoint is freed. Do not write to them. A hostile peer can, at any time: copy what you base
+/// a decision on, and decide on the copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_arrived(
     endpoint: Option<&Endpoint>,
@@ -139,8 +138,8 @@ pub unsafe extern "C" fn vkrdma_write(
     })
 }
 
-/// Writes `count` pieces in order, like one `vkrdma_write`. All bytes for which there is room are
-/// one notification, so the peer wakes up once. Pieces may be empty.
+/// Writes `count` pieces in order, like one `vkrdma_write`: one notification for all bytes that
+/// have room, so the peer wakes up once. Pieces may be empty.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_writev(
     endpoint: Option<&Endpoint>,
@@ -156,8 +155,7 @@ pub unsafe extern "C" fn vkrdma_writev(
         }
         let pieces: &[iovec] = match count {
             0 => &[],
-            // SAFETY: the caller has as many structures there, and no thread changes them during
-            // the call.
+            // SAFETY: the caller has as many structures there, which do not change during the call.
             _ => unsafe { slice::from_raw_parts(pieces, count) },
         };
         let mut empty = false;
@@ -180,7 +178,6 @@ pub unsafe extern "C" fn vkrdma_writev(
     })
 }
 
-/// Writes pieces, and returns the number of bytes that were taken.
 #[inline(always)]
 fn put(
     state: &mut State,
@@ -194,18 +191,15 @@ fn put(
     Ok(())
 }
 
-/// Converts pieces to Rust's type.
-///
 /// # Safety
-/// The bytes of each piece can be read, and no thread changes them, while the result is used. No
-/// piece is null or longer than `isize::MAX`.
+/// Each piece stays readable and unchanged, and is neither null nor longer than `isize::MAX`.
 unsafe fn io_slices(pieces: &[iovec]) -> &[IoSlice<'_>] {
     // SAFETY: "IoSlice ... is guaranteed to be ABI compatible with the iovec type on Unix
     // platforms", std::io::IoSlice; the rest is the caller's promise.
     unsafe { slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
 }
 
-/// Checks an address and a number of objects, as far as that is possible.
+/// As far as that is possible.
 fn check<T>(base: *const T, count: usize) -> Result<(), Failure> {
     if base.is_null() {
         return Err(Failure::argument("an address is null that has a length"));

@@ -38,8 +38,7 @@ unsafe impl Grows for Status {
     const FIRST: usize = 9 * 8;
 }
 
-/// Counters of a connection's messages, bytes and calls of the device. Later versions append
-/// fields.
+/// Counters of a connection. Later versions append fields.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Counters {
@@ -218,8 +217,7 @@ pub unsafe extern "C" fn vkrdma_usage_of(
 }
 
 /// Sets `*local` to 1 if the peer is on the same device of this machine, else to 0. It asks the
-/// device for the path of the queue pair. Addresses are no proof, because a request carries
-/// whatever its sender wrote.
+/// device for the queue pair's path: the address in a request may be forged.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_is_local(
     endpoint: Option<&Endpoint>,

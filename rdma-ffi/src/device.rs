@@ -16,7 +16,6 @@ use crate::fork;
 /// Access to RDMA devices. Created by `vkrdma_verbs_open` or `vkrdma_softsim_open`.
 pub struct Device(pub(crate) Any);
 
-/// A backend of either kind.
 pub(crate) enum Any {
     Verbs(Verbs),
     SoftSim(SoftSim),
@@ -24,8 +23,7 @@ pub(crate) enum Any {
 
 /// Opens the machine's RDMA devices through librdmacm and libibverbs, which are loaded at run time.
 ///
-/// VKRDMA_NO_DEVICE: there is no device, or a library is missing. The text says what to install or
-/// load.
+/// VKRDMA_NO_DEVICE: no device, or a missing library. The text says what to install or load.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_verbs_open(
     device: Option<&mut MaybeUninit<*mut Device>>,
@@ -39,9 +37,9 @@ pub extern "C" fn vkrdma_verbs_open(
     })
 }
 
-/// Opens a simulated device with a numeric address. The simulated devices of a process are the only
-/// hosts of one network, so both sides of a connection are in that process. For tests on machines
-/// without RDMA.
+/// Opens a simulated device with a numeric address, for tests on machines without RDMA. The
+/// simulated devices of a process are the only hosts of one network, so both sides of a connection
+/// are in that process.
 ///
 /// If another simulated device has the address, it moves to this one. VKRDMA_INVALID_ARGUMENT: the
 /// text is not a numeric address.

@@ -10,8 +10,7 @@ use crate::address::Address;
 use crate::endpoint::{Endpoint, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
-/// Sets the `data` of all later events of a connection: an address that means something to the
-/// program. NULL for none.
+/// Sets the `data` of all later events of a connection: an address for the program, or NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_set_data(
     endpoint: Option<&Endpoint>,
@@ -42,8 +41,7 @@ pub extern "C" fn vkrdma_peer_address(
     })
 }
 
-/// Returns this side's address. VKRDMA_NO_SUCH_CONNECTION: also while the connection is being
-/// established.
+/// Returns this side's address. VKRDMA_NO_SUCH_CONNECTION: also until it is established.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_local_address(
     endpoint: Option<&Endpoint>,
@@ -100,8 +98,8 @@ pub extern "C" fn vkrdma_closed(
     })
 }
 
-/// Closes a connection like `vkrdma_close`, without further events. The connection is freed when it
-/// has ended. Do not use its id after this call.
+/// Closes a connection like `vkrdma_close`, without further events, and frees it when it has ended.
+/// Do not use its id after this call.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_abandon(
     endpoint: Option<&Endpoint>,
@@ -116,8 +114,8 @@ pub extern "C" fn vkrdma_abandon(
     })
 }
 
-/// Ends a connection immediately and frees it. Written bytes may be lost. Its id is invalid after
-/// this call, and no event of it follows.
+/// Ends a connection immediately and frees it. Written bytes may be lost. Its id becomes invalid,
+/// and no event of it follows.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_abort(
     endpoint: Option<&Endpoint>,

@@ -32,39 +32,32 @@ pub struct Endpoint {
     state: Mutex<State>,
 }
 
-/// What the lock protects.
 pub(crate) struct State {
     pub(crate) kind: Kind,
     pub(crate) names: Names,
     sleep: Sleep,
 }
 
-/// An endpoint of either backend.
 pub(crate) enum Kind {
     Verbs(Side<Verbs>),
     SoftSim(Side<SoftSim>),
 }
 
-/// The parts that depend on the backend.
 pub(crate) struct Side<B: rdma_conn::Descriptors> {
     pub(crate) endpoint: rdma_conn::Endpoint<B>,
-    /// Receives into registered memory that are not complete.
+    /// Incomplete receives into registered memory.
     pub(crate) receiving: HashMap<ConnectionId, Part<B>>,
 }
 
-/// A part of a stream that is being received into registered memory.
 pub(crate) struct Part<B: rdma_conn::Descriptors> {
     /// The buffer's address, and the program's offset and length.
     pub(crate) what: (usize, usize, usize),
     pub(crate) receiving: Receiving<B>,
 }
 
-/// The program's names of its connections and listeners.
 #[derive(Default)]
 pub(crate) struct Names {
-    /// The program's address for each connection.
     data: ConnectionMap<usize>,
-    /// Each with its number.
     listeners: Vec<(u64, ListenerId)>,
     last_listener: u64,
 }
@@ -78,7 +71,6 @@ enum Sleep {
     Until(Option<Instant>),
 }
 
-/// Runs an expression on the endpoint of either backend.
 macro_rules! either {
     ($kind:expr, $side:ident => $does:expr) => {
         match $kind {
@@ -90,7 +82,6 @@ macro_rules! either {
 pub(crate) use either;
 
 impl Names {
-    /// Adds a listener and returns its number.
     pub(crate) fn enter(&mut self, listener: ListenerId) -> u64 {
         self.last_listener += 1;
         self.listeners.push((self.last_listener, listener));
@@ -109,7 +100,7 @@ impl Names {
         Some(self.listeners.swap_remove(at).1)
     }
 
-    /// Returns the number of a listener; 0 if the program has closed it.
+    /// Returns 0 if the program has closed the listener.
     pub(crate) fn number(&self, listener: ListenerId) -> u64 {
         self.listeners.iter().find(|(_, other)| *other == listener).map_or(0, |(number, _)| *number)
     }
@@ -128,7 +119,6 @@ impl Names {
 }
 
 impl State {
-    /// Removes the program's data of a connection, and its incomplete receive.
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.names.data.remove(id);
         either!(&mut self.kind, side => drop(side.receiving.remove(&id)));
@@ -139,12 +129,11 @@ impl State {
     }
 }
 
-/// Returns the id of a connection from the program's number.
 pub(crate) fn connection(number: u64) -> Result<ConnectionId, Failure> {
     ConnectionId::from_u64(number).ok_or_else(|| rdma_conn::Error::NoSuchConnection.into())
 }
 
-/// Returns the program's number of a connection, which is never 0.
+/// Never 0.
 pub(crate) fn number_of(id: ConnectionId) -> u64 {
     id.as_u64()
 }
@@ -157,7 +146,7 @@ impl Endpoint {
         Ok(Self { descriptor, waker, state })
     }
 
-    /// Runs `does` under the lock. A call that panicked has poisoned it, which closes the endpoint.
+    /// A call that panicked has poisoned the lock, which closes the endpoint.
     #[inline(always)]
     fn alone<T>(&self, does: impl FnOnce(&mut State) -> Result<T, Failure>) -> Result<T, Failure> {
         match self.state.lock() {
@@ -178,7 +167,7 @@ impl Endpoint {
     fn rouse_before(&self, state: &mut State, by: Option<Instant>) {
         if state.next_timeout().is_some_and(|due| by.is_none_or(|by| due < by)) {
             state.sleep = Sleep::Awake;
-            // The counter of an eventfd can always take one more.
+            // An eventfd can always take one more.
             self.waker.wake();
         }
     }
@@ -201,7 +190,6 @@ fn null_endpoint() -> Failure {
     Failure::argument("the endpoint is null")
 }
 
-/// Runs a call on an endpoint, under its lock.
 #[inline(always)]
 pub(crate) fn on(
     endpoint: Option<&Endpoint>,
@@ -217,7 +205,6 @@ pub(crate) fn on(
     })
 }
 
-/// Runs a call on a connection, under the endpoint's lock.
 #[inline(always)]
 pub(crate) fn on_connection(
     endpoint: Option<&Endpoint>,
@@ -228,7 +215,6 @@ pub(crate) fn on_connection(
     on(endpoint, told, |state| does(state, connection(number)?))
 }
 
-/// Returns the place for a result.
 #[inline(always)]
 pub(crate) fn place<T>(place: Option<&mut MaybeUninit<T>>) -> Result<&mut MaybeUninit<T>, Failure> {
     place.ok_or(Failure::argument("the place for the result is null"))
@@ -284,9 +270,8 @@ pub extern "C" fn vkrdma_endpoint_new_sharing(
     })
 }
 
-/// Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. No
-/// other call on it may be running, and none may be made later. NULL is ignored. In a forked child
-/// it has no effect.
+/// Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. Make
+/// no other call on it meanwhile or later. NULL is ignored. In a forked child it has no effect.
 ///
 /// If the program has forked, remove the descriptor from its epoll instances first (EPOLL_CTL_DEL).
 #[unsafe(no_mangle)]
@@ -294,9 +279,8 @@ pub extern "C" fn vkrdma_endpoint_free(endpoint: Option<Box<Endpoint>>) {
     release(endpoint);
 }
 
-/// Returns the endpoint's descriptor. When it is readable, call `vkrdma_progress`. It may be
-/// watched level-triggered or edge-triggered. The endpoint owns it and closes it when it is freed.
-/// Returns -1 for NULL, and in a forked child.
+/// Returns the endpoint's descriptor, which the endpoint closes when it is freed; -1 for NULL, and
+/// in a forked child. When it is readable, level- or edge-triggered, call `vkrdma_progress`.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
     match endpoint {
@@ -305,10 +289,8 @@ pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
     }
 }
 
-/// Returns the number of microseconds, rounded up, after which `vkrdma_progress` must be called: 0
-/// for now, -1 for never.
-///
-/// A loop asks before it sleeps. If a later call would have made the answer smaller, it makes the
+/// Returns the microseconds, rounded up, after which `vkrdma_progress` must be called: 0 for now,
+/// -1 for never. Ask before sleeping. If a later call makes the time shorter, it makes the
 /// descriptor readable.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_next_timeout(
@@ -334,12 +316,10 @@ fn fall_asleep(state: &mut State) -> Option<Duration> {
     due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
 }
 
-/// Takes completions and events of all connections, and does what is due. Events report the
-/// results. The work of a call is bounded: if some is left, `vkrdma_next_timeout` returns 0. The
-/// call does not wait.
+/// Takes completions and events of all connections, and does what is due, without waiting; events
+/// report the results. If its bounded work leaves some, `vkrdma_next_timeout` returns 0.
 ///
-/// A failure of one connection ends that connection only. An error of this call concerns the whole
-/// endpoint: free it.
+/// A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_progress(
     endpoint: Option<&Endpoint>,
@@ -359,8 +339,8 @@ fn progress(state: &mut State) -> Result<(), Failure> {
 }
 
 /// Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
-/// it. For programs without an event loop. Other threads may make calls on the endpoint meanwhile.
-/// It may return without anything having happened.
+/// it, for programs without an event loop. Other threads may call the endpoint meanwhile. It may
+/// return although nothing has happened.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wait(
     endpoint: Option<&Endpoint>,
@@ -379,8 +359,7 @@ pub extern "C" fn vkrdma_wait(
             (due, limit) => due.or(limit),
         };
         if limit.is_none_or(|limit| !limit.is_zero()) {
-            // SAFETY: the descriptor is open while the endpoint exists, and by contract no call
-            // frees it meanwhile.
+            // SAFETY: the descriptor is open while the endpoint exists; no call frees it meanwhile.
             let descriptor = unsafe { BorrowedFd::borrow_raw(endpoint.descriptor) };
             // Longer than any program waits, and within the kernel's range.
             let limit = limit.map(|limit| Timespec {
@@ -398,8 +377,7 @@ pub extern "C" fn vkrdma_wait(
     })
 }
 
-/// Makes the descriptor readable, and ends the current `vkrdma_wait` or the next one. It takes no
-/// lock.
+/// Makes the descriptor readable, and ends the current or next `vkrdma_wait`. It takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
     call(error, || {

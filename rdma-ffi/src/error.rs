@@ -12,8 +12,7 @@ use rdma_proto::{Error as Protocol, TransportError};
 
 use crate::fork;
 
-/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have
-/// more of them.
+/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. More may be added.
 #[repr(i32)]
 #[allow(non_camel_case_types, missing_docs, reason = "names and texts are those of the header")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +38,7 @@ pub enum Code {
     VKRDMA_FOREIGN_BUFFER = 105,
     /// The route to the peer uses another device than the protection domain.
     VKRDMA_FOREIGN_DOMAIN = 106,
-    /// This process is a forked child, which cannot use the parent's handles. The call had no
-    /// effect.
+    /// This process is a forked child, which cannot use the parent's handles. Nothing was done.
     VKRDMA_FORKED = 107,
 
     /// There is no RDMA device, or its run-time library is missing.
@@ -119,15 +117,12 @@ pub struct Failed {
     pub code: Code,
     /// Whose fault it is.
     pub fault: Fault,
-    /// What happened and, if known, what to do about it: one line of UTF-8 that ends with a zero. A
-    /// longer text is cut.
+    /// What happened and, if known, what to do: a line of UTF-8, closed by a zero, cut if too long.
     pub text: [c_char; VKRDMA_ERROR_TEXT],
 }
 
-/// The place for a call's error, if the caller wants it.
 pub(crate) type Told<'a> = Option<&'a mut MaybeUninit<Failed>>;
 
-/// Why a call failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Nothing is wrong, but there is no result yet.
@@ -158,7 +153,6 @@ impl Failure {
     }
 }
 
-/// The one table of codes.
 fn code_of(error: &Error) -> Code {
     match error {
         Error::NoSuchHost { .. } => Code::VKRDMA_INVALID_ARGUMENT,
@@ -198,7 +192,6 @@ fn code_of(error: &Error) -> Code {
 }
 
 impl Code {
-    /// Returns whose fault it is.
     const fn fault(self) -> Fault {
         match self as i32 {
             0..100 => Fault::VKRDMA_FAULT_NONE,
@@ -216,27 +209,24 @@ impl Code {
     }
 }
 
-/// Runs the body of a call. Nothing unwinds out of it.
 #[inline(always)]
 pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -> Code {
     guarded(told, |told| coded(told, does()))
 }
 
-/// Runs the body of a call, which fills in its error itself. Nothing unwinds out of it.
 #[inline(always)]
 pub(crate) fn guarded(mut told: Told<'_>, does: impl FnOnce(&mut Told<'_>) -> Code) -> Code {
     if fork::is_child() {
         return tell(&mut told, fork::failure());
     }
-    // A panic poisons the endpoint's lock, so no half-changed state is used again.
+    // A panic poisons the endpoint's lock: half-changed state is not used again.
     match catch_unwind(AssertUnwindSafe(|| does(&mut told))) {
         Ok(code) => code,
         Err(panic) => tell(&mut told, panicked(panic)),
     }
 }
 
-/// Returns the code of a result, and fills in its error. Called where the result is made, so that
-/// a number is handed on and not a failure, which is long.
+/// Called where the result is made: hands on a number, and not a failure, which is long.
 #[inline(always)]
 pub(crate) fn coded(told: &mut Told<'_>, result: Result<(), Failure>) -> Code {
     match result {
@@ -263,7 +253,6 @@ pub(crate) fn tell(told: &mut Told<'_>, failure: Failure) -> Code {
     code
 }
 
-/// Returns the message of a panic.
 #[cold]
 fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     let said = match panic.downcast::<String>() {
@@ -271,7 +260,6 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
         Err(other) => match other.downcast::<&'static str>() {
             Ok(text) => (*text).into(),
             Err(other) => {
-                // Dropping an unknown value may panic.
                 forget(other);
                 "a value that is no text".into()
             }
@@ -281,7 +269,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Failure {
     Failure::Here(Code::VKRDMA_PANIC, text.into())
 }
 
-/// Converts a text for C: without control characters, cut if it is too long.
+/// Without control characters, cut if too long.
 pub(crate) fn line<const LEN: usize>(text: &str) -> [c_char; LEN] {
     let mut line = [0; LEN];
     let mut end = text.len().min(LEN - 1);

@@ -16,20 +16,18 @@ pub enum EventKind {
     VKRDMA_EVENT_OPENED = 1,
     /// Bytes have arrived. Read until VKRDMA_AGAIN.
     VKRDMA_EVENT_READABLE = 2,
-    /// After a write that found too little room: there is room again. Also: memory can be lent
-    /// again, or all bytes are flushed.
+    /// After a write without enough room: there is room, memory to lend, or all is flushed.
     VKRDMA_EVENT_WRITABLE = 3,
     /// Some lent memory was returned.
     VKRDMA_EVENT_RETURNED = 4,
-    /// The connection has ended, or could not be established. Bytes that have arrived can still be
-    /// read. `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
+    /// The connection has ended, or could not be established. Arrived bytes can still be read.
+    /// `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
     VKRDMA_EVENT_ENDED = 5,
     /// A listener cannot accept, for a reason on this side. `vkrdma_accept_error` returns it.
     VKRDMA_EVENT_ACCEPT_FAILED = 6,
 }
 
-/// An event. One event covers everything that has happened since the last event of its kind. Any
-/// event may be spurious.
+/// An event, for all that has happened since the last of its kind. It may be spurious.
 #[repr(C)]
 pub struct Event {
     /// Its kind.
@@ -38,8 +36,7 @@ pub struct Event {
     pub reserved: u32,
     /// The connection; 0 if the event concerns only a listener.
     pub connection: u64,
-    /// The listener that accepted the connection, or cannot accept. 0 in other events, and if the
-    /// listener was closed.
+    /// The listener that accepted or cannot accept; 0 in other events, and if it was closed.
     pub listener: u64,
     /// The value of `vkrdma_set_data` for the connection, or NULL.
     pub data: *mut c_void,
@@ -67,7 +64,6 @@ pub extern "C" fn vkrdma_next_event(
                 rdma_conn::Event::AcceptFailed(listener) => {
                     (EventKind::VKRDMA_EVENT_ACCEPT_FAILED, None, Some(listener))
                 }
-                // This version has no name for it.
                 _ => continue,
             };
             event.write(Event {

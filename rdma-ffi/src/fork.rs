@@ -1,6 +1,5 @@
-//! A forked child has copies of all handles, and may use none of them: the device knows only the
-//! parent's memory, and a call on a copied descriptor acts for the parent. So calls have no effect
-//! in a child.
+//! A forked child can use no handle: the device knows only the parent's memory, and a call on a
+//! copied descriptor acts for the parent. So calls have no effect in a child.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +8,12 @@ use crate::error::{Code, Failure};
 
 static CHILD: AtomicBool = AtomicBool::new(false);
 
-/// Begins to watch for forks. Called before the first handle exists.
+/// Called before the first handle exists.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: pthread_atfork(3): the child's handler may be null or a function, which exists
-        // while the library is loaded; glibc removes it when the library is unloaded. It does only
-        // what a signal handler may do: one store.
+        // SAFETY: pthread_atfork(3): the handler exists while the library is loaded; glibc removes
+        // it with the library. It does only what a signal handler may do: one store.
         let noticed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         assert_eq!(noticed, 0, "pthread_atfork finds no memory");
     });
@@ -25,7 +23,6 @@ unsafe extern "C" fn in_child() {
     CHILD.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether this process is a forked child of the one that opened devices.
 #[inline]
 pub(crate) fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)

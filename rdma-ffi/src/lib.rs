@@ -47,7 +47,7 @@ pub use memory::*;
 pub use options::{Limits, Options, vkrdma_client_options, vkrdma_server_options};
 
 /// Returns the version of the library, for example `1.2.3`. Versions with the same first number are
-/// compatible; while it is 0, versions with the same second number are.
+/// compatible; while it is 0, those with the same second number.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -13,8 +13,8 @@ use crate::error::{Code, Failed, Failure};
 use crate::options::{Options, defaults, options};
 
 /// Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these
-/// options; NULL stands for those of `vkrdma_server_options`. An endpoint may have any number of
-/// listeners. VKRDMA_EVENT_OPENED reports each new connection.
+/// options; NULL stands for those of `vkrdma_server_options`. An endpoint may have many listeners.
+/// VKRDMA_EVENT_OPENED reports each new connection.
 ///
 /// VKRDMA_ADDRESS: no RDMA device has the address, or it is in use.
 #[unsafe(no_mangle)]
@@ -90,8 +90,7 @@ pub extern "C" fn vkrdma_listener_close(
 }
 
 /// Returns the error that kept a listener from accepting, after VKRDMA_EVENT_ACCEPT_FAILED.
-/// VKRDMA_OK: there is none. If the listener's device was removed, every call returns that error:
-/// close the listener.
+/// VKRDMA_OK: none. If its device was removed, every call returns that error: close the listener.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_accept_error(
     endpoint: Option<&Endpoint>,
@@ -107,10 +106,9 @@ pub extern "C" fn vkrdma_accept_error(
     })
 }
 
-/// Begins to connect to a numeric address and a port, from the address `source` unless that is
-/// NULL, within `timeout` microseconds. VKRDMA_EVENT_OPENED follows. If connecting fails,
-/// VKRDMA_EVENT_ENDED follows, and `vkrdma_check` returns the reason. If `how` is NULL, the options
-/// of `vkrdma_client_options` apply.
+/// Begins to connect to a numeric address and a port, from the address `source` unless NULL, within
+/// `timeout` microseconds. VKRDMA_EVENT_OPENED follows, or VKRDMA_EVENT_ENDED, if connecting fails;
+/// `vkrdma_check` returns the reason. NULL for `how`: the options of `vkrdma_client_options`.
 ///
 /// The id is valid immediately and never 0. Ids are not reused.
 #[unsafe(no_mangle)]
@@ -137,13 +135,12 @@ pub unsafe extern "C" fn vkrdma_connect(
     })
 }
 
-/// Begins to connect like `vkrdma_connect`, in the protection domain of the connection `sibling` of
-/// the endpoint `other`, which may be the same endpoint. Memory that is registered for one
-/// connection can be used with both.
+/// Connects like `vkrdma_connect`, in the protection domain of the connection `sibling` of the
+/// endpoint `other`, which may be the same: both can use memory that is registered for one.
 ///
-/// A peer of either connection that knows or guesses keys can write to the windows of both. So use
-/// it only for connections to the same server. If the route to the peer uses another device,
-/// VKRDMA_EVENT_ENDED with VKRDMA_FOREIGN_DOMAIN follows.
+/// A peer of either that knows or guesses keys can write to the windows of both: use it only for
+/// connections to the same server. If the route to the peer uses another device, VKRDMA_EVENT_ENDED
+/// with VKRDMA_FOREIGN_DOMAIN follows.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_connect_in_domain(
     endpoint: Option<&Endpoint>,
@@ -157,8 +154,7 @@ pub unsafe extern "C" fn vkrdma_connect_in_domain(
     connection: Option<&mut MaybeUninit<u64>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    // The locks are taken one after the other, so that two threads with the same endpoints cannot
-    // deadlock.
+    // One lock after the other: two threads with the same endpoints cannot deadlock.
     let (mut verbs, mut softsim) = (None, None);
     let mut failure = MaybeUninit::uninit();
     let found = on(other, Some(&mut failure), |state| {

@@ -15,7 +15,7 @@ use crate::device::release;
 use crate::endpoint::{Endpoint, Kind, Part, either, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
-/// Registered memory of one connection, and of all that share its protection domain. Created by
+/// Registered memory of one connection, and of all in its protection domain. Created by
 /// `vkrdma_register` or `vkrdma_register_memory`.
 pub struct Buffer(Registered);
 
@@ -46,25 +46,24 @@ pub struct Received {
     pub copied: u64,
 }
 
-/// Called with the `context` of `vkrdma_register_memory` when the library no longer uses the
-/// memory. Any call of this library, in any thread, may call it, once. At the latest, that is the
-/// call which frees the last of the buffer, the connections that use it and their endpoints. It is
-/// never called if the device refuses to deregister the memory. It must not call this library, and
-/// must not leave by longjmp or an exception.
+/// Called once, with the `context` of `vkrdma_register_memory`, when the library no longer uses the
+/// memory, by any call of this library in any thread: at the latest by the one that frees the last
+/// of the buffer, the connections that use it and their endpoints. Never called if the device
+/// refuses to deregister the memory. It must not call this library, nor leave by longjmp or an
+/// exception.
 pub type Release = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// Memory of the program.
 struct Memory {
     base: NonNull<AtomicU8>,
     len: usize,
     release: Release,
     context: *mut c_void,
-    /// Whether it was registered. If not, the program still owns it.
+    /// If not, the program still owns it.
     registered: Arc<AtomicBool>,
 }
 
-// SAFETY: the bytes are accessed through atomics only. The header says that the release may be
-// called in any thread; the context is only passed to it.
+// SAFETY: the bytes are accessed through atomics only. The context is only passed to the release,
+// which may be called in any thread.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -72,8 +71,7 @@ unsafe impl Sync for Memory {}
 impl CallerMemory for Memory {
     fn shared(&self) -> SharedMemory<'_> {
         // SAFETY: by the contract of `vkrdma_register_memory` the bytes exist until the release is
-        // called, which happens when this is dropped. Memory that C passes counts as initialised,
-        // and other threads and devices may change atomics.
+        // called, when this is dropped. C's memory counts as initialised, and atomics may change.
         SharedMemory::new(unsafe { slice::from_raw_parts(self.base.as_ptr(), self.len) })
     }
 }
@@ -81,8 +79,7 @@ impl CallerMemory for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(release) = self.release.filter(|_| self.registered.load(Ordering::Relaxed)) {
-            // SAFETY: the program provided this function for this call, which happens once. Its
-            // contract excludes foreign exceptions.
+            // SAFETY: the program's function, called once; by contract it raises no exception.
             unsafe { release(self.context) };
         }
     }
@@ -102,7 +99,7 @@ fn keep(buffer: Registered) -> *mut Buffer {
 
 /// Allocates `len` zero bytes and registers them for a connection; `access` is one of
 /// vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
-/// the endpoint wait meanwhile. So keep the buffer and use it again.
+/// the endpoint wait meanwhile: keep the buffer and use it again.
 ///
 /// VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
 #[unsafe(no_mangle)]
@@ -133,9 +130,9 @@ pub extern "C" fn vkrdma_register(
     })
 }
 
-/// Registers `len` bytes of the program for a connection, like `vkrdma_register`. The program must
-/// keep them readable and writable until the library calls `release` with `context`. `release` may
-/// be NULL. If the call fails, it is not called, and the program owns the memory as before.
+/// Registers `len` bytes of the program for a connection, like `vkrdma_register`. They must stay
+/// readable and writable until the library calls `release`, which may be NULL, with `context`. If
+/// the call fails, it is not called, and the program owns the memory as before.
 ///
 /// Do not register memory that overlaps memory which is registered already.
 #[unsafe(no_mangle)]
@@ -177,9 +174,8 @@ pub unsafe extern "C" fn vkrdma_register_memory(
 /// Returns the address of a buffer; NULL for NULL. It is valid until the buffer is freed and no
 /// connection uses it.
 ///
-/// Lent memory may be read; if the program writes to it, the peer may or may not see the change.
-/// Memory that is received into can change at any time, see vkrdma_access: copy what you base a
-/// decision on, and decide on the copy.
+/// Lent memory may be read; the peer may or may not see a write to it. Memory that is received into
+/// can change at any time, see vkrdma_access: copy it, then decide on the copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_buffer_base(buffer: Option<&Buffer>) -> *mut c_void {
     let address = buffer.map_or(0, |buffer| buffer.memory().address());
@@ -192,8 +188,7 @@ pub extern "C" fn vkrdma_buffer_len(buffer: Option<&Buffer>) -> usize {
     buffer.map_or(0, |buffer| buffer.memory().len())
 }
 
-/// Frees a buffer. Its memory is deregistered and released when no connection uses it, which may be
-/// later. NULL is ignored.
+/// Frees a buffer: deregisters and releases it once no connection uses it. NULL is ignored.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_buffer_free(buffer: Option<Box<Buffer>>) {
     release(buffer);
@@ -213,7 +208,6 @@ fn range(offset: usize, len: usize) -> Result<std::ops::Range<usize>, Failure> {
     Ok(offset..end)
 }
 
-/// Runs an expression on an endpoint and a buffer of the same backend.
 macro_rules! with_buffer {
     ($state:expr, $buffer:expr, $side:ident, $registered:ident => $does:expr) => {{
         let buffer: Option<&Buffer> = $buffer;
@@ -226,10 +220,10 @@ macro_rules! with_buffer {
     }};
 }
 
-/// Sends up to `len` bytes from `offset` of a buffer without a copy, after all bytes that were
-/// written before, and returns their number. VKRDMA_AGAIN: nothing can be lent now. After that, or
-/// if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows. VKRDMA_EVENT_RETURNED reports that
-/// memory was returned. The same bytes may be lent several times.
+/// Sends up to `len` bytes from `offset` of a buffer without a copy, after all bytes written
+/// before, and returns their number. VKRDMA_AGAIN: nothing can be lent now. After that, or if not
+/// all bytes were taken, VKRDMA_EVENT_WRITABLE follows. VKRDMA_EVENT_RETURNED reports returned
+/// memory. The same bytes may be lent several times.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_lend(
     endpoint: Option<&Endpoint>,
@@ -266,13 +260,13 @@ pub extern "C" fn vkrdma_returned(
 }
 
 /// Receives the next `len` unread bytes of the stream at `offset` of a buffer. The peer writes
-/// whole windows there; the rest is copied. VKRDMA_AGAIN: not all bytes have arrived; call it
-/// again, with the same arguments, after VKRDMA_EVENT_READABLE.
+/// whole windows there; the rest is copied, and all bytes for a buffer of VKRDMA_LEND.
+/// VKRDMA_AGAIN: not all bytes have arrived; call again, with the same arguments, after
+/// VKRDMA_EVENT_READABLE.
 ///
 /// Do not read by other calls between the first call and the one that returns VKRDMA_OK.
-/// `vkrdma_stop_landing` gives up; other calls then read the bytes that have not arrived. Bytes for
-/// a buffer of VKRDMA_LEND are only copied. VKRDMA_MISUSE: the range is outside the buffer, or
-/// bytes of an earlier part still land there.
+/// `vkrdma_stop_landing` gives up; other calls then read the bytes that have not arrived.
+/// VKRDMA_MISUSE: the range is outside the buffer, or bytes of an earlier part still land there.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_receive(
     endpoint: Option<&Endpoint>,
@@ -308,8 +302,7 @@ pub extern "C" fn vkrdma_receive(
 }
 
 /// Gives up what `vkrdma_receive` has begun, and announces no further window in registered memory.
-/// A window that is announced there already stays until it is full, and its bytes are read like any
-/// others.
+/// An announced one stays until it is full, and its bytes are read like any others.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_stop_landing(
     endpoint: Option<&Endpoint>,

@@ -10,11 +10,10 @@ use crate::error::{Code, Failure, call};
 use crate::sized::{self, Grows};
 
 /// Settings of a connection. Fill it in with `vkrdma_client_options` or `vkrdma_server_options`,
-/// then change fields.
+/// then change fields. Calls that take it also take NULL for these defaults.
 ///
-/// Calls that take it also take NULL, which stands for these defaults. Later versions append
-/// fields; a program that was compiled with fewer fields gets the defaults of the others. Durations
-/// are microseconds.
+/// Later versions append fields; a program compiled with fewer gets the defaults of the others.
+/// Durations are microseconds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -38,18 +37,18 @@ pub struct Options {
     pub inline_bytes: u32,
     /// Which completion vector signals completions, modulo the device's number of them. 0.
     pub completion_vector: u32,
-    /// How long a peer waits before it retries a request that found no posted receive: InfiniBand's
-    /// code for `min_rnr_timer`, 0 to 31. 12, which is 0.64 ms.
+    /// How long a peer waits before it retries without a posted receive: InfiniBand's code for
+    /// `min_rnr_timer`, 0 to 31. 12, which is 0.64 ms.
     pub rnr_timer: u32,
     /// Whether a client asks for the server's features: 0 or 1. 0.
     pub negotiate: u32,
-    /// Whether the send buffer is registered when the connection is established, and not by its
-    /// first write: 0 or 1. 0.
+    /// Whether to register the send buffer when the connection is established, not by its first
+    /// write: 0 or 1. 0.
     pub eager_send_buffer: u32,
     /// Send a keepalive this often; 0 for never. Clients 0, servers 3 s.
     pub keepalive_every: u64,
-    /// Send a keepalive when the peer has sent nothing for this long; 0 for never. 10 s for
-    /// clients, 0 for servers.
+    /// Send a keepalive when the peer has sent nothing for this long; 0 for never. Clients 10 s,
+    /// servers 0.
     pub keepalive_probe: u64,
     /// End the connection when the peer has sent nothing for this long; 0 for never. 0.
     pub keepalive_limit: u64,
@@ -59,20 +58,19 @@ pub struct Options {
     pub handshake_timeout: u64,
     /// How long an idle connection keeps memory that only a busy one needs; at least 1000. 5 s.
     pub keep_memory: u64,
-    /// How long the endpoint busy-polls before it waits for a wake-up. Meanwhile its time-out is 0.
-    /// The longest time of its connections applies. 0.
+    /// How long the endpoint busy-polls before it waits for a wake-up; its time-out is then 0. The
+    /// longest of its connections applies. 0.
     pub spin: u64,
 }
 
-// SAFETY: all fields are numbers without padding: the sum of their sizes is the size of the
-// structure.
+// SAFETY: all fields are numbers, and their sizes sum up to the structure's: no padding.
 unsafe impl Grows for Options {
     const FIRST: usize = 8 + 12 * 4 + 7 * 8;
 }
 
 const _: () = assert!(size_of::<Options>() == Options::FIRST);
 
-/// Limits for all connections of an endpoint and of those created from it by
+/// Limits for all connections of an endpoint and of those that share them by
 /// `vkrdma_endpoint_new_sharing`.
 ///
 /// Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections
@@ -82,11 +80,10 @@ const _: () = assert!(size_of::<Options>() == Options::FIRST);
 pub struct Limits {
     /// The size of this structure that the program was compiled with.
     pub size: usize,
-    /// Simultaneous connections, including those that are being established or closed; UINT64_MAX
-    /// for no limit. Further connections are rejected.
+    /// Simultaneous connections, including those being established or closed; UINT64_MAX for no
+    /// limit. Others are rejected.
     pub connections: u64,
-    /// Bytes of registered memory; UINT64_MAX for no limit. A connection that does not fit is
-    /// rejected.
+    /// Bytes of registered memory; UINT64_MAX for no limit. A connection beyond is rejected.
     pub registered_bytes: u64,
 }
 
@@ -112,7 +109,7 @@ fn maybe(micros: u64) -> Option<Duration> {
     (micros > 0).then(|| Duration::from_micros(micros))
 }
 
-/// A value that does not fit is out of bounds, and so is this one.
+// A value that does not fit is out of bounds, and so is this one.
 fn narrow(value: u32) -> u16 {
     u16::try_from(value).unwrap_or(u16::MAX)
 }
@@ -182,7 +179,6 @@ impl Options {
     }
 }
 
-/// Returns the defaults of one side, with its keepalives.
 pub(crate) fn defaults(role: Role) -> rdma_conn::Options {
     let options = rdma_conn::Options::default();
     options.protocol(options.protocol.keepalive(Some(role.keepalive())))
@@ -192,7 +188,7 @@ fn out_of_bounds(text: &'static str) -> Failure {
     Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into())
 }
 
-/// Returns the given options, or `otherwise` for null.
+/// Null stands for `otherwise`.
 ///
 /// # Safety
 /// `options` is null, or points to options whose `size` is right.
@@ -207,7 +203,7 @@ pub(crate) unsafe fn options(
     unsafe { sized::read(options, Options::of(&otherwise)) }?.to_options(otherwise)
 }
 
-/// Returns the given limits, or the defaults for null.
+/// Null stands for the defaults.
 ///
 /// # Safety
 /// `limits` is null, or points to limits whose `size` is right.
@@ -243,7 +239,6 @@ pub unsafe extern "C" fn vkrdma_server_options(options: *mut Options, size: usiz
 
 unsafe fn fill(options: *mut Options, size: usize, with: &rdma_conn::Options) -> Code {
     call(None, || {
-        // The program knows only as many bytes.
         let with = Options { size, ..Options::of(with) };
         // SAFETY: the caller's promise.
         unsafe { sized::write(options, size, &with) }

@@ -5,25 +5,22 @@ use std::ptr;
 
 use crate::error::{Code, Failure};
 
-/// The largest size that a structure will ever have.
 const MOST: usize = 4096;
 
-/// A structure of C to which later versions may append fields. All fields are numbers without
-/// padding, so any bytes are valid.
+/// A structure of C to which later versions may append fields.
 ///
 /// # Safety
-/// The type is as described above.
+/// All fields are numbers without padding, so any bytes are valid.
 pub(crate) unsafe trait Grows: Copy {
     /// The size that it had in the first version.
     const FIRST: usize;
 }
 
-/// Reads a structure of the caller whose first field is its size. Fields that the caller's version
-/// does not have are taken from `otherwise`.
+/// Reads a caller's structure, whose first field is its size; fields it lacks are of `otherwise`.
 ///
 /// # Safety
-/// `from` points to an initialised `usize`. If its value is [`Grows::FIRST`] to [`MOST`], that many
-/// bytes can be read.
+/// `from` points to an initialised `usize`, and if it is [`Grows::FIRST`] to [`MOST`], to so many
+/// bytes.
 pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, Failure> {
     // SAFETY: the caller's promise.
     let size = unsafe { from.cast::<usize>().read() };
@@ -35,8 +32,7 @@ pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, F
     unsafe {
         ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut value).cast::<u8>(), size.min(size_of::<T>()));
     }
-    // A caller of a later version may ask for what this version does not have; zero asks for
-    // nothing.
+    // A later version's caller may ask for more; zero asks for nothing.
     for at in size_of::<T>()..size {
         // SAFETY: within the caller's structure.
         if unsafe { from.cast::<u8>().add(at).read() } != 0 {
@@ -47,8 +43,7 @@ pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, F
     Ok(value)
 }
 
-/// Writes as much of `value` as the caller knows to `to`, and zeros after it if the caller knows
-/// more.
+/// Writes as much of `value` as the caller knows to `to`, and zeros after it.
 ///
 /// # Safety
 /// If `size` is within bounds, `to` is null or points to that many writable bytes.
@@ -60,8 +55,7 @@ pub(crate) unsafe fn write<T: Grows>(to: *mut T, size: usize, value: &T) -> Resu
         return Err(wrong_size(size));
     }
     let known = size.min(size_of::<T>());
-    // SAFETY: both have that many bytes and do not overlap; the caller's structure has `size`
-    // bytes.
+    // SAFETY: both have that many bytes, `to` even `size`, and do not overlap.
     unsafe {
         ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), known);
         ptr::write_bytes(to.cast::<u8>().add(known), 0, size - known);

@@ -1,18 +1,15 @@
-//! Programs in C, compiled with the header and linked with the static library. They are both sides
-//! of their connections, on the simulated device. `rdma-ffi/test` runs them on real libraries as
-//! well, and checks their use of memory.
+//! Programs in C, both sides of their connections on the simulated device, linked with the static
+//! library. `rdma-ffi/test` also runs them on real libraries, and checks their use of memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The static library, which Cargo has built beside this test.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("this program");
     let folder = test.parent().expect("a folder");
     folder.join("libvkrdma.a")
 }
 
-/// Runs `tests/c/NAME.c`.
 fn run(name: &str) {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -25,7 +22,7 @@ fn run(name: &str) {
         .arg(library())
         .args(["-lpthread", "-ldl", "-lm", "-o"])
         .arg(&program);
-    // A build for a release has nothing to panic with.
+    // Release builds have nothing to panic with.
     if cfg!(debug_assertions) {
         compiler.arg("-DPANICS");
     }

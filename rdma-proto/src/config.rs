@@ -13,9 +13,8 @@ pub const LARGEST_WINDOW: u32 = 16 << 20;
 
 /// How long the peer's device may leave a keepalive without an acknowledgement (VR-KEEP-006).
 ///
-/// With limited retries the device gives up much earlier. Without a limit it does not: soft-RoCE
-/// takes a `retry_count` of 7 in the peer's request as endless, and a peer without posted receives
-/// makes the device wait as long as that peer chose.
+/// With limited retries the device gives up much earlier. Soft-RoCE takes a `retry_count` of 7 in
+/// the peer's request as endless, and a peer without posted receives sets how long a device waits.
 pub const UNACKNOWLEDGED: Duration = Duration::from_secs(120);
 
 /// The role of a machine.
@@ -37,9 +36,7 @@ impl Role {
     }
 }
 
-/// Adds a chainable setter for each field of a settings type.
-///
-/// Other crates need them: `#[non_exhaustive]` lets the type grow but forbids literals.
+/// Adds a chainable setter for each field: `#[non_exhaustive]` forbids literals in other crates.
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -57,8 +54,8 @@ macro_rules! setters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Keepalive {
-    /// Sends a Keepalive at this interval, regardless of other traffic (VR-KEEP-001). Servers do,
-    /// every 3 s. Clients may (VR-KEEP-007).
+    /// Sends a Keepalive at this interval, regardless of other traffic (VR-KEEP-001). Servers send
+    /// one every 3 s; clients may (VR-KEEP-007).
     pub every: Option<Duration>,
     /// Sends a Keepalive after this much silence. The device of a busy peer acknowledges it, so
     /// only a dead host is detected (VR-KEEP-006), at the latest after [`UNACKNOWLEDGED`].
@@ -80,30 +77,27 @@ impl Keepalive {
 }
 
 /// Settings of a connection, which [`Machine::new`](crate::Machine::new) checks. Start from
-/// [`Config::client`] or [`Config::server`], then assign fields or chain their setters:
-/// `Config::client().window(1 << 16).windows(1)`.
+/// [`Config::client`] or [`Config::server`], then set fields: `Config::client().windows(1)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Config {
     /// The role of this side.
     pub role: Role,
     /// Length of a receive window, in bytes, at least 1, fixed for the connection (VR-MEM-008).
-    /// Valkey itself uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
+    /// Valkey uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
     pub window: u32,
     /// Receive windows, 1 or 2. The second is announced when the first is full, and filled while
-    /// the application still reads the first (VR-MEM-003).
+    /// the first is read (VR-MEM-003).
     pub windows: u8,
-    /// Length of the send buffer, 1 byte to 1 GiB. Bytes wait there for window, credit or
-    /// completion.
+    /// Length of the send buffer, 1 byte to 1 GiB. It holds bytes until they have arrived.
     pub send_buffer: u32,
     /// Work requests the send queue holds: 1 to 16384.
     pub send_depth: u16,
-    /// Receives that the peer is assumed to keep posted, 2 to 16384: the most notifications that
-    /// are ever in flight (VR-FLOW-005).
+    /// Receives that the peer keeps posted, 2 to 16384: the limit of notifications (VR-FLOW-005).
     pub peer_receives: u16,
     /// The longest window a peer may register (VR-MEM-005).
     pub window_limit: u32,
-    /// Features of this side, none by default. A server tells clients that ask (VR-FEAT-002), a
+    /// Features of this side, none by default. A server tells clients that ask (VR-FEAT-002); a
     /// client asks with [`Config::negotiate`].
     pub features: FeatureSet,
     /// Whether a client asks for the server's features once connected (VR-FEAT-001).

@@ -72,10 +72,8 @@ pub struct Counters {
     pub most_in_flight: u64,
 }
 
-/// One connection: wire rules, windows, credits, keepalive and end, for a client or a server. See
-/// the crate documentation for the four groups of methods.
-///
-/// Call [`Machine::poll_action`] until it returns `None` after any method that is not a getter.
+/// One connection, for a client or a server: wire rules, windows, credits, keepalive and end. Call
+/// [`Machine::poll_action`] until `None` after any method that is not a getter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Machine {
     config: Config,
@@ -104,7 +102,7 @@ pub struct Machine {
     counters: Counters,
 }
 
-/// [`State`] without the error, which is cheaper to compare.
+/// [`State`] without the error: cheaper to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Stage {
     Connecting,
@@ -112,11 +110,10 @@ enum Stage {
     Leaving,
     Open,
     Closing,
-    /// In order, or by [`Machine::failure`].
     Ended,
 }
 
-/// What may be due, so that unchanged state is not checked again.
+/// What may be due: unchanged state is not checked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Due {
     /// Something has happened: check everything.
@@ -125,28 +122,22 @@ enum Due {
     Write,
     /// Something waits, and nothing can be done until an event.
     Blocked,
-    /// Nothing to do, and nothing waits.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Negotiation {
     None,
-    /// A server has told its features.
     Offered,
-    /// The question for features is due.
     Due,
-    /// The question was asked.
     Asked,
-    /// The answer has come: SetClientFeature is due.
     Answered(FeatureSet),
     Done(FeatureSet),
 }
 
 impl Machine {
-    /// Returns a connection that is being established, with the regions for the peer to write to,
-    /// each of [`Config::window`] bytes. The second is ignored unless [`Config::windows`] is 2. It
-    /// can be added later, see [`Machine::lacks_region`].
+    /// Returns a connection that is being established. The peer writes to `regions`, each of
+    /// [`Config::window`] bytes. The second counts only if [`Config::windows`] is 2.
     ///
     /// # Errors
     /// Returns an error if a value of `config` is out of bounds.
@@ -234,12 +225,12 @@ impl Machine {
         }
     }
 
-    /// Returns whether windows may be registered before they are needed (VM-001).
+    /// Whether windows may be registered before they are needed (VM-001).
     const fn queues_windows(&self) -> bool {
         self.features().contains(FeatureSet::MULTI_BUFFER)
     }
 
-    /// The peer handles the choice before anything sent later.
+    // The peer handles the choice before anything sent later.
     fn agree(&mut self, features: FeatureSet) {
         self.negotiation = Negotiation::Done(features);
         self.rx.go_ahead(self.queues_windows());
@@ -284,13 +275,12 @@ impl Machine {
     }
 
     /// Returns whether windows are announced ahead ([`FeatureSet::MULTI_BUFFER`]), so that
-    /// [`Machine::drop_region`] has nothing to drop.
+    /// [`Machine::drop_region`] drops none.
     pub const fn announces_ahead(&self) -> bool {
         self.rx.announces_ahead()
     }
 
-    /// Returns the index of a second receive region that would let the peer continue at once: it
-    /// has filled the only one faster than the application reads.
+    /// Returns the index of a second receive region, to be added: the only one is full and unread.
     #[inline]
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
@@ -338,14 +328,11 @@ impl Machine {
         }
     }
 
-    /// Returns whether [`Machine::next_timeout`] may have come nearer since the last call. Most
-    /// events only move it later.
+    /// Returns whether [`Machine::next_timeout`] may have come nearer since the last call.
     #[inline]
     pub fn take_sooner(&mut self) -> bool {
         self.timers.take_sooner()
     }
-
-    // Calls of the application.
 
     /// Takes `bytes` that were put at the beginning of [`Machine::space`].
     ///
@@ -361,14 +348,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Takes at most `most` bytes and returns where to put them before requesting the next action:
-    /// [`Machine::space`] and [`Machine::commit`] in one step. There may be more room at the
-    /// buffer's beginning. Returns `None` if there is no room, or the connection takes no bytes.
+    /// Takes at most `most` bytes and returns where to put them before the next action:
+    /// [`Machine::space`] and [`Machine::commit`] in one. There may be more room at the buffer's
+    /// beginning. Returns `None` if there is no room, or the connection takes no bytes.
     #[inline]
     pub fn put(&mut self, most: usize) -> Option<Span> {
         if self.due == Due::Nothing && most > 0 && self.budget.covers(self.send.posted(), most) {
             self.due = Due::Write;
-            // Nothing is due, so everything taken before is posted.
             let place = self.send.next_span(most as u32);
             self.send.write(most as u64);
             return Some(place);
@@ -389,8 +375,8 @@ impl Machine {
         Some(Span { offset, len })
     }
 
-    /// Takes `bytes` of other memory, behind everything taken before. That memory must stay
-    /// unchanged until [`Machine::unconfirmed`] shows that all of them have arrived.
+    /// Takes `bytes` of other memory, behind everything taken before. It must stay unchanged until
+    /// [`Machine::unconfirmed`] shows that all of them have arrived.
     ///
     /// # Errors
     /// Returns an error beyond [`Machine::lendable`], or if the connection is not open for writing.
@@ -424,9 +410,8 @@ impl Machine {
         }
     }
 
-    /// Returns and consumes the next received bytes, at most `most`: [`Machine::readable`] and
-    /// [`Machine::consume`] in one step. Copy them before requesting the next action, which may let
-    /// the peer overwrite them.
+    /// Returns and consumes at most `most` received bytes: [`Machine::readable`] and
+    /// [`Machine::consume`] in one. Copy them before the next action: the peer may overwrite them.
     #[inline]
     pub fn take(&mut self, most: usize) -> Option<Readable> {
         let part = self.rx.take(most)?;
@@ -469,13 +454,12 @@ impl Machine {
     /// Receives the next `length` unread bytes into application memory, from `memory` on.
     ///
     /// Windows that lie wholly in that part of the stream are announced there (VR-MEM-018,
-    /// VR-MEM-008). Returns the bytes that will land, as [`Machine::readable`] will, with the index
-    /// [`Readable::LANDED`]. Returns `None` if no whole window fits. Bytes before and after them
-    /// arrive in the connection's own regions.
+    /// VR-MEM-008); other bytes arrive in the connection's own regions. Returns the bytes that will
+    /// land, as [`Machine::readable`] will, with the index [`Readable::LANDED`], or `None` if no
+    /// whole window fits.
     ///
     /// The memory must stay registered until [`Machine::is_landing`] is false or the connection has
-    /// ended. A correct peer does not write to it after that, a faulty one can until it is
-    /// deregistered (VR-SEC-005).
+    /// ended. After that only a faulty peer writes to it, until it is deregistered (VR-SEC-005).
     ///
     /// # Errors
     /// Returns an error if earlier memory is in use, or this wraps around the address space.
@@ -495,17 +479,15 @@ impl Machine {
         Ok(landed)
     }
 
-    /// Announces no further window in the memory of [`Machine::land`]. One that is announced stays
-    /// until it is full (VR-MEM-019).
+    /// Announces no more windows in memory of [`Machine::land`]. Announced ones stay (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
-        // The region held back for that can be announced ahead.
         self.look_for_announcement();
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004).
-    /// May be called again. A connection with bytes that is not established yet is established
-    /// first (VR-CLOSE-001). Without bytes it ends at once.
+    /// May be called again. With written bytes, a connection is established first (VR-CLOSE-001);
+    /// without, it ends at once.
     pub fn close(&mut self, now: Instant, linger: Duration) {
         match self.stage {
             Stage::Connecting if self.send.unconfirmed() == 0 => self.end(),
@@ -532,7 +514,6 @@ impl Machine {
         matches!(self.stage, Stage::Open | Stage::Closing)
     }
 
-    /// Checks whether a used-up window must be announced again.
     #[inline]
     fn look_for_announcement(&mut self) {
         if self.rx.unannounced().is_some() {

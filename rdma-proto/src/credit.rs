@@ -3,19 +3,16 @@
 //! Every SEND and every WRITE with immediate consumes a receive that the peer posted. Windows do
 //! not limit them: a thousand one-byte writes fit any window. A Valkey server accepts with an RNR
 //! retry count of 0: the first notification without a receive ends the connection (VR-FLOW-005). An
-//! acknowledgement proves that a receive *was* there, not that it was posted again (VR-FLOW-008). A
+//! acknowledgement proves that a receive *was* there, not that it was reposted (VR-FLOW-008). A
 //! peer handles its receives in order, and reposts each. So the proofs are:
 //!
 //! * a registration: the peer has handled the immediate that filled its last window;
 //! * the first immediate into a window we announced: the peer has handled that announcement;
-//! * the answer to GetServerFeature: the peer has handled everything before the question, and is
-//!   about to repost the question's own receive. A Valkey server answers before it reposts, so
-//!   briefly it has one receive fewer than counted here. With eight receives or more this never
-//!   matters, because one is always reserved for it. Fewer have no room for that, and every
-//!   deployed peer has 1024.
+//! * the answer to GetServerFeature: the peer has handled everything before the question. A Valkey
+//!   server answers before it reposts the question's receive, so briefly it has one fewer than
+//!   counted here. With eight receives or more, one is reserved for it. Deployed peers have 1024.
 //!
-//! If a peer gave us endless RNR retries, a missing receive makes us wait. Then acknowledgements
-//! count.
+//! If a peer gave us endless RNR retries, a missing receive makes us wait: acknowledgements count.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Purpose {
@@ -30,13 +27,12 @@ pub(crate) struct Credits {
     /// In-flight limit for data notifications.
     for_data: u64,
     handled: u64,
-    /// Notifications that its program has taken, for [`Credits::has_receive_for_keepalive`].
+    /// Notifications that the peer's program has taken.
     taken: u64,
     /// The count after the notification that filled the peer's window.
     filled: Option<u64>,
     /// The count after our last registration.
     announced: Option<u64>,
-    /// The count after our last question.
     asked: Option<u64>,
 }
 
@@ -50,9 +46,9 @@ impl Credits {
 
     /// Returns whether one more notification may be sent for `purpose` when `sent` were.
     ///
-    /// Data leaves some credits to control messages, so that a registration never waits behind it.
-    /// Both leave one credit for the question, whose answer returns credits, and one for the
-    /// receive of the last question, which may not be reposted when its answer comes.
+    /// Data leaves some credits to control messages: a registration never waits behind it. Both
+    /// leave one for the question, whose answer returns credits, and one for the last question's
+    /// receive, which may not be reposted when its answer comes.
     #[inline]
     pub(crate) const fn allow(&self, sent: u64, purpose: Purpose) -> bool {
         let most = match purpose {
@@ -64,7 +60,7 @@ impl Credits {
         self.in_flight(sent) < most
     }
 
-    /// Returns whether the answer to a question in flight returns credits: no proof overtook it.
+    /// Whether the answer to a question in flight returns credits: no proof overtook it.
     const fn expects_proof(&self) -> bool {
         match self.asked {
             Some(mark) => mark > self.handled,
@@ -115,13 +111,12 @@ impl Credits {
         self.prove(mark);
     }
 
-    /// Returns whether the first bytes in a window are expected.
     #[inline]
     pub(crate) const fn awaits_data(&self) -> bool {
         self.announced.is_some()
     }
 
-    /// Returns whether the data returned credits, as only the first bytes in a window do.
+    /// Returns whether that returned credits, as only the first bytes in a window do.
     pub(crate) fn got_data(&mut self) -> bool {
         let before = self.handled;
         let mark = self.announced.take();
@@ -140,8 +135,8 @@ impl Credits {
         }
     }
 
-    /// The peer's program has sent something since the last keepalive. It takes completions, so it
-    /// has also taken what its device had acknowledged by then.
+    /// The peer's program has sent something since the last keepalive: it takes completions, and
+    /// has taken all that its device had acknowledged by then.
     pub(crate) fn peer_spoke(&mut self, acknowledged: u64) {
         if acknowledged > self.taken {
             self.taken = acknowledged;
@@ -149,9 +144,8 @@ impl Credits {
     }
 
     /// Returns whether a Keepalive would find a receive even if the peer's program reposts none.
-    ///
-    /// Acknowledgements do not prove that. A Keepalive without a receive would wait for the
-    /// program, and everything sent later behind it (VR-KEEP-004, VR-KEEP-008).
+    /// Acknowledgements do not prove that. Without one it would wait for the program, and
+    /// everything later behind it (VR-KEEP-004, VR-KEEP-008).
     pub(crate) const fn has_receive_for_keepalive(&self, sent: u64) -> bool {
         sent.saturating_sub(self.taken).saturating_add(1) < self.limit
     }
@@ -173,9 +167,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns the most receives in use at once, over every order of data, control messages, due
-    /// questions and answers, each sent as long as it is allowed. The receive of the last answered
-    /// question is not reposted (VR-FLOW-008).
+    /// Returns the most receives in use over every order of data, control messages, due questions
+    /// and answers. The receive of the last answered question is not reposted (VR-FLOW-008).
     fn most_receives_in_use(limit: u16) -> u64 {
         let mut most = 0;
         let mut seen = HashSet::new();
@@ -186,7 +179,7 @@ mod tests {
                 continue;
             }
             let may_ask = !credits.has_asked() && credits.allow(sent, Purpose::Question);
-            // A due question precedes data, and control messages precede the question.
+            // A due question precedes data; control messages precede the question.
             let data = credits.allow(sent, Purpose::Data) && !(may_ask && credits.wants_proof(sent));
             if data || credits.allow(sent, Purpose::Control) {
                 open.push((credits, sent + 1, late));
@@ -205,8 +198,8 @@ mod tests {
         most
     }
 
-    /// VR-FLOW-008: of few receives the last is for the next question, unless the answer to one in
-    /// flight returns some. If a patient peer has acknowledged that question, it returns none.
+    /// VR-FLOW-008: the last is for the next question, unless the answer to one in flight returns
+    /// some. If a patient peer has acknowledged that question, it returns none.
     #[test]
     fn of_few_receives_the_last_is_for_a_question_whose_answer_proves_something() {
         for limit in 2..8 {

@@ -1,13 +1,12 @@
 //! The state of the send side: bytes, work requests and notifications, as counts that only grow.
 //!
-//! The id of a work request holds all three counts as they are *after* it, so one completion tells
-//! the progress of each. Completions of a send queue arrive in order, and that of a signalled
-//! request covers the unsignalled ones before it.
+//! The id of a work request holds all three counts as they are *after* it. Completions of a send
+//! queue arrive in order, and that of a signalled request covers the unsignalled ones before it.
 
 use crate::error::{ApiMisuse, Error};
 
-/// Bits per count in an id: 16 for requests, 16 for notifications, 31 for bytes. Each spans more
-/// than can be in flight (see [`Config`](crate::Config)), so they determine the whole count.
+/// Bits per count in an id: 16 for requests, 16 for notifications, 31 for bytes: more than can be
+/// in flight (see [`Config`](crate::Config)), so they determine the whole count.
 const BYTE_BITS: u32 = 31;
 const NOTICE_BITS: u32 = 16;
 const BYTES: u64 = 0x7fff_ffff;
@@ -16,7 +15,6 @@ const SLOTS: u64 = 0xffff;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Progress {
-    /// Work requests.
     pub(crate) slots: u64,
     pub(crate) notices: u64,
     pub(crate) bytes: u64,
@@ -28,7 +26,6 @@ impl Progress {
         ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
     }
 
-    /// It is never behind `self`.
     const fn advanced_to(self, id: u64) -> Self {
         let upper = id >> BYTE_BITS;
         Self {
@@ -72,11 +69,11 @@ impl Source {
     }
 }
 
-/// Most bytes in flight while some are lent, so that the bits of an id determine the whole count.
+/// Most bytes in flight while some are lent, so that an id determines the whole count.
 const LENT_LIMIT: u64 = 1 << 30;
 
 /// The part of the stream in lent memory, as byte counts. Its place in the send buffer stays
-/// unused, which costs nothing: later bytes wait until it is posted.
+/// unused: later bytes wait until it is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Lent {
     begin: u64,
@@ -88,11 +85,9 @@ pub(crate) struct SendState {
     depth: u64,
     notice_limit: u64,
     capacity: u64,
-    /// Bytes the application put into the buffer or lent.
     written: u64,
-    /// The buffer place of the next byte to post, kept so that no request needs a division.
+    /// The buffer place of the next byte to post: saves a division.
     posted_at: u64,
-    /// The memory that was lent last.
     lent: Lent,
     posted: Progress,
     /// Bytes up to the last signalled request.
@@ -132,7 +127,7 @@ impl SendState {
     }
 
     /// Returns the free part of the buffer up to its end, which no request still reads
-    /// (VR-XFER-011). More free space may begin at offset 0.
+    /// (VR-XFER-011). More may begin at offset 0.
     #[inline]
     pub(crate) const fn space(&self) -> Span {
         let free = self.capacity.saturating_sub(self.unconfirmed());
@@ -154,7 +149,6 @@ impl SendState {
         Ok(())
     }
 
-    /// Takes `bytes`, which must fit.
     #[inline]
     pub(crate) fn write(&mut self, bytes: u64) {
         self.written = self.written.wrapping_add(bytes);
@@ -230,7 +224,6 @@ impl SendState {
     /// Returns how many of the next `bytes` fit into `requests`, each for a contiguous part.
     #[inline]
     pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
-        // Nearly always contiguous.
         let first = self.next_source(bytes).len() as u64;
         if first == bytes { bytes } else { self.carried_in_parts(first, bytes, requests) }
     }
@@ -277,7 +270,7 @@ impl SendState {
         Span { offset: at as u32, len: len as u32 }
     }
 
-    /// Returns how many requests can be posted before one completes (VR-FLOW-011).
+    /// Requests that can be posted before one completes (VR-FLOW-011).
     #[inline]
     pub(crate) const fn free_slots(&self) -> u64 {
         self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
@@ -302,9 +295,8 @@ impl SendState {
         self.posted.to_id()
     }
 
-    /// Returns whether the request recorded last must be signalled: every quarter of a budget, so
-    /// that a caller waiting for room always has a completion to wait for, and the last request of
-    /// a loan, so that its owner learns when the memory is free.
+    /// Returns whether the last request must be signalled: every quarter of a budget, to wake
+    /// callers that wait for room, and at the end of a loan, to free the memory.
     #[inline]
     pub(crate) fn take_signal(&mut self, force: bool) -> bool {
         let signal = force
@@ -317,8 +309,8 @@ impl SendState {
         signal
     }
 
-    /// Returns the counts of notifications and bytes below which single WRITEs need no check once
-    /// everything is posted: each finds a slot and space, is contiguous, and needs no signal.
+    /// Returns the counts of notifications and bytes below which single WRITEs need no check: each
+    /// finds a slot and space, is contiguous, and needs no signal.
     pub(crate) fn budget(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
@@ -331,7 +323,6 @@ impl SendState {
         (notices.saturating_add(requests), space.min(self.signal_at.bytes))
     }
 
-    /// Signal next after a quarter of each budget, and at the end of a loan.
     #[cold]
     fn set_signal(&mut self) {
         let Progress { slots, notices, bytes } = self.posted;

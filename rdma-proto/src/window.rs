@@ -1,8 +1,8 @@
 //! The offsets of a direction: [`RxWindow`] for arriving bytes, [`TxWindow`] for bytes to send.
 //!
-//! A window is filled once, from its first byte to its last. Immediates say by how much. When it is
-//! full, its owner registers it again, or another of its length. Nothing else moves the offsets
-//! (VR-FLOW-001), so all windows form one stream, in order, each byte once (VR-XFER-001).
+//! A window is filled once, from its first byte to its last, as immediates say. When it is full,
+//! its owner registers it, or another, again. Nothing else moves the offsets (VR-FLOW-001): all
+//! windows form one stream, in order, each byte once (VR-XFER-001).
 
 use core::ops::Range;
 
@@ -15,41 +15,35 @@ mod tests;
 
 /// Where the peer's bytes arrive: one or two own regions, and for a time memory of the application.
 ///
-/// With two regions, the other is announced as soon as one is full, while that is being read. A
-/// correct peer no longer writes to the full one: its immediates have used it up (VR-MEM-003).
-/// Without [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) no window is
-/// announced before the last is full, since nothing tells which window an immediate means. With it
-/// ([`RxWindow::go_ahead`]), the free region is announced behind the one being filled (VM-005).
+/// With two regions, the other is announced when one is full. A correct peer no longer writes to
+/// the full one: its immediates have used it up (VR-MEM-003). Nothing tells which window an
+/// immediate means, so no window is announced before the last is full. With
+/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) ([`RxWindow::go_ahead`]) the
+/// free region is announced behind the one being filled (VM-005).
 ///
 /// Unread bytes lie in at most three places, in this order: the previously full region, the
 /// application's memory, and the region being filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RxWindow {
     length: u32,
-    /// Own regions, 1 or 2.
     windows: u8,
-    /// The own region that was announced last.
     own: u8,
     /// Whether the window being filled lies in [`RxWindow::landing`]; otherwise it is `own`.
     lands: bool,
-    /// Bytes received in the window being filled.
     received: u32,
     /// Bytes read from `own` while it is being filled.
     read: u32,
-    /// Where the unread bytes of a full own region begin. They extend to its end.
+    /// Where the unread bytes of a full own region begin; they extend to its end.
     previous: Option<u32>,
     announced: bool,
-    /// Whether windows may be announced before they are needed.
     ahead: bool,
-    /// Whether the other region is announced already.
     next_announced: bool,
     landing: Landing,
     /// Fast path: whether all unread bytes lie in `own`, and `own` is being filled.
     plain: bool,
 }
 
-/// Memory of the application that holds windows one after another. Offsets count from its
-/// beginning. `read <= received <= next`, and bytes before `read` are read.
+/// The application's memory, for consecutive windows. `read <= received <= next`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Landing {
     length: u32,
@@ -62,7 +56,6 @@ struct Landing {
 impl Landing {
     const NONE: Self = Self { length: 0, next: 0, received: 0, read: 0 };
 
-    /// Returns whether another window of `window` bytes fits.
     const fn takes(&self, window: u32) -> bool {
         self.length.saturating_sub(self.next) >= window
     }
@@ -112,10 +105,8 @@ impl RxWindow {
         self.ahead = ahead;
     }
 
-    /// Returns whether to announce the other region behind the one being filled. The application's
-    /// memory is never announced ahead.
+    /// Whether to announce the other region ahead. The application's memory never is.
     const fn goes_ahead(&self) -> bool {
-        // Nearly always false.
         self.ahead
             && self.windows == 2
             && self.previous.is_none()
@@ -142,16 +133,14 @@ impl RxWindow {
     /// Records that the peer has written `bytes` more. Returns whether the window is full. `None`,
     /// unchanged: it exceeded the window (VR-FLOW-002), or has none (VR-FLOW-003).
     ///
-    /// How it wrote them does not matter (VR-XFER-006), nor in how many notifications
-    /// (VR-FLOW-014). The sum is checked like every number of a peer (VR-SEC-003). Zero is allowed
-    /// and has no meaning (VR-XFER-005).
+    /// How, and in how many notifications, does not matter (VR-XFER-006, VR-FLOW-014). The sum is
+    /// checked (VR-SEC-003). Zero has no meaning (VR-XFER-005).
     #[inline]
     pub(crate) fn receive(&mut self, bytes: u64) -> Option<bool> {
         let room = self.length.saturating_sub(self.received);
         if bytes > room.into() || !self.announced && bytes != 0 {
             return None;
         }
-        // At most `room`.
         self.received = self.received.wrapping_add(bytes as u32);
         if self.lands {
             self.landing.received = self.landing.received.saturating_add(bytes as u32);
@@ -159,7 +148,6 @@ impl RxWindow {
         Some(self.rotate())
     }
 
-    /// Returns the error of a refused immediate.
     #[cold]
     pub(crate) const fn refusal(&self, immediate: u32) -> PeerMisbehaved {
         if !self.announced {
@@ -168,8 +156,8 @@ impl RxWindow {
         PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length }
     }
 
-    /// Returns the next bytes to read. Only bytes that an immediate has covered count
-    /// (VR-XFER-008), also after the end (VR-XFER-012). Another region may then have more.
+    /// Returns the next bytes to read, of those that an immediate has covered (VR-XFER-008), also
+    /// after the end (VR-XFER-012). Another region may then have more.
     #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
@@ -240,7 +228,6 @@ impl RxWindow {
         if len == 0 {
             return None;
         }
-        // Never refused: at most the part.
         self.consume(len).ok()?;
         Some(Readable { len, ..part })
     }
@@ -255,7 +242,6 @@ impl RxWindow {
             return None;
         }
         let offset = self.read;
-        // At most what was received.
         self.read = offset.wrapping_add(len);
         Some(Readable { region: self.own, offset, len })
     }
@@ -267,7 +253,6 @@ impl RxWindow {
     #[inline]
     pub(crate) fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         if self.plain && bytes <= self.received.saturating_sub(self.read) {
-            // At most what was received.
             self.read = self.read.wrapping_add(bytes);
             self.rotate();
             return Ok(());
@@ -357,8 +342,7 @@ impl RxWindow {
         self.ahead || self.next_announced
     }
 
-    /// See [`Machine::lacks_region`](crate::Machine::lacks_region). Also: it may be announced
-    /// ahead.
+    /// See [`Machine::lacks_region`](crate::Machine::lacks_region); also for announcing ahead.
     #[inline]
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
         // A full window that needs no region was left already. Landed bytes are read first.
@@ -406,7 +390,6 @@ impl RxWindow {
 
     #[cold]
     fn leave_full(&mut self) {
-        // There is at most one unread full region.
         let unread = !self.lands && self.read != self.length;
         if unread && (self.previous.is_some() || !self.landing.is_read()) {
             return;
@@ -445,7 +428,6 @@ const QUEUED: usize = 3;
 pub(crate) struct TxWindow {
     window: Option<Window>,
     next: RemoteAddress,
-    /// Bytes that still fit.
     room: u32,
     /// The windows behind it. The first `None` ends the queue.
     queued: [Option<Window>; QUEUED],
@@ -458,13 +440,12 @@ impl TxWindow {
     }
 
     /// Records a registration. Sending continues at its first byte (VR-MEM-002), whatever its
-    /// address, key and length (VR-MEM-011 to 013). With `queues`, a window may come before the old
-    /// one is full, and waits behind it (VM-002).
+    /// address, key and length (VR-MEM-011 to 013). With `queues`, it may wait behind a window that
+    /// is not full (VM-002).
     ///
     /// # Errors
-    /// Returns an error if the window is empty, wraps around the address space, is longer than
-    /// `limit`, or comes before the old one is full and no place is free. Nothing then tells in
-    /// which window bytes already written lie, so the stream is lost (VR-MEM-004, VM-003).
+    /// Returns an error if the window is empty, wraps around the address space, exceeds `limit`, or
+    /// comes early and finds no place: where written bytes lie is unknown (VR-MEM-004, VM-003).
     pub(crate) fn register(&mut self, window: Window, limit: u32, queues: bool) -> Result<(), Error> {
         let place = if queues { self.queued.iter_mut().find(|place| place.is_none()) } else { None };
         if let Some(old) = self.window
@@ -497,7 +478,7 @@ impl TxWindow {
         (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
     }
 
-    /// Moves on to the next queued window, if any, once this is full. Returns whether it was.
+    /// Returns whether it was full. The next queued window, if any, follows.
     pub(crate) fn leave_full(&mut self) -> bool {
         if self.room > 0 {
             return false;
@@ -522,8 +503,8 @@ impl TxWindow {
         self.room
     }
 
-    /// Takes the next `bytes` of the window and returns their address, or `None` if they do not fit
-    /// (VR-FLOW-007). No byte is taken twice (VR-XFER-009). Call `leave_full` after the last.
+    /// Takes the next `bytes` of the window, `None` if they do not fit (VR-FLOW-007). No byte is
+    /// taken twice (VR-XFER-009). Call `leave_full` after the last.
     #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
         let room = self.room.checked_sub(bytes)?;

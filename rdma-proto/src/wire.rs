@@ -1,5 +1,5 @@
-//! The four control messages: 32 bytes each, integers big-endian (VR-CTRL-003), each carried by an
-//! RDMA SEND of exactly that length (VR-CTRL-001).
+//! The four control messages: 32 bytes each, integers big-endian (VR-CTRL-003), each an RDMA SEND
+//! of exactly that length (VR-CTRL-001).
 //!
 //! | offset | features (0, 1) | keepalive (2) | registration (3) |
 //! |-------:|-----------------|---------------|------------------|
@@ -10,8 +10,8 @@
 //! |     24 | features, u64   |               | length, u32      |
 //! |     28 |                 |               | rkey, u32        |
 //!
-//! Reserved bytes are written as zero and ignored when read (VR-CTRL-005, VR-CTRL-006). An all-zero
-//! message is a valid question for features: there is no magic number and no version.
+//! Reserved bytes are written as zero and ignored (VR-CTRL-005, VR-CTRL-006). All zeros are a valid
+//! question for features: there is no magic number and no version.
 
 use core::fmt;
 
@@ -67,8 +67,8 @@ impl FeatureSet {
 
     /// Several windows, registered before they are needed and filled in registration order.
     ///
-    /// A proposal (`spec/multi-buffer.md`), used only if both sides are configured for it. The bit
-    /// number is experimental; a definition by Valkey would assign another.
+    /// A proposal (`spec/multi-buffer.md`), used only if both sides want it. The bit number is
+    /// experimental; a definition by Valkey would assign another.
     pub const MULTI_BUFFER: Self = Self(1 << 63);
 
     /// Returns whether all features of `others` are in this set.

@@ -1,5 +1,4 @@
-//! The fuzz targets as tests: on their committed seeds, and on a bounded number of generated inputs
-//! that are the same every time. `fuzz/` runs the same functions without a bound.
+//! The fuzz targets as tests, on their committed seeds and on generated inputs, always the same.
 
 mod bodies;
 mod pair;
@@ -18,7 +17,7 @@ fn on_seeds(target: &str, body: fn(&[u8])) {
     }
 }
 
-/// A generator of 64 bits (splitmix64), without outside randomness, so that a failure repeats.
+/// A splitmix64: without outside randomness a failure repeats.
 struct Generator(u64);
 
 impl Generator {
@@ -50,7 +49,6 @@ fn control_messages() {
     on_generated(2000, 40, bodies::control_messages::run);
     let mut generator = Generator(0);
     for _ in 0..if cfg!(miri) { 10 } else { 10_000 } {
-        // The right length, and a valid or nearly valid opcode.
         let mut bytes = generator.bytes(32);
         bytes[0] = 0;
         bytes[1] %= 6;

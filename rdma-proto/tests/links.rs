@@ -1,9 +1,8 @@
-//! Throughput on a link of 100 Gb/s with one window, with two, and with windows registered ahead:
-//! both sides' machines, over a model of a link, in virtual time.
+//! Throughput of one window, of two, and of windows registered ahead at 100 Gb/s, in virtual time.
 //!
-//! The sender always has bytes. The link carries one WRITE after another at its rate and takes 5 µs
-//! one way, so 10 µs pass from a window's last byte to the first of the next one, if that is
-//! registered at once. The receiver's application copies 18 GB/s. Nothing else takes time.
+//! The sender always has bytes. The link carries one WRITE after another and takes 5 µs one way, so
+//! at least 10 µs pass from a window's last byte to the next one's first. The receiver's
+//! application copies 18 GB/s. Nothing else takes time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,19 +15,18 @@ use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 /// One way, in nanoseconds.
 const LATENCY: u64 = 5000;
-/// Bytes that the link carries in a thousand nanoseconds, at 100 Gb/s.
+/// Bytes per 1000 ns, at 100 Gb/s.
 const LINK: u64 = 12_500;
-/// Bytes that the application copies in a thousand nanoseconds.
+/// Bytes that the application copies in 1000 ns.
 const DRAIN: u64 = 18_000;
 const WINDOW: u32 = 1 << 20;
 const ALL: u64 = 256 << 20;
 
-/// An event of a side, by its number: 0 is the sender, a client, and 1 the receiver, a server.
+/// An event of side 0, the sender and client, or 1, the receiver and server.
 enum Event {
     Message([u8; 32]),
     Immediate(u32),
     Sent(u64),
-    /// The application has copied this many bytes out.
     Copied(u32),
 }
 
@@ -38,7 +36,6 @@ struct Link {
     what: VecDeque<(u64, usize, Event)>,
     number: u64,
     now: u64,
-    /// Until when the link carries what was posted.
     busy: u64,
     copying: bool,
     copied: u64,
@@ -91,7 +88,6 @@ impl Link {
         }
     }
 
-    /// The sender's application fills the buffer, and the receiver's copies, a part at a time.
     fn go_on(&mut self) {
         while self.machines[0].has_peer_window() && self.machines[0].space().len > 0 {
             let len = self.machines[0].space().len.min(WINDOW);
@@ -106,7 +102,6 @@ impl Link {
         self.post(1);
     }
 
-    /// Returns the share of the link that was used.
     fn run(mut self) -> f64 {
         let mut begun = None;
         self.go_on();

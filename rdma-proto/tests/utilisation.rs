@@ -1,9 +1,7 @@
 //! How much of a link a long value uses, depending on where the client's windows lie: the machine
-//! in a model of a link and of a processor that copies.
-//!
-//! The server sends each window as Valkey 9.1.2 does a long reply, with one notification when it is
-//! full, and has the next part ready. The link has 100 Gb/s and a round trip of 10 µs. Windows have
-//! 1 MiB. The client's processor does one thing at a time.
+//! in a model of a link (100 Gb/s, a round trip of 10 µs) and of a processor that does one thing at
+//! a time. The server sends windows of 1 MiB as Valkey 9.1.2 does a long reply: with one
+//! notification when full, and the next part ready.
 
 use core::time::Duration;
 
@@ -16,17 +14,15 @@ const WINDOW: u32 = 1 << 20;
 const VALUE: u64 = 64 << 20;
 /// Nanoseconds that a byte takes at 100 Gb/s.
 const WIRE: f64 = 8.0 / 100.0;
-/// Nanoseconds from one end of the link to the other.
+/// Nanoseconds one way.
 const WAY: f64 = 5_000.0;
 
-/// Where the client's windows lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// In one region, registered again once it is read, as libvalkey does.
+    /// Registered again once it is read, as libvalkey does.
     OneRegion,
-    /// In two regions in turn.
     TwoRegions,
-    /// Where the value belongs, for windows that lie wholly in it; otherwise in one region.
+    /// Where the value belongs, for windows wholly in it; otherwise in one region.
     Landing,
 }
 
@@ -34,7 +30,6 @@ fn moment(nanos: f64) -> Instant {
     Instant::from_start(Duration::from_nanos(nanos as u64))
 }
 
-/// The windows that the machine announces now.
 fn announced(machine: &mut Machine, now: f64) -> usize {
     let mut windows = 0;
     while let Some(action) = machine.poll_action(|| moment(now)) {
@@ -49,8 +44,8 @@ fn announced(machine: &mut Machine, now: f64) -> usize {
     windows
 }
 
-/// Returns the share of link time that a value of [`VALUE`] bytes uses, from the first byte that
-/// leaves the server to the last one in place, if the client copies `copies` bytes per nanosecond.
+/// Returns the share of link time that [`VALUE`] uses, from the first byte that leaves the server
+/// to the last in place, if the client copies `copies` bytes per nanosecond.
 fn utilisation(way: Way, copies: f64) -> f64 {
     let windows = if way == Way::TwoRegions { 2 } else { 1 };
     let mut config = Config::client().window(WINDOW).windows(windows);
@@ -59,11 +54,9 @@ fn utilisation(way: Way, copies: f64) -> f64 {
     let mut machine = Machine::new(config, [region(1), region(2)]).expect("in bounds");
     machine.handle_established(moment(0.0), RNR_RETRY_INFINITE);
     assert_eq!(announced(&mut machine, 0.0), 1);
-    // The first window is at the server when it begins.
     let (mut left, mut arrives, mut busy) = (VALUE, Some((WIRE * f64::from(WINDOW) + WAY, WINDOW)), 0.0_f64);
     let (mut unread, mut landed, mut asked) = (VALUE, 0, false);
     while unread > 0 {
-        // Arrivals are handled when the processor has time.
         let Some((at, bytes)) = arrives.take() else {
             panic!("the server waits for ever, {unread} bytes before the end")
         };
@@ -71,7 +64,6 @@ fn utilisation(way: Way, copies: f64) -> f64 {
         left -= u64::from(bytes);
         machine.handle_immediate(moment(busy), Immediate(bytes));
         if way == Way::Landing && !std::mem::replace(&mut asked, true) {
-            // Its first bytes told how long the value is.
             machine.land(region(3), u32::try_from(VALUE).expect("short")).expect("nothing lands yet");
         }
         loop {
@@ -98,8 +90,8 @@ fn utilisation(way: Way, copies: f64) -> f64 {
 #[test]
 fn landing_uses_the_wire_whatever_a_copy_costs() {
     println!("{:>14}  {:>12}  {:>12}  {:>12}", "copies, GB/s", "one region", "two regions", "landing");
-    // From cache to cache; the rate at which one region reaches 56 %; from memory to memory, by one
-    // processor or more. The model is exact: the table of apps/rdma-kv/README.md.
+    // Cache to cache; where one region reaches 56 %; memory to memory, by one processor or more.
+    // The model is exact: the table of apps/rdma-kv/README.md.
     let expected = [
         (40.0, ["69.9", "89.0", "89.4"]),
         (18.7, ["56.0", "88.6", "89.4"]),

@@ -15,7 +15,7 @@ fn hex(text: &str) -> [u8; MESSAGE_LEN] {
     bytes.try_into().expect("32 bytes")
 }
 
-/// The bytes that a Valkey server and libvalkey put on the wire (VR-CTRL-001 to 004).
+/// VR-CTRL-001 to 004: what Valkey and libvalkey put on the wire.
 #[test]
 fn golden_bytes() {
     let zeros = "00".repeat(28);
@@ -53,9 +53,8 @@ fn every_wrong_length_is_refused() {
 }
 
 proptest! {
-    /// Any 32 bytes are read without harm, and as byteorder reads and writes them: a decoded
-    /// message keeps every byte that has a meaning (VR-CTRL-006), and an unknown opcode is
-    /// preserved.
+    /// As byteorder reads and writes them: a decoded message keeps every byte that has a meaning
+    /// (VR-CTRL-006), and an unknown opcode is preserved.
     #[test]
     fn any_bytes_decode(bytes in any::<[u8; MESSAGE_LEN]>(), small in 0..6_u8, keep in any::<bool>()) {
         let mut bytes = bytes;

@@ -1,10 +1,9 @@
 //! Asynchronous events, `ibv_get_async_event(3)`, and which channels receive them.
 //!
-//! librdmacm opens each device once for the process, so its identifiers share a context and its
-//! `async_fd`, which is made non-blocking here. Every [`Channel`] with an identifier on the device
-//! watches it. The first that is asked takes the waiting events, and hands each to the channels of
-//! its identifiers. An event is acknowledged under the lock under which it was taken, so destroying
-//! a queue pair or completion queue waits no longer. No other code may read these events.
+//! librdmacm opens a device once for the process: its identifiers share a context and `async_fd`,
+//! which is made non-blocking here. Every [`Channel`] with an identifier on it watches it. The
+//! first one asked takes the events, hands each to the channels concerned, and acknowledges it
+//! under the same lock, so destroying a queue does not wait. No other code may read these events.
 
 use core::ptr::NonNull;
 use std::collections::BTreeMap;
@@ -17,13 +16,11 @@ use crate::error::errno;
 use crate::locked;
 use crate::sys::{self, Api, generated as c, ibv_async_event, ibv_context, ibv_cq, ibv_qp};
 
-/// Events taken in one turn, at most: the others wait for the next.
 const BUDGET: usize = 64;
 
 /// The channel of an identifier's events, shared with the identifier, which can migrate to another.
 pub(crate) type CurrentChannel = Arc<Mutex<Arc<Channel>>>;
 
-/// The identifiers that have a device.
 static REGISTRY: Mutex<Registry<CurrentChannel>> = Mutex::new(Registry(BTreeMap::new()));
 
 /// Identifiers with a device, whose events go to a `C` each.
@@ -35,14 +32,13 @@ struct Entry<C> {
     uses: Uses,
 }
 
-/// The objects of its device that an identifier uses, by their addresses, which are only compared.
+/// The objects that an identifier uses, by address, only to be compared.
 struct Uses {
     port: u8,
     pair: usize,
     queue: usize,
 }
 
-/// Notes that events of the device are for this identifier, too.
 pub(crate) fn enter(
     key: IdentifierKey,
     current_channel: &CurrentChannel,
@@ -50,22 +46,20 @@ pub(crate) fn enter(
     port: u8,
 ) {
     let former = locked(&REGISTRY).enter(key, Arc::clone(current_channel), context.as_ptr() as usize, port);
-    // Possibly the last handle to its channel: dropped outside the lock.
+    // Possibly the last handle to its channel: dropped outside the lock, as in `leave`.
     drop(former);
 }
 
-/// Notes an identifier's queue pair and its completion queue; null before they are destroyed.
 pub(crate) fn set_pair(key: IdentifierKey, pair: *const ibv_qp, queue: *const ibv_cq) {
     locked(&REGISTRY).set_pair(key, pair as usize, queue as usize);
 }
 
 pub(crate) fn leave(key: IdentifierKey) {
     let entry = locked(&REGISTRY).0.remove(&key);
-    // As above.
     drop(entry);
 }
 
-/// Takes a device's waiting events and hands them out. False if the device is gone.
+/// Hands out a device's waiting events. False if the device is gone.
 ///
 /// # Safety
 /// The context is open.
@@ -73,8 +67,7 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
     let registry = locked(&REGISTRY);
     for _ in 0..BUDGET {
         let mut event: ibv_async_event = sys::zeroed();
-        // SAFETY: ibv_get_async_event(3): an open context, whose descriptor is non-blocking, and a
-        // live structure.
+        // SAFETY: ibv_get_async_event(3): an open context with a non-blocking descriptor.
         if unsafe { (api.ibv_get_async_event)(context.as_ptr(), &raw mut event) } != 0 {
             match errno() {
                 libc::EINTR => continue,
@@ -84,16 +77,14 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
         for (key, current_channel) in registry.concerned(context.as_ptr() as usize, &event) {
             locked(current_channel).tell(key, AsyncEvent::from_number(event.event_type));
         }
-        // SAFETY: ibv_ack_async_event(3): once for each event. What it is about is alive:
-        // destroying it waits for this call.
+        // SAFETY: ibv_ack_async_event(3): once per event; destroying its object waits for this.
         unsafe { (api.ibv_ack_async_event)(&raw mut event) };
     }
     true
 }
 
 impl<C> Registry<C> {
-    /// Enters an identifier, and returns its former entry. It keeps its queue pair: it is entered
-    /// again before a second is refused.
+    /// Keeps the queue pair: an identifier is entered again before a second is refused.
     fn enter(
         &mut self,
         key: IdentifierKey,
@@ -126,8 +117,7 @@ impl<C> Registry<C> {
 impl Uses {
     fn concerned(&self, event: &ibv_async_event) -> bool {
         match event.event_type {
-            // SAFETY: for this event the arm in use is the completion queue; only its address is
-            // looked at.
+            // SAFETY: for this event the arm in use is the completion queue; not dereferenced.
             c::IBV_EVENT_CQ_ERR => self.queue == unsafe { event.element.cq } as usize,
             c::IBV_EVENT_QP_FATAL
             | c::IBV_EVENT_QP_REQ_ERR
@@ -137,8 +127,7 @@ impl Uses {
             | c::IBV_EVENT_PATH_MIG
             | c::IBV_EVENT_PATH_MIG_ERR
             | c::IBV_EVENT_QP_LAST_WQE_REACHED => {
-                // SAFETY: for these events the arm in use is the queue pair; only its address is
-                // looked at.
+                // SAFETY: for these events the arm in use is the queue pair; not dereferenced.
                 self.pair == unsafe { event.element.qp } as usize
             }
             c::IBV_EVENT_DEVICE_FATAL => true,
@@ -146,7 +135,7 @@ impl Uses {
                 // SAFETY: for these events the arm in use is the port's number.
                 i32::from(self.port) == unsafe { event.element.port_num }
             }
-            // What this crate does not create (shared receive queues), a subnet, or unknown.
+            // Shared receive queues and subnets, which this crate does not use, or unknown.
             _ => false,
         }
     }
@@ -192,7 +181,6 @@ mod tests {
             assert!(registry.enter(key, channel, DEVICE, 1).is_none());
             registry.set_pair(key, pair, pair + 1);
         }
-        // This happens when a second queue pair is requested and refused.
         assert!(registry.enter(first, 'c', DEVICE, 1).is_some());
         assert_eq!(told(&registry, &event(c::IBV_EVENT_QP_FATAL, 0x10)), [(first, 'c')]);
         assert_eq!(told(&registry, &event(c::IBV_EVENT_CQ_ERR, 0x11)), [(first, 'c')]);

@@ -9,10 +9,9 @@ use rdma_backend::PostError;
 use crate::error::{Error, Stage};
 use crate::sys::{ibv_recv_wr, ibv_sge};
 
-/// How many requests one doorbell rings for; a longer chain is several calls into the provider.
+/// Requests per doorbell; a longer chain is several calls into the provider.
 pub(crate) const BATCH: usize = 32;
 
-/// A receive of a chain: the work request, and the element that it points to.
 #[repr(C)]
 struct Receive {
     work: ibv_recv_wr,
@@ -38,8 +37,7 @@ pub(crate) fn recv_chain<const MOST: usize>(
             }
         };
         let num_sge = c_int::from(element.length != 0);
-        // SAFETY: `at` is below MOST, the length of the array, so the next place is inside or just
-        // behind it.
+        // SAFETY: `at` is below MOST, the array's length: `next` is inside or just behind it.
         let (place, next) = unsafe { (places.add(at), places.add(at + 1)) };
         // SAFETY: a place inside the array; nothing is read.
         let sg_list = unsafe { &raw mut (*place).element };
@@ -51,7 +49,7 @@ pub(crate) fn recv_chain<const MOST: usize>(
     if count > 0 {
         // SAFETY: in bounds, and written in the last round.
         unsafe { (*places.add(count - 1)).work.next = ptr::null_mut() };
-        // A request is where its place is, being the first in it.
+        // A request is the first field of its place.
         let first = places.cast::<ibv_recv_wr>();
         let mut bad = first;
         let result = post(first, &raw mut bad);
@@ -65,21 +63,19 @@ pub(crate) fn recv_chain<const MOST: usize>(
     }
 }
 
-/// Returns the error of `call`, which posted so many requests.
 #[cold]
 pub(crate) const fn refused(call: &'static str, result: c_int, posted: usize) -> PostError<Error> {
     PostError { posted, error: Error::returned(call, result, Stage::Post) }
 }
 
-/// Returns the number of requests of the chain at `first` before the one that was refused.
 #[cold]
 pub(crate) fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
-    // If it names none of the chain, nothing was posted: better to repeat a request than lose one.
+    // If `bad` is not in the chain, none was posted: better to repeat a request than to lose one.
     if distance < count { distance } else { 0 }
 }
 
-/// Posts a chain of any length; `post` takes what one doorbell does.
+/// Posts a chain of any length by calls of `post`, which takes at most BATCH.
 #[inline]
 pub(crate) fn in_batches<T>(
     requests: &[T],
@@ -108,8 +104,7 @@ mod tests {
         assert_eq!(position(chain.as_ptr(), chain.as_ptr().wrapping_sub(1), chain.len()), 0);
     }
 
-    /// Returns what C finds in a chain of receives with these lengths (0 cannot be posted), and
-    /// the outcome if C refuses the request at `refuses` with `result`.
+    /// Returns what C finds in a chain of these lengths (0 cannot be posted), and the outcome.
     fn received(lengths: &[u32], result: c_int, refuses: usize) -> (Vec<u32>, Result<(), PostError<Error>>) {
         let receives = lengths.iter().zip(100..).map(|(length, id)| match length {
             0 => Err(Error::Argument("outside")),
@@ -119,8 +114,7 @@ mod tests {
         let outcome = recv_chain::<4>(receives, |first, bad| {
             let mut at = first;
             while !at.is_null() {
-                // SAFETY: a chain as ibv_post_recv(3) wants it: each request points to its one
-                // element and to the next, and the last is null.
+                // SAFETY: ibv_post_recv(3): each request points to its element and the next.
                 unsafe {
                     let element = &*(*at).sg_list;
                     assert_eq!(((*at).wr_id, (*at).num_sge, element.lkey), (element.addr, 1, 3));

@@ -20,22 +20,21 @@ use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_event, rdma_eve
 use crate::{Verbs, locked, set_nonblocking};
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is
-/// readable when [`next_event`](rdma_backend::EventChannel::next_event) has something to say.
+/// readable when [`next_event`](rdma_backend::EventChannel::next_event) has an event.
 #[derive(Debug)]
 pub struct EventChannel {
     pub(crate) inner: Arc<Channel>,
 }
 
-/// The channel proper, held by identifiers, which `rdma_destroy_event_channel(3)` wants destroyed.
+/// The channel proper, which its identifiers hold: it must outlive them.
 ///
 /// # The lock
 ///
-/// `rdma_get_cm_event` fills in addresses and devices of the event's identifier, and moves its
-/// queue pair through its states. It cannot be told which identifier that will be, so these exclude
-/// each other per channel: fetching an event up to its acknowledgement, every call on an
-/// identifier, and the destruction of its queue pair. None of them blocks: the descriptor is
-/// non-blocking, and the lock is released without an unacknowledged event. Posting and polling
-/// take none.
+/// `rdma_get_cm_event` writes to the identifier of its event, which is not known before: addresses,
+/// device, and the state of its queue pair. So these exclude each other per channel: fetching an
+/// event up to its acknowledgement, every call on an identifier, and the destruction of its queue
+/// pair. None of them blocks: the descriptor is non-blocking, and no event is unacknowledged when
+/// the lock is released. Posting and polling take no lock.
 #[derive(Debug)]
 pub(crate) struct Channel {
     pub(crate) api: &'static Api,
@@ -43,18 +42,16 @@ pub(crate) struct Channel {
     calls: Mutex<()>,
     /// Asynchronous events of identifiers of this channel. Locked after an identifier's channel.
     told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
-    /// Readable while there is something in `told`.
     signal: OwnedFd,
     /// Readable while the event channel, `signal` or one of the devices is.
     watch: OwnedFd,
-    /// The devices of identifiers of this channel, which stay open for the rest of the process.
+    /// The devices of its identifiers, which stay open for the rest of the process.
     devices: Mutex<Vec<NonNull<ibv_context>>>,
 }
 
-// SAFETY: the structure behind `raw` holds a file descriptor and is never written after its
-// creation. The calls that take it are system calls on that descriptor; what they do to identifiers
-// is under `calls`, as described above. Of the devices only events are read, by calls that may be
-// made from any thread (ibv_get_async_event(3)).
+// SAFETY: what `raw` points to is not written after creation. Calls on it are system calls on its
+// descriptor; what they do to identifiers is under `calls`. Of devices only events are read, by
+// calls allowed from any thread (ibv_get_async_event(3)).
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
@@ -70,16 +67,15 @@ impl Channel {
 }
 
 impl Channel {
-    /// Watches a device's asynchronous events, unless they are watched or the device may be closed.
+    /// Does nothing if they are watched or the device may be closed.
     pub(crate) fn watch_device(&self, context: NonNull<ibv_context>) -> Result<(), Error> {
         let Some(context) = Device::held_for_ever(self.api, context) else { return Ok(()) };
         let mut devices = locked(&self.devices);
         if !devices.contains(&context) {
-            // SAFETY: the context is open; the field is set when it is opened and never written
-            // again.
+            // SAFETY: the context is open; the field is never written after opening.
             let fd = unsafe { (*context.as_ptr()).async_fd };
             set_nonblocking(fd)?;
-            // SAFETY: the descriptor is open for as long as the context, which is for ever.
+            // SAFETY: the descriptor is open as long as the context: for ever.
             watch(&self.watch, &unsafe { BorrowedFd::borrow_raw(fd) })?;
             devices.push(context);
         }
@@ -89,7 +85,7 @@ impl Channel {
     pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
         let mut told = locked(&self.told);
         told.push_back((key, event));
-        // Cannot fail but by a full counter, and then the descriptor is readable anyway.
+        // Fails only if the counter is full, and then the descriptor is readable anyway.
         let _readable = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
     }
 
@@ -106,10 +102,8 @@ impl Channel {
         taken
     }
 
-    /// Makes `signal` unreadable once nothing is left that it stands for.
     fn quieten(&self, told: &VecDeque<(IdentifierKey, AsyncEvent)>) {
         if told.is_empty() {
-            // A read that finds nothing is fine too.
             let _cleared = rustix::io::read(&self.signal, &mut [0; 8]);
         }
     }
@@ -134,12 +128,11 @@ impl Channel {
         devices.retain(|device| *device != context);
         // SAFETY: as in `watch_device`.
         let fd = unsafe { BorrowedFd::borrow_raw((*context.as_ptr()).async_fd) };
-        // It is watched, or was forgotten by another thread meanwhile.
+        // Another thread may have forgotten it already.
         let _forgotten = epoll::delete(&self.watch, fd);
     }
 }
 
-/// Adds a source to those that `watch` is readable with.
 fn watch(watch: &OwnedFd, source: &impl AsFd) -> Result<(), Error> {
     epoll::add(watch, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
         .map_err(failed("epoll_ctl"))
@@ -151,9 +144,8 @@ fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: rdma_destroy_event_channel(3): every identifier on this channel held the channel
-        // and is destroyed, every event was acknowledged before the lock was released, and no other
-        // pointer to it exists.
+        // SAFETY: rdma_destroy_event_channel(3): every identifier held the channel and is
+        // destroyed, every event is acknowledged, and no other pointer to it exists.
         unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
@@ -178,8 +170,7 @@ impl EventChannel {
         let fd = unsafe { (*raw.as_ptr()).fd };
         set_nonblocking(fd)?;
         watch(&inner.watch, &inner.signal)?;
-        // SAFETY: the descriptor is open for as long as the channel, which goes with what watches
-        // it.
+        // SAFETY: the descriptor is open as long as the channel, which goes with its watch.
         watch(&inner.watch, &unsafe { BorrowedFd::borrow_raw(fd) })?;
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -190,9 +181,8 @@ impl EventChannel {
         let mut event: *mut rdma_cm_event = ptr::null_mut();
         let result = loop {
             clear_errno();
-            // SAFETY: rdma_get_cm_event(3): the channel is open and the pointer is to a live
-            // pointer. The identifiers whose events it may return are alive or destroyed for good:
-            // rdma_destroy_id(3) discards what waits for them.
+            // SAFETY: rdma_get_cm_event(3): an open channel and a live pointer. Identifiers in its
+            // events are alive: rdma_destroy_id(3) discards events of destroyed ones.
             let result = unsafe { (channel.api.rdma_get_cm_event)(channel.as_ptr(), &raw mut event) };
             if result == 0 || errno() != libc::EINTR {
                 break result;
@@ -205,8 +195,7 @@ impl EventChannel {
                 _ => Err(Error::Call { call: "rdma_get_cm_event", errno: cause, stage: Stage::Connection }),
             };
         };
-        // SAFETY: the event was just returned for this channel and is not acknowledged; `_calls` is
-        // held.
+        // SAFETY: the event was just returned, is not acknowledged, and `_calls` is held.
         let told = unsafe { read(channel, event, cause) };
         // SAFETY: rdma_ack_cm_event(3): once for each event, and nothing in `told` points into it.
         unsafe { (channel.api.rdma_ack_cm_event)(event.as_ptr()) };
@@ -214,17 +203,14 @@ impl EventChannel {
     }
 }
 
-/// Copies the content of an event.
-///
 /// # Safety
-/// `event` was returned by `rdma_get_cm_event` for `channel` and is not acknowledged; the channel's
-/// lock is held.
+/// `event` came from `rdma_get_cm_event` on `channel`, unacknowledged; the channel's lock is held.
 unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32) -> CmEvent<Verbs> {
     let event = event.as_ptr();
     // SAFETY: an unacknowledged event is a live structure (rdma_get_cm_event(3)).
     let (id, listener, number, status) =
         unsafe { ((*event).id, (*event).listen_id, (*event).event, (*event).status) };
-    // What the library does itself at an event can fail: then -1, with the cause in errno.
+    // A failure of the library's own work at an event: -1, with the cause in errno.
     let failed = if status == -1 && cause != 0 { -cause } else { status };
     let parameters = || {
         // SAFETY: the event is not acknowledged.
@@ -243,20 +229,18 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         if data.is_null() {
             return Box::default();
         }
-        // SAFETY: rdma_get_cm_event(3): `private_data` references so many bytes, which are valid
-        // until the event is acknowledged.
+        // SAFETY: rdma_get_cm_event(3): so many bytes, valid until the acknowledgement.
         unsafe { slice::from_raw_parts(data, conn.private_data_len.into()) }.into()
     };
     if number == c::RDMA_CM_EVENT_CONNECT_REQUEST {
         let peer = parameters();
-        // SAFETY: for a connect request `listen_id` is the listening identifier, which is alive at
-        // least until the event is acknowledged (rdma_destroy_id(3) waits for that), and `id` is a
-        // new one that belongs to the caller that took the event.
+        // SAFETY: for a connect request `listen_id` is the listener, alive until the event is
+        // acknowledged (rdma_destroy_id(3) waits), and `id` a new one that belongs to this caller.
         let (key, id) = unsafe { (CmId::context(listener).key, CmId::adopt(channel, id, peer)) };
         let kind = CmEventKind::ConnectRequest { id: Identifier::new(id), peer };
         return CmEvent { id: key, kind, private_data: private_data() };
     }
-    // SAFETY: `id` is the identifier that the event is for, alive until the event is acknowledged.
+    // SAFETY: `id` is the event's identifier, alive until the acknowledgement.
     let context = unsafe { CmId::context(id) };
     let kind = match number {
         c::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddressResolved,
@@ -277,7 +261,7 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         // CONNECT_RESPONSE (if the queue pair was destroyed meanwhile), multicast, later kinds.
         other => CmEventKind::Other(other),
     };
-    // Other events have none, or, as multicast, parameters of another kind in the place of these.
+    // Other events have no private data, or, as multicast, other parameters in its place.
     let has_data = matches!(kind, CmEventKind::Established { .. } | CmEventKind::Rejected { .. });
     let private_data = if has_data { private_data() } else { Box::default() };
     CmEvent { id: context.key, kind, private_data }
@@ -310,7 +294,7 @@ impl AsFd for EventChannel {
     }
 }
 
-/// The target of an identifier's C `context`, which maps events to identifiers.
+/// The target of an identifier's C `context`.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) key: IdentifierKey,
@@ -319,7 +303,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// Allocates it on the heap, because C keeps a pointer to it.
+    // On the heap: C keeps a pointer to it.
     pub(crate) fn allocate(request: Option<ConnectParams>) -> NonNull<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);

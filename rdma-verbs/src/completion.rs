@@ -14,20 +14,20 @@ use crate::error::{Error, Stage, errno};
 use crate::sys::{self, generated as c, ibv_comp_channel, ibv_cq, ibv_wc};
 use crate::{Verbs, set_nonblocking};
 
-/// How many completions one call into the provider takes; larger requests are several calls.
+/// Completions per call into the provider; larger requests are several calls.
 const BATCH: usize = 32;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 
-/// A completion queue, `ibv_create_cq(3)`, with a completion channel of its own. The descriptor is
-/// readable when [`take_events`](rdma_backend::CompletionQueue::take_events) has something to take.
+/// A completion queue, `ibv_create_cq(3)`, with a completion channel of its own. Its descriptor is
+/// readable when [`take_events`](rdma_backend::CompletionQueue::take_events) has an event.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<Queue>,
 }
 
-/// The queue proper; queue pairs hold it, because `ibv_destroy_cq(3)` fails while one uses it.
+/// The queue proper, which queue pairs hold: `ibv_destroy_cq(3)` fails while one uses it.
 #[derive(Debug)]
 pub(crate) struct Queue {
     raw: NonNull<ibv_cq>,
@@ -39,9 +39,8 @@ pub(crate) struct Queue {
     channel: CompletionChannel,
 }
 
-// SAFETY: a completion queue may be polled, armed and acknowledged by any number of threads at
-// once: all verbs objects are safe for multi-threaded access (ibv_alloc_td(3)). It is destroyed by
-// the last reference.
+// SAFETY: any number of threads may poll, arm and acknowledge at once: verbs objects are safe for
+// multi-threaded access (ibv_alloc_td(3)). The last reference destroys it.
 unsafe impl Send for Queue {}
 // SAFETY: as above.
 unsafe impl Sync for Queue {}
@@ -55,8 +54,7 @@ struct CompletionChannel {
 
 impl CompletionChannel {
     fn create(device: Device) -> Result<Self, Error> {
-        // SAFETY: ibv_create_comp_channel(3): the device's context is open, and stays so while the
-        // device is held.
+        // SAFETY: ibv_create_comp_channel(3): the context is open while the device is held.
         let raw = unsafe { (device.api.ibv_create_comp_channel)(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_comp_channel", Stage::Create))?;
         // SAFETY: just created; the field is never written again.
@@ -69,17 +67,16 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: ibv_destroy_comp_channel(3): no other pointer to it exists. If the queue could
-        // not be destroyed, this fails with EBUSY and the channel stays, as it must.
+        // SAFETY: ibv_destroy_comp_channel(3): no other pointer to it exists. It fails with EBUSY,
+        // and the channel stays, if the queue could not be destroyed.
         let _busy = unsafe { (self.device.api.ibv_destroy_comp_channel)(self.raw.as_ptr()) };
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: ibv_destroy_cq(3): the queue pairs on it held it and are destroyed; every event
-        // was acknowledged before `take_events` returned, so the call does not wait. Should it
-        // fail, the queue stays, and its channel with it.
+        // SAFETY: ibv_destroy_cq(3): its queue pairs held it and are destroyed; all its events are
+        // acknowledged, so the call does not wait. If it fails, the queue and its channel stay.
         let _busy = unsafe { (self.channel.device.api.ibv_destroy_cq)(self.raw.as_ptr()) };
     }
 }
@@ -93,11 +90,9 @@ impl Queue {
         &self.channel.device
     }
 
-    /// Takes completions by one call into the provider, at most BATCH and `into.len()`.
     #[inline]
     fn poll_once(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        // SAFETY: ibv_poll_cq(3): a live queue, and places for as many completions as are asked
-        // for, of which it writes the first and returns their number.
+        // SAFETY: ibv_poll_cq(3): a live queue, and as many places as are asked for.
         unsafe { take(into, |most, places| (self.poll_cq)(self.as_ptr(), most, places)) }
     }
 
@@ -107,7 +102,7 @@ impl Queue {
         for part in into.chunks_mut(BATCH) {
             let count = match self.poll_once(part) {
                 Ok(count) => count,
-                // What was taken before must not be lost; a broken queue will say so again.
+                // What was taken must not be lost; a broken queue will fail again.
                 Err(_) if taken > 0 => break,
                 Err(error) => return Err(error),
             };
@@ -128,14 +123,12 @@ impl CompletionQueue {
         let vector = (vector % device.completion_vectors()) as c_int;
         let channel = CompletionChannel::create(device)?;
         let device = &channel.device;
-        // SAFETY: ibv_create_cq(3): an open context, a channel on it, and no context pointer to
-        // keep.
+        // SAFETY: ibv_create_cq(3): an open context, a channel on it, and no context pointer.
         let raw = unsafe {
             (device.api.ibv_create_cq)(device.context(), depth, ptr::null_mut(), channel.raw.as_ptr(), vector)
         };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_cq", Stage::Create))?;
-        // SAFETY: the context is open, and its table of operations is not written after it is
-        // opened.
+        // SAFETY: the context is open; its table is never written after opening.
         let (poll_cq, req_notify_cq) =
             unsafe { ((*device.context()).ops.poll_cq, (*device.context()).ops.req_notify_cq) };
         let (Some(poll_cq), Some(req_notify_cq)) = (poll_cq, req_notify_cq) else {
@@ -157,8 +150,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
     fn arm(&self) -> Result<(), Error> {
         let queue = &*self.inner;
         queue.asked.fetch_add(1, Relaxed);
-        // SAFETY: ibv_req_notify_cq(3): a live queue; 0 asks for any completion, not only solicited
-        // ones.
+        // SAFETY: ibv_req_notify_cq(3): a live queue; 0: not only solicited completions.
         match unsafe { (queue.req_notify_cq)(queue.as_ptr(), 0) } {
             0 => Ok(()),
             result => Err(Error::returned("ibv_req_notify_cq", result, Stage::Complete)),
@@ -170,7 +162,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
         let queue = &*self.inner;
         let api = queue.channel.device.api;
         let mut taken = 0;
-        // Skips a system call if no more events can have arrived.
+        // Saves a system call if no more events can have arrived.
         let asked = queue.asked.load(Relaxed).max(1);
         let cause = loop {
             if taken == asked {
@@ -178,8 +170,8 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
             }
             let mut cq: *mut ibv_cq = ptr::null_mut();
             let mut context: *mut c_void = ptr::null_mut();
-            // SAFETY: ibv_get_cq_event(3): a live channel, whose descriptor is non-blocking, and
-            // two live pointers. The channel serves this queue only, so the event is for it.
+            // SAFETY: ibv_get_cq_event(3): a live channel with a non-blocking descriptor, and two
+            // live pointers. The channel serves this queue only, so the event is for it.
             let result =
                 unsafe { (api.ibv_get_cq_event)(queue.channel.raw.as_ptr(), &raw mut cq, &raw mut context) };
             if result == 0 {
@@ -207,17 +199,14 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
 
 impl AsFd for CompletionQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open until the channel is destroyed, which the borrow of `self`
-        // prevents.
+        // SAFETY: the descriptor is open until the channel is destroyed, after the borrow.
         unsafe { BorrowedFd::borrow_raw(self.inner.channel.fd) }
     }
 }
 
-/// Takes the completions that `poll` writes, at most BATCH and `into.len()`.
-///
 /// # Safety
-/// `poll` takes a number and as many places, writes the first of them as `ibv_poll_cq(3)` does
-/// ([`convert`] says what of each) and returns how many these are, or a negative number.
+/// `poll` takes a number and as many places, writes the first as `ibv_poll_cq(3)` does (see
+/// [`convert`]) and returns how many, or a negative number.
 #[inline]
 unsafe fn take(
     into: &mut [Completion],
@@ -230,7 +219,6 @@ unsafe fn take(
     let Ok(taken) = usize::try_from(count) else {
         return Err(Error::Poll { code: count });
     };
-    // A provider returns no more than it was asked for.
     let Some(into) = into.get_mut(..taken) else {
         return Err(Error::State("the device's provider returns more completions than there is room for"));
     };
@@ -241,14 +229,12 @@ unsafe fn take(
     Ok(taken)
 }
 
-/// Writes zeros where providers do not write what the man page promises of a failure.
-///
-/// `vendor_err`: qedr and ocrdma never do, bnxt_re not of a request that it flushes itself, mlx5
-/// not of a length that it finds wrong. `qp_num`: ocrdma not of a request that it flushes itself; 0
-/// is the number of no connected queue pair.
+/// Zeros what some providers do not write of a failure, against the man page: `vendor_err` (qedr
+/// and ocrdma never, bnxt_re of a request it flushes itself, mlx5 of a wrong length) and `qp_num`
+/// (ocrdma of a request it flushes itself; 0 is the number of no connected queue pair).
 #[inline]
 const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
-    // The two between are written only because all four together are one store.
+    // The two fields between are written because all four together are one store.
     const { assert!(offset_of!(ibv_wc, qp_num) - offset_of!(ibv_wc, vendor_err) == 12) };
     let wc = place.as_mut_ptr();
     // SAFETY: places inside a live structure; nothing is read.
@@ -260,8 +246,8 @@ const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
     }
 }
 
-/// Tells a completion in the seam's terms. Providers leave meaningless fields unwritten (mlx5:
-/// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where it has a meaning.
+/// Translates a completion. Providers leave meaningless fields unwritten (mlx5: `byte_len` and
+/// `imm_data` of a SEND or WRITE), so each is read only where it has a meaning.
 ///
 /// # Safety
 /// `wc` points to what [`prepare`] and then `ibv_poll_cq(3)` wrote: always `wr_id`, `status` and
@@ -270,8 +256,8 @@ const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
 /// `vendor_err` may be those of [`prepare`].
 #[inline]
 unsafe fn convert(wc: *const ibv_wc, to: &mut Completion) {
-    // SAFETY: the first three are written in any case (by the provider, or before it), the
-    // operation for every success, and the flags for every successful receive.
+    // SAFETY: the first three are always written, by the provider or before, the operation for
+    // every success, and the flags for every successful receive.
     unsafe {
         (to.id, to.queue_pair) = ((*wc).wr_id, (*wc).qp_num);
         // Fast path: nearly all completions are of this kind.
@@ -299,7 +285,7 @@ unsafe fn immediate(wc: *const ibv_wc) -> Option<Immediate> {
     }
 }
 
-/// Returns the outcome of what was no receive of a WRITE with immediate.
+/// Returns the outcome of what is no receive of a WRITE with immediate.
 ///
 /// # Safety
 /// As [`convert`].
@@ -309,7 +295,7 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
     // SAFETY: written in any case.
     let status = unsafe { (*wc).status };
     if status != c::IBV_WC_SUCCESS {
-        // SAFETY: written for every failure, by the provider or before it.
+        // SAFETY: written for every failure, by the provider or before.
         return failed(status, unsafe { (*wc).vendor_err });
     }
     // SAFETY: written for every success.
@@ -322,7 +308,7 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
             let (len, immediate) = unsafe { ((*wc).byte_len, immediate(wc)) };
             Ok(Completed::Recv { len, immediate })
         }
-        // Nothing posted here completes as anything else, no WRITE with immediate without one.
+        // Nothing posted here completes otherwise, and no WRITE with immediate without one.
         opcode => failed(c::IBV_WC_GENERAL_ERR, opcode),
     }
 }
@@ -331,8 +317,7 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
 mod tests {
     use super::*;
 
-    /// Returns a completion of which the provider wrote what `write` does, and whom it concerns.
-    /// The rest is not initialised: to read more is undefined behaviour, which Miri reports.
+    /// Converts a completion of which only `write` wrote fields: Miri reports a read of others.
     fn read(status: u32, write: impl FnOnce(*mut ibv_wc)) -> Completion {
         let mut wc = MaybeUninit::<ibv_wc>::uninit();
         let to = wc.as_mut_ptr();
@@ -349,13 +334,13 @@ mod tests {
         told
     }
 
-    /// Returns a request of the send queue that succeeded, with nothing but its operation.
+    /// A request of the send queue that succeeded, with nothing but its operation.
     fn sent(opcode: u32) -> Completion {
         // SAFETY: a place inside a live structure.
         read(c::IBV_WC_SUCCESS, |to| unsafe { (&raw mut (*to).opcode).write(opcode) })
     }
 
-    /// Returns a receive of 32 bytes, with an immediate if the flags say so.
+    /// A receive of 32 bytes, with an immediate if the flags say so.
     fn received(opcode: u32, flags: u32) -> Completion {
         read(c::IBV_WC_SUCCESS, |to| {
             // SAFETY: places inside a live structure.
@@ -404,11 +389,10 @@ mod tests {
         assert_eq!(error, CompletionError { status: CompletionStatus::RNR_RETRY_EXC_ERR, vendor: 99 });
     }
 
-    /// Returns what is taken, with room for `room`, from a provider that answers `count` and writes
-    /// of each place nothing but what `write` does: the rest is as it was prepared.
+    /// Takes from a provider that answers `count` and writes of each place only what `write` does.
     fn polled(room: usize, count: c_int, write: impl Fn(*mut ibv_wc)) -> Result<Vec<Completion>, Error> {
         let mut told = vec![Completion::EMPTY; room];
-        // SAFETY: as many places as are asked for; the tests write what `convert` wants of each.
+        // SAFETY: as many places as asked for; the tests write what `convert` reads of each.
         let taken = unsafe {
             take(&mut told, |most, places| {
                 (0..count.clamp(0, most) as usize).for_each(|at| write(places.add(at)));
@@ -421,8 +405,7 @@ mod tests {
         })
     }
 
-    /// Returns a provider that writes of a flushed request no more than ocrdma does, which is
-    /// least.
+    /// A provider that writes of a flushed request no more than ocrdma, which writes least.
     fn flush(wr_id: u64) -> impl Fn(*mut ibv_wc) {
         move |to| {
             // SAFETY: places inside a live structure.

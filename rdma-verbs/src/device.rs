@@ -10,14 +10,12 @@ use crate::identifier::CmId;
 use crate::locked;
 use crate::sys::{self, Api, PortAttributes, ibv_context, ibv_device_attr, ibv_gid};
 
-/// An open device: what protection domains and completion queues are made on.
+/// An open device, on which domains and completion queues are made.
 ///
-/// librdmacm opens devices itself and shares one context among all identifiers. It may close the
-/// context of a device that was unplugged once no identifier uses it, so objects made on the
-/// context must see to it that this does not happen while they exist. Holding an identifier would
-/// do, but a domain outlives most connections and would keep the first one half alive. So the
-/// device itself is held, through the list of `rdma_get_devices(3)`; the identifier is the
-/// fallback.
+/// librdmacm shares one context per device among all identifiers. It may close that of an unplugged
+/// device once no identifier uses it, so objects on the context must keep it open. An identifier
+/// would, but a domain outlives most connections and would keep the first half alive. So the list
+/// of `rdma_get_devices(3)` keeps the device; the identifier is the fallback.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) api: &'static Api,
@@ -25,26 +23,23 @@ pub(crate) struct Device {
     _keeper: Option<Arc<CmId>>,
 }
 
-// SAFETY: a context may be used by any number of threads at once: all verbs objects are safe for
-// multi-threaded access (ibv_alloc_td(3)), and nothing in this module writes through the pointer.
+// SAFETY: verbs objects are safe for multi-threaded access (ibv_alloc_td(3)), and nothing in this
+// module writes through the pointer.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// Contexts and lists of devices that stay open for the rest of the process. It grows when a device
-/// is plugged in.
+/// Contexts and device lists that stay open for the rest of the process.
 static KEPT_OPEN: Mutex<KeptOpen> = Mutex::new(KeptOpen { contexts: Vec::new(), lists: Vec::new() });
 
 struct KeptOpen {
-    /// The addresses of the contexts, each once.
     contexts: Vec<usize>,
-    /// The lists of `rdma_get_devices(3)` they are from. `rdma_free_devices(3)` would give the
-    /// devices back.
+    /// Theirs, of `rdma_get_devices(3)`: `rdma_free_devices(3)` would give the devices back.
     lists: Vec<usize>,
 }
 
 impl KeptOpen {
-    /// Keeps a list for the contexts in it that no other has; whether there are any.
+    /// Keeps the list if it has a context that no other has. Returns whether it does.
     fn keep(&mut self, list: usize, contexts: impl Iterator<Item = usize>) -> bool {
         let before = self.contexts.len();
         for context in contexts {
@@ -61,35 +56,30 @@ impl KeptOpen {
 }
 
 impl Device {
-    /// Returns the device whose context is `context`, which belongs to `id`.
     pub(crate) fn hold(api: &'static Api, context: NonNull<ibv_context>, id: &Arc<CmId>) -> Self {
         let held = hold(api, context);
         Self { api, context, _keeper: (!held).then(|| Arc::clone(id)) }
     }
 
-    /// Returns the context if it stays open for the rest of the process, so that its events may be
-    /// read at any time.
+    /// Returns the context if it stays open for the rest of the process.
     pub(crate) fn held_for_ever(api: &Api, context: NonNull<ibv_context>) -> Option<NonNull<ibv_context>> {
         hold(api, context).then_some(context)
     }
 
-    /// Returns the context, open for as long as this device is held.
     pub(crate) const fn context(&self) -> *mut ibv_context {
         self.context.as_ptr()
     }
 
-    /// Returns the number of completion vectors of the device, at least one.
+    /// Returns the number of completion vectors, at least one.
     pub(crate) fn completion_vectors(&self) -> u32 {
-        // SAFETY: the context is open; the field is set when it is opened and never written again.
+        // SAFETY: the context is open; the field is never written after opening.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
         u32::try_from(vectors).unwrap_or(1).max(1)
     }
 
-    /// Returns the limits of the device.
     pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
         let mut attributes: ibv_device_attr = sys::zeroed();
-        // SAFETY: ibv_query_device(3): the context is open and `attributes` is a live structure of
-        // the right type.
+        // SAFETY: ibv_query_device(3): an open context and a live structure of the right type.
         let result = unsafe { (self.api.ibv_query_device)(self.context.as_ptr(), &raw mut attributes) };
         if result != 0 {
             return Err(Error::returned("ibv_query_device", result, Stage::Create));
@@ -106,26 +96,24 @@ impl Device {
 }
 
 impl Device {
-    /// Returns the GID at `index` of a port's table.
     pub(crate) fn gid(&self, port: u8, index: u8) -> Result<ibv_gid, Error> {
         let mut gid: ibv_gid = sys::zeroed();
-        // SAFETY: ibv_query_gid(3): the context is open and `gid` is a live union of the right
-        // type; a port or an index that the device does not have is an error.
+        // SAFETY: ibv_query_gid(3): an open context and a live union of the right type; a port or
+        // an index that the device does not have is an error.
         let result =
             unsafe { (self.api.ibv_query_gid)(self.context.as_ptr(), port, index.into(), &raw mut gid) };
         match result {
             0 => Ok(gid),
-            // -1 with errno, as the man page has it, or the number itself.
+            // -1 with errno, as in the man page, or the number itself.
             -1 => Err(Error::last("ibv_query_gid", Stage::Connection)),
             result => Err(Error::returned("ibv_query_gid", result, Stage::Connection)),
         }
     }
 
-    /// Returns a port's local identifier; 0 on Ethernet.
     pub(crate) fn lid(&self, port: u8) -> Result<u16, Error> {
         let mut attributes: PortAttributes = sys::zeroed();
-        // SAFETY: ibv_query_port(3): the context is open; the function behind the symbol writes 48
-        // bytes, and the structure has 64 with the alignment of C's.
+        // SAFETY: ibv_query_port(3): an open context; the function writes 48 bytes, and the
+        // structure has 64 with the alignment of C's.
         let result =
             unsafe { (self.api.ibv_query_port)(self.context.as_ptr(), port, (&raw mut attributes).cast()) };
         match result {
@@ -151,9 +139,8 @@ fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
     // SAFETY: the list has `count` entries and a null at its end.
     let contexts = (0..usize::try_from(count).unwrap_or(0)).map(|index| unsafe { *list.add(index) } as usize);
     if !held.keep(list as usize, contexts) {
-        // As where the device of `context` is dead: it is in no list. SAFETY: rdma_free_devices(3):
-        // the list is from `rdma_get_devices`, given back once. Each context in it stays open by a
-        // list that is kept.
+        // The device of `context` may be dead and in no list. SAFETY: rdma_free_devices(3): from
+        // `rdma_get_devices`, given back once; kept lists hold each context in it open.
         unsafe { (api.rdma_free_devices)(list) };
     }
     held.contexts.contains(&wanted)

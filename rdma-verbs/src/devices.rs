@@ -1,5 +1,4 @@
-//! The RDMA devices of this machine and their addresses, for a diagnosis. By the crate `ibverbs`,
-//! which links libibverbs when it is built; the backend itself does not use it.
+//! The RDMA devices of this machine and their addresses, for a diagnosis, by the crate `ibverbs`.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
@@ -33,7 +32,7 @@ pub struct Gid {
 }
 
 impl Gid {
-    /// Returns the identifier as an address of the network, which on RoCE it is.
+    /// Returns the identifier as an address; on RoCE it is one.
     pub fn ip_addr(&self) -> IpAddr {
         self.raw.to_canonical()
     }
@@ -111,12 +110,11 @@ fn gids(device: &ibverbs::Device<'_>) -> io::Result<Vec<Gid>> {
 
 fn interface_name(index: u32) -> Option<String> {
     let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: if_indextoname(3) writes a name of at most IF_NAMESIZE bytes, with its terminator, or
-    // returns null.
+    // SAFETY: if_indextoname(3) writes at most IF_NAMESIZE bytes, or returns null.
     if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
         return None;
     }
-    // SAFETY: it returned the buffer, so there is a terminated string in it.
+    // SAFETY: it returned the buffer, which holds a terminated string.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
     Some(name.to_string_lossy().into_owned())
 }

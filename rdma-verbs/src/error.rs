@@ -6,7 +6,7 @@ use std::io;
 use rdma_backend::{ErrorKind, Failure};
 
 /// An error of this backend. [`Failure::kind`] is its class; `Display` names the call that failed,
-/// the reason the system gave, and the remedy where there is one.
+/// the system's reason, and the remedy if there is one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -64,8 +64,7 @@ pub enum Error {
         /// `RLIMIT_MEMLOCK` in bytes; `None` if there is no limit.
         limit: Option<u64>,
     },
-    /// A slice does not lie inside its region, or the region belongs to another protection domain
-    /// than the queue pair.
+    /// A slice is not inside its region, or the region is of another domain than the queue pair.
     #[error("a slice of {len} bytes at {offset} of a region of {region} bytes {}", slice_fault(*foreign))]
     Slice {
         /// The slice's first byte.
@@ -106,7 +105,6 @@ pub enum Stage {
 }
 
 impl Error {
-    /// Returns the failure of `call` with the error number that it left in `errno`.
     pub(crate) fn last(call: &'static str, stage: Stage) -> Self {
         Self::Call { call, errno: errno(), stage }
     }
@@ -116,7 +114,6 @@ impl Error {
         Self::Call { call, errno: result.saturating_abs(), stage }
     }
 
-    /// Returns the failure of `ibv_reg_mr`, with the limit of the moment.
     pub(crate) fn register(wanted: usize, errno: i32) -> Self {
         Self::Register { wanted, errno, limit: memlock_limit() }
     }
@@ -139,14 +136,13 @@ impl Failure for Error {
     }
 }
 
-/// Returns the calling thread's error number.
 pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// Clears the calling thread's error number, so that a later [`errno`] is not stale.
+/// Clears `errno`, so that a later [`errno`] is not stale.
 pub(crate) fn clear_errno() {
-    // SAFETY: errno(3): the function returns the address of the calling thread's own `errno`.
+    // SAFETY: errno(3): the function returns the address of the calling thread's `errno`.
     unsafe { *libc::__errno_location() = 0 };
 }
 
@@ -178,7 +174,6 @@ fn classify(stage: Stage, errno: i32) -> ErrorKind {
     }
 }
 
-/// Returns advice for the user, or an empty text.
 const fn advice(stage: Stage, errno: i32) -> &'static str {
     match (stage, errno) {
         (Stage::Open, libc::ENODEV) => {
@@ -241,10 +236,10 @@ const fn slice_fault(foreign: bool) -> &'static str {
     if foreign { "belongs to another protection domain than the queue pair" } else { "is not inside it" }
 }
 
-/// Returns the soft limit on locked memory, or `None` if there is none.
+/// Returns `None` if there is no limit.
 fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: getrlimit(2) writes one `rlimit` through the pointer, which is to a live one.
+    // SAFETY: getrlimit(2): a live structure.
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0;
     (!failed && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

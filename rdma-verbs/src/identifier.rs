@@ -30,9 +30,8 @@ const MAX_RETRIES: u8 = 7;
 /// The largest time-out of acknowledgements: a field of five bits (ibv_modify_qp(3)).
 const MAX_ACK_TIMEOUT: u8 = 31;
 
-/// A connection-manager identifier, `rdma_create_id(3)`. Destroyed when neither this handle nor a
-/// queue pair is left; an identifier of a connect request that is dropped unanswered refuses the
-/// request.
+/// A connection-manager identifier, `rdma_create_id(3)`. Destroyed with the last of this handle and
+/// its queue pair. Dropping that of an unanswered connect request refuses the request.
 #[derive(Debug)]
 pub struct Identifier {
     inner: Arc<CmId>,
@@ -43,16 +42,15 @@ pub struct Identifier {
 pub(crate) struct CmId {
     api: &'static Api,
     raw: NonNull<rdma_cm_id>,
-    /// The target of the C `context`. Ours to free, after the identifier is destroyed.
+    /// The target of the C `context`. Freed after the identifier is destroyed.
     context: NonNull<Context>,
     /// The channel of its events. Changed only under the locks of both channels.
     current_channel: CurrentChannel,
 }
 
-// SAFETY: what `raw` points to is read and written only by calls under the lock of its channel
-// (`CmId::with`), which also excludes the event loop, except for rdma_destroy_id(3): that has the
-// last reference, and waits by contract for an event that is being read. `context` points to a
-// value that is never changed and is freed after that.
+// SAFETY: `raw` is used only under the lock of its channel (`CmId::with`), which excludes the event
+// loop. rdma_destroy_id(3) is the exception: it has the last reference, and waits for an event that
+// is being read. What `context` points to never changes and is freed after that.
 unsafe impl Send for CmId {}
 // SAFETY: as above.
 unsafe impl Sync for CmId {}
@@ -61,8 +59,8 @@ impl CmId {
     pub(crate) fn create(channel: &Arc<Channel>) -> Result<Arc<Self>, Error> {
         let context = Context::allocate(None);
         let mut raw = ptr::null_mut();
-        // SAFETY: rdma_create_id(3): the channel is open, and is held by the identifier from here
-        // on; `raw` is a live pointer, and the context is passed through.
+        // SAFETY: rdma_create_id(3): an open channel, held by the identifier from here on, and a
+        // live pointer; the context is passed through.
         let result = unsafe {
             (channel.api.rdma_create_id)(channel.as_ptr(), &raw mut raw, opaque(context), c::RDMA_PS_TCP)
         };
@@ -73,18 +71,16 @@ impl CmId {
             }
             None => {
                 let error = Error::last("rdma_create_id", Stage::Connection);
-                // SAFETY: allocated above by `Box::leak`, and no identifier came to hold it.
+                // SAFETY: allocated above by `Box::leak`; no identifier holds it.
                 drop(unsafe { Box::from_raw(context.as_ptr()) });
                 Err(error)
             }
         }
     }
 
-    /// Takes over the identifier of a connect request, which offered `request`.
-    ///
     /// # Safety
-    /// `raw` is the `id` of an RDMA_CM_EVENT_CONNECT_REQUEST of `channel` that is not acknowledged,
-    /// and is taken over only once; the channel's lock is held.
+    /// `raw` is the `id` of an unacknowledged RDMA_CM_EVENT_CONNECT_REQUEST of `channel` that
+    /// offered `request`, taken over once; the channel's lock is held.
     pub(crate) unsafe fn adopt(
         channel: &Arc<Channel>,
         raw: *mut rdma_cm_id,
@@ -92,22 +88,18 @@ impl CmId {
     ) -> Arc<Self> {
         let context = Context::allocate(Some(request));
         // SAFETY: a live identifier that no other code knows. The library copied the listener's
-        // context into it (rdma_get_cm_event(3)); since the lock is held, no event can be read
-        // through that copy.
+        // context into it (rdma_get_cm_event(3)); under the lock no event is read through that.
         unsafe { (*raw).context = opaque(context) };
-        // SAFETY: the caller vouches that `raw` is an identifier, so it is not null.
+        // SAFETY: by contract an identifier, so not null.
         let raw = unsafe { NonNull::new_unchecked(raw) };
         let current_channel = Arc::new(Mutex::new(Arc::clone(channel)));
         Arc::new(Self { api: channel.api, raw, context, current_channel })
     }
 
-    /// Returns the context of an identifier.
-    ///
     /// # Safety
     /// `raw` is a live identifier made by this module and stays alive for `'a`.
     pub(crate) unsafe fn context<'a>(raw: *const rdma_cm_id) -> &'a Context {
-        // SAFETY: the identifier is alive, and so is the context, which is freed after it; nothing
-        // ever changes it.
+        // SAFETY: the identifier is alive, and its context is freed after it and never changed.
         unsafe { &*(*raw).context.cast::<Context>() }
     }
 
@@ -121,14 +113,13 @@ impl CmId {
         loop {
             let current_channel = Arc::clone(&locked(&self.current_channel));
             let _calls = current_channel.enter();
-            // It may have moved before the lock was ours; once it is ours, it cannot.
+            // It may have moved before the lock was taken; now it cannot.
             if Arc::ptr_eq(&current_channel, &locked(&self.current_channel)) {
                 return f(self.raw.as_ptr());
             }
         }
     }
 
-    /// Makes one C call on the identifier, which answers 0 or leaves its reason in `errno`.
     fn call(
         &self,
         name: &'static str,
@@ -138,17 +129,16 @@ impl CmId {
         self.with(|raw| if f(raw) == 0 { Ok(()) } else { Err(Error::last(name, stage)) })
     }
 
-    /// Binds to `address` and listens.
     pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<(), Error> {
-        // Without this an IPv6 wildcard also takes the IPv4 port of the same number.
+        // Otherwise an IPv6 wildcard also takes the IPv4 port of the same number.
         if address.is_ipv6() {
             self.set_flag(c::RDMA_OPTION_ID_AFONLY)?;
         }
-        // As for a TCP listener: a port of former connections may be listened on again.
+        // As for a TCP listener: a port of former connections can be used again.
         self.set_flag(c::RDMA_OPTION_ID_REUSEADDR)?;
         let mut address = CAddress::new(address);
         self.call("rdma_bind_addr", Stage::Address, |id| {
-            // SAFETY: rdma_bind_addr(3): a live identifier and a live address of a known family.
+            // SAFETY: rdma_bind_addr(3): a live identifier, a live address of a known family.
             unsafe { (self.api.rdma_bind_addr)(id, address.as_mut_ptr()) }
         })?;
         let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
@@ -168,7 +158,7 @@ impl CmId {
             // SAFETY: as above.
             Ok((context, unsafe { (*id).port_num }))
         })?;
-        // Under the current channel's lock: if the identifier moves, its new channel watches.
+        // Under this lock: if the identifier moves, its new channel watches.
         let current_channel = locked(&self.current_channel);
         current_channel.watch_device(context)?;
         drop(current_channel);
@@ -180,11 +170,10 @@ impl CmId {
         self.set_option(option, Stage::Address, c_int::from(true))
     }
 
-    /// Sets an option of the identifier, which has the type of `value` in C.
+    /// `value` has the option's type in C.
     fn set_option<T: Copy>(&self, option: u32, stage: Stage, mut value: T) -> Result<(), Error> {
         self.call("rdma_set_option", stage, |id| {
-            // SAFETY: rdma_set_option(3): so many bytes, which are read during the call; another
-            // number of them than the option has is refused.
+            // SAFETY: rdma_set_option(3): so many bytes, read in the call; a wrong number fails.
             unsafe {
                 (self.api.rdma_set_option)(
                     id,
@@ -209,8 +198,7 @@ impl CmId {
         place: unsafe fn(*const rdma_cm_id) -> *const libc::sockaddr_storage,
     ) -> Option<SocketAddr> {
         self.with(|id| {
-            // SAFETY: a live identifier; the lock keeps the library from writing the address
-            // meanwhile.
+            // SAFETY: a live identifier; under the lock the library does not write the address.
             let storage = unsafe { &*place(id) };
             sockaddr::from_c(storage)
         })
@@ -220,23 +208,21 @@ impl CmId {
 impl Drop for CmId {
     fn drop(&mut self) {
         asynchronous::leave(self.key());
-        // Unread events of this identifier could no longer be attributed.
+        // Events of this identifier could no longer be attributed.
         drop(locked(&self.current_channel).withdraw(self.key()));
-        // SAFETY: rdma_destroy_id(3): this is the last reference, so the queue pair, which held
-        // one, is destroyed, and no other call is running. The channel is still held. Events are
-        // acknowledged before their reader releases the channel's lock, so the wait for them, if
-        // any, is short.
+        // SAFETY: rdma_destroy_id(3): the last reference: the queue pair, which held one, is
+        // destroyed, and no other call runs. The channel is still held. Readers acknowledge events
+        // before they release its lock, so any wait is short.
         let result = unsafe { (self.api.rdma_destroy_id)(self.raw.as_ptr()) };
         if result == 0 {
-            // SAFETY: allocated by `Box::leak` in `Context::allocate`; the identifier, whose events
-            // could lead here, is gone.
+            // SAFETY: allocated by `Box::leak` in `Context::allocate`; no event leads here now.
             drop(unsafe { Box::from_raw(self.context.as_ptr()) });
         }
-        // Otherwise the kernel may still report events for it, which need the context: it stays.
+        // Otherwise the kernel may still report its events, which need the context: it stays.
     }
 }
 
-/// Returns the device of an identifier, whose absence the library's own functions do not check.
+/// Returns the device of an identifier, whose absence the library does not check.
 ///
 /// # Safety
 /// `id` is alive and its lock is held.
@@ -246,8 +232,6 @@ unsafe fn device_of(id: *mut rdma_cm_id) -> Result<NonNull<ibv_context>, Error> 
         .ok_or(Error::State("the identifier has no device yet: it is not bound, resolved or requested"))
 }
 
-/// Checks that there is a device, and a queue pair on it.
-///
 /// # Safety
 /// `id` is alive and its lock is held.
 unsafe fn ready(id: *mut rdma_cm_id) -> Result<(), Error> {
@@ -264,7 +248,7 @@ fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// Returns the C form of connection parameters; it points to `private_data`.
+/// The result points to `private_data`.
 fn conn_param(params: &ConnectParams, private_data: &[u8], room: usize) -> Result<rdma_conn_param, Error> {
     if params.retry_count > MAX_RETRIES || params.rnr_retry_count > MAX_RETRIES {
         return Err(Error::Argument("retry counts go from 0 to 7"));
@@ -278,7 +262,6 @@ fn conn_param(params: &ConnectParams, private_data: &[u8], room: usize) -> Resul
     Ok(conn)
 }
 
-/// Private data as C takes it, if it fits.
 fn bytes(private_data: &[u8], room: usize) -> Result<(*const c_void, u8), Error> {
     match u8::try_from(private_data.len()) {
         Ok(len) if private_data.len() <= room => Ok((private_data.as_ptr().cast(), len)),
@@ -328,8 +311,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
         let mut destination = CAddress::new(remote);
         self.inner.call("rdma_resolve_addr", Stage::Address, |id| {
             let source = source.as_mut().map_or(ptr::null_mut(), CAddress::as_mut_ptr);
-            // SAFETY: rdma_resolve_addr(3): a live identifier, live addresses; no source is a null
-            // pointer.
+            // SAFETY: rdma_resolve_addr(3): a live identifier, live addresses, or null (no source).
             unsafe {
                 (self.inner.api.rdma_resolve_addr)(
                     id,
@@ -345,8 +327,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
         self.inner.with(|id| {
             // SAFETY: a live identifier whose lock is held.
             unsafe { device_of(id) }?;
-            // SAFETY: rdma_resolve_route(3): a live identifier with a device, which the library
-            // looks at unchecked.
+            // SAFETY: rdma_resolve_route(3): a live identifier with a device, which is not checked.
             match unsafe { (self.inner.api.rdma_resolve_route)(id, milliseconds(timeout)) } {
                 0 => Ok(()),
                 _ => Err(Error::last("rdma_resolve_route", Stage::Address)),
@@ -385,7 +366,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             // SAFETY: a live identifier whose lock is held.
             unsafe { ready(id) }?;
             // SAFETY: rdma_connect(3): a live identifier with a device and a queue pair; the
-            // parameters and the private data they point to are copied during the call.
+            // parameters and their private data are copied during the call.
             match unsafe { (self.inner.api.rdma_connect)(id, &raw mut conn) } {
                 0 => Ok(()),
                 _ => Err(Error::last("rdma_connect", Stage::Connection)),
@@ -409,24 +390,21 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
     fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         let (data, len) = bytes(private_data, REJECT_DATA)?;
         self.inner.call("rdma_reject", Stage::Connection, |id| {
-            // SAFETY: rdma_reject(3): a live identifier; `len` bytes at `data` are copied during
-            // the call.
+            // SAFETY: rdma_reject(3): a live identifier; `len` bytes at `data` are copied.
             unsafe { (self.inner.api.rdma_reject)(id, data, len) }
         })
     }
 
     fn notify_established(&self) -> Result<(), Error> {
         self.inner.call("rdma_notify", Stage::Connection, |id| {
-            // SAFETY: rdma_notify(3): a live identifier; the kernel looks whether it waits for this
-            // event.
+            // SAFETY: rdma_notify(3): a live identifier; the kernel checks that it waits for this.
             unsafe { (self.inner.api.rdma_notify)(id, c::IBV_EVENT_COMM_EST) }
         })
     }
 
     fn disconnect(&self) -> Result<(), Error> {
         self.inner.call("rdma_disconnect", Stage::Connection, |id| {
-            // SAFETY: rdma_disconnect(3): a live identifier; one without a device is refused by the
-            // library.
+            // SAFETY: rdma_disconnect(3): a live identifier; one without device is refused.
             unsafe { (self.inner.api.rdma_disconnect)(id) }
         })
     }
@@ -446,14 +424,13 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             if !Arc::ptr_eq(&from, &locked(&inner.current_channel)) {
                 continue;
             }
-            // SAFETY: rdma_migrate_id(3): a live identifier and an open channel. It blocks while an
-            // event of the identifier is unacknowledged on the old channel; with that channel's
-            // lock held there is none.
+            // SAFETY: rdma_migrate_id(3): a live identifier and an open channel. It would wait for
+            // an unacknowledged event on the old channel; under that channel's lock there is none.
             let result = unsafe { (inner.api.rdma_migrate_id)(inner.raw.as_ptr(), to.as_ptr()) };
             if result != 0 {
                 return Err(Error::last("rdma_migrate_id", Stage::Connection));
             }
-            // What devices told moves along, under the lock: nothing more reaches the old channel.
+            // Device events move along, under the lock: no more reach the old channel.
             let mut current_channel = locked(&inner.current_channel);
             *current_channel = Arc::clone(to);
             from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));

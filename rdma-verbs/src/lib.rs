@@ -17,27 +17,24 @@
 //!
 //! # What it needs
 //!
-//! To build: Rust and a linker. To run: `librdmacm.so.1` and `libibverbs.so.1` (of rdma-core; run
-//! with version 44), found with `dlopen` by [`Verbs::load`], and an RDMA device that can do
-//! reliable connections with WRITE WITH IMMEDIATE: InfiniBand, RoCE, or soft-RoCE (`rdma_rxe`).
-//! Where one of them is missing, [`Verbs::load`] or
-//! [`event_channel`](rdma_backend::Backend::event_channel) fails with
-//! [`ErrorKind::NoDevice`](rdma_backend::ErrorKind::NoDevice) and a text that says what to install
-//! or load. Regions are locked memory: the limit (`ulimit -l`) must have room for them.
+//! To build: Rust and a linker. To run: `librdmacm.so.1` and `libibverbs.so.1` of rdma-core (run
+//! with version 44), which [`Verbs::load`] opens by `dlopen`, and an RDMA device with reliable
+//! connections and WRITE WITH IMMEDIATE: InfiniBand, RoCE, or soft-RoCE (`rdma_rxe`). If one is
+//! missing, [`Verbs::load`] or [`event_channel`](rdma_backend::Backend::event_channel) fails with
+//! [`ErrorKind::NoDevice`](rdma_backend::ErrorKind::NoDevice), and its text says what to install or
+//! load. Regions are locked memory: the limit (`ulimit -l`) must have room for them.
 //!
 //! # Fork
 //!
-//! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs
-//! one of two things, or a write of the parent after the fork moves the page away from where the
-//! device reads and writes (VR-RES-010): a kernel that copies pinned pages at the fork (Linux 5.12
-//! and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
-//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there
-//! before [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it
-//! dies if it touches them. A child that only runs `exec` is safe in any case. Pages count as a
-//! whole: memory of a program that is registered
+//! This library does not call `ibv_fork_init(3)`. If a process forks while it has regions, a later
+//! write of the parent can move a page away from where the device reads and writes (VR-RES-010). To
+//! prevent that, use a kernel that copies pinned pages at the fork (Linux 5.12 and later;
+//! `ibv_is_fork_initialized(3)` reports `IBV_FORK_UNNEEDED`), or set `RDMAV_FORK_SAFE=1`, which has
+//! the same effect as that call, before [`Verbs::load`]. The child then lacks the pages of regions
+//! and dies if it touches them. So registered memory
 //! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of
-//! its own, or a child lacks what else is on its first and last page too. In no case may a child
-//! use the parent's connections: it has their descriptors and their memory, and neither is its own.
+//! its own. A child that only runs `exec` is always safe. A child must never use the parent's
+//! connections: neither their descriptors nor their memory is its own.
 //!
 //! # From the seam to C
 //!
@@ -68,55 +65,51 @@
 //! | drop | `rdma_destroy_qp(3)`, `ibv_destroy_cq(3)`, `ibv_destroy_comp_channel(3)`, `ibv_dereg_mr(3)`, `munmap(2)`, `ibv_dealloc_pd(3)`, `rdma_destroy_id(3)`, `rdma_destroy_event_channel(3)` |
 //!
 //! [`EventChannel`] and [`CompletionQueue`] implement [`AsFd`](std::os::fd::AsFd): poll the
-//! descriptors for reading. Both are owned by their object; nothing else may be done with them. An
-//! event channel's is an epoll(7) instance over librdmacm's own descriptor and those of the devices
-//! in use.
+//! descriptors for reading, and do nothing else with them. An event channel's is an epoll(7)
+//! instance over librdmacm's own descriptor and those of the devices in use.
 //!
 //! # Threads
 //!
 //! Everything is [`Send`] and [`Sync`]. Posting, polling, arming and taking events take no lock of
-//! ours and allocate nothing; the provider has its own locks (unless a variable such as
-//! `MLX5_SINGLE_THREADED` turns them off: do not set it). Calls on identifiers and
-//! [`next_event`](EventChannel) exclude each other per event channel, because `rdma_get_cm_event`
-//! itself works on the identifier of the event. None of this blocks.
+//! ours and allocate nothing. The provider has locks; do not set a variable that turns them off,
+//! such as `MLX5_SINGLE_THREADED`. Calls on identifiers and [`next_event`](EventChannel) exclude
+//! each other per channel: `rdma_get_cm_event` writes to identifiers. None of this blocks.
 //!
 //! # Inline bytes
 //!
-//! The slice of an inline request may be written again at once
-//! ([`SendRequest`](rdma_backend::SendRequest)): providers copy it. `mana` (as of rdma-core 55)
-//! ignores `IBV_SEND_INLINE`, and its device reads the slice later. Where its kernel refuses inline
-//! bytes, [`max_inline`](rdma_backend::QueuePair::max_inline) is 0; older kernels do not refuse.
-//! There ask for no inline bytes, or leave the slice as it is until the request has completed.
+//! An inline slice may be written again at once ([`SendRequest`](rdma_backend::SendRequest)):
+//! providers copy it. `mana` (as of rdma-core 55) ignores `IBV_SEND_INLINE` and reads it later.
+//! Where its kernel refuses inline bytes, [`max_inline`](rdma_backend::QueuePair::max_inline) is 0;
+//! with older kernels ask for none, or leave the slice as it is until the request has completed.
 //!
 //! # The order of destruction
 //!
 //! C wants a queue pair destroyed before its completion queue and its identifier, a completion
 //! queue before its channel, regions before their domain, identifiers before their event channel,
 //! and all before the device is closed. `rdma_destroy_id` and `ibv_destroy_cq` wait for ever for an
-//! unacknowledged event. Here each object holds what must outlive it, and an event is acknowledged
-//! before it is handed out. Handles may be dropped in any order, on any thread.
+//! unacknowledged event. Here each object holds what must outlive it, and events are acknowledged
+//! before they are handed out: drop handles in any order, on any thread.
 //!
 //! # Asynchronous events
 //!
-//! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of its
+//! A device's asynchronous event (`ibv_get_async_event(3)`) arrives on the event channel of its
 //! identifier, as [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm opens a
-//! device once for the process, so identifiers of all channels share one context and one descriptor
-//! of such events, which is made non-blocking. The channel that is asked first takes the events,
-//! acknowledges them at once, and hands them to the channels that they are for. Do not read the
-//! events of a context that librdmacm opened elsewhere in the process: they would be missed here.
+//! device once for the process, so the identifiers of all channels share one descriptor of such
+//! events, which is made non-blocking. The first channel that is asked takes and acknowledges them
+//! and hands them to the right channels. Do not read them elsewhere: they would be missed here.
 //!
 //! # The bindings
 //!
 //! `src/sys/generated/mod.rs` is bindgen's translation of the headers for Linux on x86_64 and
 //! aarch64, checked in, reduced to what is used, with its layout assertions evaluated at compile
-//! time; `bindings.sh` makes it. The structures in it are the same in rdma-core 44, 56 and 65. C
-//! enums are integers, because newer libraries add values. `ibv_post_send` and its like are inline
-//! functions in C; here as there they go through the table in the device's context.
+//! time; `bindings.sh` makes it. Its structures are the same in rdma-core 44, 56 and 65. C enums
+//! are integers, because newer libraries add values. `ibv_post_send` and its like, inline functions
+//! in C, go through the table in the device's context.
 //!
-//! The feature `rdma-sys` replaces these declarations by those of the crate of that name, which
-//! links the libraries at build time (it needs their headers, libclang and pkg-config, and does not
-//! build with clang 16 or newer); its tests also compare both layouts. The feature `ibverbs` adds
-//! the module `devices`, a listing of devices and GIDs by the crate of that name.
+//! The feature `rdma-sys` uses the declarations of that crate instead, and compares both layouts in
+//! its tests. It links the libraries at build time, needs their headers, libclang and pkg-config,
+//! and does not build with clang 16 or newer. The feature `ibverbs` adds the module `devices`, a
+//! listing of devices and GIDs by the crate of that name.
 
 mod asynchronous;
 mod chain;
@@ -164,8 +157,8 @@ impl Verbs {
     }
 
     /// Returns whether the libraries can be asked for
-    /// [`Access::RELAXED_ORDERING`](rdma_backend::Access::RELAXED_ORDERING). Whether the kernel and
-    /// the device then do it, they do not tell.
+    /// [`Access::RELAXED_ORDERING`](rdma_backend::Access::RELAXED_ORDERING). They do not tell
+    /// whether kernel and device do it.
     #[must_use]
     pub const fn has_relaxed_ordering(&self) -> bool {
         self.api.ibv_reg_mr_iova2.is_some()
@@ -190,7 +183,7 @@ impl Backend for Verbs {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: clock_gettime(2): a clock that every Linux has, and a live structure to fill.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-        // Since some moment before the process began, and never negative.
+        // Never negative: it counts from before the process began.
         Instant::from_parts(time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned())
     }
 }

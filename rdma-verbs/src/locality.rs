@@ -1,8 +1,7 @@
 //! The RDMA devices of this machine with their addresses and near processors, as sysfs lists them.
 //!
-//! librdmacm chooses a device by address: `rdma_resolve_addr(3)` takes the one whose interface has
-//! the route, a listener the one that has its address. What remains to choose are the processors
-//! near it. Software devices, such as rxe and softrdma, have no NUMA node.
+//! librdmacm chooses a device by address: `rdma_resolve_addr(3)` takes the one with the route, a
+//! listener the one with its address. Software devices (rxe, softrdma) have no NUMA node.
 
 use std::fmt;
 use std::fs;
@@ -55,8 +54,8 @@ pub fn devices() -> Vec<Device> {
     below(Path::new("/sys/class/infiniband"), Path::new("/sys/devices/system/node"))
 }
 
-/// Returns the node near all of these addresses: `None` if one of them belongs to no device in the
-/// list, if a device has no node, or if their nodes differ.
+/// Returns the node near all of these addresses. `None` if one belongs to no device of the list, if
+/// a device has no node, or if nodes differ.
 #[must_use]
 pub fn common_node<'a>(devices: &'a [Device], addresses: &[IpAddr]) -> Option<&'a Node> {
     let node = |address: &IpAddr| devices.iter().find(|device| device.has(*address))?.node.as_ref();
@@ -65,7 +64,6 @@ pub fn common_node<'a>(devices: &'a [Device], addresses: &[IpAddr]) -> Option<&'
     others.iter().all(|address| node(address) == Some(near)).then_some(near)
 }
 
-/// Reads the devices in the kernel's `folder`. `nodes` is the folder of its NUMA nodes.
 fn below(folder: &Path, nodes: &Path) -> Vec<Device> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<_> = entries
@@ -82,8 +80,7 @@ fn read(path: &Path) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Returns the addresses in the table of the first port, each once: a device has an entry for each
-/// version of RoCE.
+/// Returns the first port's addresses, each once: a device has an entry per version of RoCE.
 fn addresses(device: &Path) -> Vec<IpAddr> {
     let entries = fs::read_dir(device.join("ports/1/gids")).into_iter().flatten().filter_map(Result::ok);
     let gids = entries.filter_map(|entry| read(&entry.path())?.parse::<Ipv6Addr>().ok());

@@ -6,40 +6,36 @@ use rdma_backend::Pages;
 
 use crate::error::{Error, Stage};
 
-/// The length of a huge page: the first of x86-64, and of AArch64 with pages of 4 KiB. A system
-/// with longer reserved pages refuses such a mapping, and is advised instead.
+/// A huge page: the first of x86-64, and of AArch64 with pages of 4 KiB. A system with longer
+/// reserved pages refuses such a mapping, and is advised instead.
 const HUGE: usize = 2 << 20;
 
 /// Anonymous pages, zeroed.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
-    /// Whole pages.
     len: usize,
     pages: Pages,
 }
 
-// SAFETY: the bytes are reached by the region that they belong to, as atomics only; the mapping
-// itself is never changed.
+// SAFETY: only its region reaches the bytes, as atomics; the mapping itself is never changed.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps at least `len` bytes.
     pub(crate) fn new(len: usize) -> Result<Self, Error> {
         // SAFETY: sysconf(3) has no preconditions.
         let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
         Self::map(whole(len, page)?, 0).map_err(|()| Error::last("mmap", Stage::Create))
     }
 
-    /// Maps at least `len` bytes of huge pages: reserved ones, or usual ones that the kernel is
-    /// advised to make huge. Less than one is mapped as ever: it would waste most of one.
+    /// Maps at least `len` bytes of huge pages: reserved ones, or usual ones advised to become
+    /// huge. Less than one is mapped as usual: it would waste most of one.
     pub(crate) fn huge(len: usize) -> Result<Self, Error> {
         Self::reserved_or_advised(len, libc::MAP_HUGETLB)
     }
 
-    /// Maps huge pages, first by the flags that take reserved ones.
     fn reserved_or_advised(len: usize, reserved: i32) -> Result<Self, Error> {
         if len < HUGE {
             return Self::new(len);
@@ -49,7 +45,7 @@ impl Mapping {
             mapping.pages = Pages::Huge;
             return Ok(mapping);
         }
-        // Huge pages lie at multiples of their length: what is around them is given back.
+        // Huge pages lie at multiples of their length: the surplus around them is given back.
         let room = whole.checked_add(HUGE).ok_or(TOO_LONG)?;
         let mut mapping = Self::map(room, 0).map_err(|()| Error::last("mmap", Stage::Create))?;
         mapping.trim(whole);
@@ -61,8 +57,7 @@ impl Mapping {
     }
 
     fn map(len: usize, flags: i32) -> Result<Self, ()> {
-        // SAFETY: mmap(2): fresh anonymous pages at an address of the kernel's choice affect no
-        // other memory.
+        // SAFETY: mmap(2): fresh anonymous pages, at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -81,7 +76,7 @@ impl Mapping {
         }
     }
 
-    /// Unmaps all but `len` bytes from the first multiple of [`HUGE`] on, which are inside.
+    /// Unmaps all but `len` bytes from the first multiple of [`HUGE`] on.
     fn trim(&mut self, len: usize) {
         let Some((before, after)) = surplus(self.base.as_ptr().addr(), self.len, len) else { return };
         let first = self.base.as_ptr();
@@ -89,7 +84,7 @@ impl Mapping {
         let (kept, end) = unsafe { (first.add(before), first.add(before + len)) };
         for (part, length) in [(first, before), (end, after)] {
             if length > 0 {
-                // SAFETY: munmap(2): whole pages of this mapping, which no other code has seen yet.
+                // SAFETY: munmap(2): whole pages of this mapping, not in use yet.
                 unsafe { libc::munmap(part.cast(), length) };
             }
         }
@@ -102,7 +97,6 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Returns the kind of pages that the mapping got.
     pub(crate) const fn pages(&self) -> Pages {
         self.pages
     }
@@ -110,9 +104,8 @@ impl Mapping {
 
 const TOO_LONG: Error = Error::Argument("a region of this length does not fit into the address space");
 
-/// Finds `len` bytes that begin at a multiple of [`HUGE`] among the `mapped` bytes at `address`.
-///
-/// Returns how many bytes lie in front of them, and how many behind. `None` if they do not fit.
+/// Returns how many of the `mapped` bytes at `address` lie before and behind the first `len` that
+/// begin at a multiple of [`HUGE`]. `None` if they do not fit.
 fn surplus(address: usize, mapped: usize, len: usize) -> Option<(usize, usize)> {
     let before = address.wrapping_neg() % HUGE;
     let after = mapped.checked_sub(before)?.checked_sub(len)?;
@@ -128,8 +121,7 @@ fn whole(len: usize, page: usize) -> Result<usize, Error> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: munmap(2): exactly what was mapped and not given back; every borrow of it ended
-        // with `self`, and it is not registered any more.
+        // SAFETY: munmap(2): what was mapped and not given back, neither borrowed nor registered.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -143,8 +135,7 @@ mod tests {
     use super::*;
 
     fn bytes(mapping: &Mapping) -> SharedMemory<'_> {
-        // SAFETY: pages that no other owner has, mapped until the end of the borrow, and reached as
-        // atomics only.
+        // SAFETY: pages of its own, mapped until the borrow ends, and reached as atomics only.
         SharedMemory::new(unsafe {
             core::slice::from_raw_parts(mapping.base().cast::<AtomicU8>(), mapping.len)
         })
@@ -164,7 +155,7 @@ mod tests {
     fn huge_pages_are_aligned_or_not_taken() {
         let usual = Mapping::huge(HUGE - 1).unwrap();
         assert_eq!((usual.pages, usual.len), (Pages::Usual, HUGE));
-        // A machine may have none reserved, and a kernel without transparent ones no advice.
+        // There may be no reserved pages, and no transparent ones in the kernel.
         for len in [HUGE, HUGE + 1, 3 * HUGE] {
             let mapping = Mapping::huge(len).unwrap();
             println!("{len} bytes: {:?}", mapping.pages);

@@ -33,15 +33,14 @@ pub struct QueuePair {
     post_recv: PostRecv,
     number: u32,
     max_inline: usize,
-    // What must outlive it; it is destroyed in `drop`, before these.
+    // These outlive it: it is destroyed in `drop`.
     id: Arc<CmId>,
     _completions: Arc<Queue>,
     domain: Arc<Pd>,
 }
 
-// SAFETY: work may be posted by any number of threads at once: all verbs objects are safe for
-// multi-threaded access (ibv_alloc_td(3)). What changes its state or destroys it is done under the
-// lock of its identifier.
+// SAFETY: any number of threads may post at once: verbs objects are safe for multi-threaded access
+// (ibv_alloc_td(3)). State changes and destruction happen under the lock of its identifier.
 unsafe impl Send for QueuePair {}
 // SAFETY: as above.
 unsafe impl Sync for QueuePair {}
@@ -82,13 +81,11 @@ impl QueuePair {
             // SAFETY: rdma_create_qp(3) succeeded and left the queue pair here.
             let raw = unsafe { (*raw_id).qp };
             let raw = NonNull::new(raw).ok_or(Error::State("the identifier has no queue pair"))?;
-            // SAFETY: the queue pair is alive; its number and its context's table are never written
-            // again.
+            // SAFETY: the queue pair is alive; its number and context's table never change.
             let (number, post_send, post_recv) =
                 unsafe { ((*raw.as_ptr()).qp_num, (*verbs).ops.post_send, (*verbs).ops.post_recv) };
             let (Some(post_send), Some(post_recv)) = (post_send, post_recv) else {
-                // SAFETY: rdma_destroy_qp(3): the identifier has a queue pair, which no other code
-                // uses.
+                // SAFETY: rdma_destroy_qp(3): the identifier has a queue pair, used by nothing.
                 unsafe { (domain.device().api.rdma_destroy_qp)(raw_id) };
                 return Err(Error::State("the device's provider cannot post work requests"));
             };
@@ -106,7 +103,7 @@ impl QueuePair {
         })
     }
 
-    /// Posts a chain that one doorbell takes, the first `MOST` of `requests`.
+    /// Posts the first `MOST` of `requests` as a chain, by one doorbell.
     #[inline]
     fn post_send_batch<const MOST: usize>(
         &self,
@@ -114,7 +111,7 @@ impl QueuePair {
     ) -> Result<(), PostError<Error>> {
         let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST];
         let mut works = [const { MaybeUninit::<ibv_send_wr>::uninit() }; MOST];
-        // Everything below uses these two pointers, so that links between requests stay valid.
+        // Both pointers serve for all below, so that links between requests stay valid.
         let elements = elements.as_mut_ptr().cast::<ibv_sge>();
         let works = works.as_mut_ptr().cast::<ibv_send_wr>();
         let mut count = 0;
@@ -127,8 +124,8 @@ impl QueuePair {
                     break;
                 }
             };
-            // The list points to a written element even where it has none: providers look at the
-            // first without looking at the number (erdma and cxgb4 of a READ, cxgb4 of a WRITE).
+            // The list always points to a written element: erdma and cxgb4 look at the first
+            // without looking at the number (of a READ; cxgb4 also of a WRITE).
             let num_sge = c_int::from(element.length != 0);
             // SAFETY: `count` is below MOST, the length of the array.
             let sge = unsafe { elements.add(count) };
@@ -137,18 +134,17 @@ impl QueuePair {
             // SAFETY: as above.
             unsafe { sys::write_send_wr(works.add(count), &work(request), sge, num_sge) };
             if count > 0 {
-                // SAFETY: both are in bounds, and the one before was written in the previous round.
+                // SAFETY: both are in bounds; the one before was written in the previous round.
                 unsafe { (*works.add(count - 1)).next = works.add(count) };
             }
             count += 1;
         }
         if count > 0 {
             let mut bad = works;
-            // SAFETY: ibv_post_send(3): a live queue pair, and a chain of `count` requests that
-            // ends with a null pointer, with elements inside regions of its domain; of each request
-            // all is written that the call reads for its operation. The call copies requests,
-            // elements and inline bytes; the device reads other bytes later, from memory that is
-            // registered, and refuses should a region be dropped before.
+            // SAFETY: ibv_post_send(3): a live queue pair, and a null-terminated chain of `count`
+            // requests, with elements inside regions of its domain; what the call reads for each
+            // operation is written. It copies requests, elements and inline bytes. Other bytes the
+            // device reads later, from registered memory; it refuses if the region was dropped.
             let result = unsafe { (self.post_send)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
                 return Err(refused("ibv_post_send", result, position(works, bad, count)));
@@ -160,7 +156,6 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::post_send_batch`], for receives: the id of each, and where it puts a SEND.
     #[inline]
     fn post_recv_batch<const MOST: usize>(
         &self,
@@ -184,13 +179,11 @@ impl QueuePair {
         })
     }
 
-    /// Returns the id and the element of a receive that may be posted.
     #[inline]
     fn check_recv(&self, request: &RecvRequest<'_, Region>) -> Result<(u64, ibv_sge), Error> {
         Ok((request.id, Region::element(&request.local, &self.domain)?))
     }
 
-    /// Returns the element of a send request that may be posted.
     #[inline]
     fn check_send(&self, request: &SendRequest<'_, Region>) -> Result<ibv_sge, Error> {
         if request.inline {
@@ -205,10 +198,10 @@ impl QueuePair {
     }
 }
 
-/// Creates the queue pair of `id` and says how many bytes it takes inline.
+/// Returns how many bytes the queue pair takes inline.
 ///
 /// # Safety
-/// The identifier is alive and its lock is held; it, the domain and the queue are of one device.
+/// The identifier is alive, its lock held; it, the domain and the queue are of one device.
 unsafe fn create(
     id: *mut rdma_cm_id,
     domain: &Pd,
@@ -226,8 +219,7 @@ unsafe fn create(
     attributes.cap.max_recv_sge = 1;
     attributes.cap.max_inline_data = limits.inline;
     // SAFETY: rdma_create_qp(3): everything is alive and of one device; both queues are given, so
-    // the library makes none of its own; `attributes` is a live structure, into which it writes
-    // what was granted.
+    // the library makes none; it writes what was granted into `attributes`, a live structure.
     let result = unsafe { (domain.device().api.rdma_create_qp)(id, domain.as_ptr(), &raw mut attributes) };
     if result == 0 {
         Ok(attributes.cap.max_inline_data as usize)
@@ -263,11 +255,9 @@ fn work(request: &SendRequest<'_, Region>) -> Work {
     }
 }
 
-/// Returns the bytes of a GID, in network order.
 fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     const { assert!(size_of::<ibv_gid>() == 16) };
-    // SAFETY: a GID is 16 bytes in whichever arm of the union it was written, without padding, and
-    // any are a valid array.
+    // SAFETY: in each arm of the union a GID is 16 bytes without padding, all valid.
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
@@ -282,7 +272,7 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
 
     #[inline]
     fn post_send(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        // Most chains are of one, which needs no table on the stack.
+        // Nearly all chains have one request, which needs no table on the stack.
         match requests {
             [_] => self.post_send_batch::<1>(requests),
             _ => self.post_send_chain(requests),
@@ -291,7 +281,6 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
 
     #[inline]
     fn post_recv(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        // Most chains are of one, which needs no table on the stack.
         match requests {
             [request] => self.post_recv_batch::<1>(iter::once(self.check_recv(request))),
             _ => self.post_recv_chain(requests),
@@ -301,10 +290,9 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         attributes.min_rnr_timer = timer.code();
-        // Without IBV_QP_STATE the state stays. Only in RTS the timer may be changed alone.
+        // Without IBV_QP_STATE the state stays. The timer alone may change only in RTS.
         let result = self.id.with(|_| {
-            // SAFETY: ibv_modify_qp(3): a live queue pair, and attributes of which only the one in
-            // the mask is read.
+            // SAFETY: ibv_modify_qp(3): a live queue pair; only the masked attribute is read.
             unsafe {
                 (self.domain.device().api.ibv_modify_qp)(
                     self.raw.as_ptr(),
@@ -341,13 +329,11 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
 }
 
 impl QueuePair {
-    /// Returns the attributes of the queue pair that are in `mask`.
     fn query(&self, mask: u32) -> Result<ibv_qp_attr, Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         let mut init: ibv_qp_init_attr = sys::zeroed();
         let result = self.id.with(|_| {
-            // SAFETY: ibv_query_qp(3): a live queue pair, and two live structures of the right
-            // types for the answer.
+            // SAFETY: ibv_query_qp(3): a live queue pair, and live structures of the right types.
             unsafe {
                 (self.domain.device().api.ibv_query_qp)(
                     self.raw.as_ptr(),
@@ -369,9 +355,8 @@ impl Drop for QueuePair {
         // A new queue pair may reuse its address.
         asynchronous::set_pair(self.id.key(), ptr::null(), ptr::null());
         self.id.with(|id| {
-            // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one, since it had
-            // none when this was created and gets no second; no other pointer to it exists. The
-            // lock keeps the event loop from using it meanwhile.
+            // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one: it gets no
+            // second. No other pointer to it exists, and the lock keeps the event loop out.
             unsafe { (self.domain.device().api.rdma_destroy_qp)(id) };
         });
     }
@@ -381,7 +366,6 @@ impl Drop for QueuePair {
 mod tests {
     use super::*;
 
-    /// What C reads of a request is written, also what only some providers read.
     #[test]
     fn of_a_work_request_its_operation_is_written() {
         let work = Work { id: 7, opcode: c::IBV_WR_RDMA_WRITE, flags: 2, immediate: 5, remote: (11, 13) };
@@ -390,8 +374,7 @@ mod tests {
         let to = place.as_mut_ptr();
         // SAFETY: a live structure.
         unsafe { sys::write_send_wr(to, &work, &raw mut element, 1) };
-        // SAFETY: written, says the name of this test, and Miri where it is wrong: each is an
-        // integer or a pointer.
+        // SAFETY: integers and pointers, all written: Miri would report it otherwise.
         unsafe {
             assert_eq!(((*to).wr_id, (*to).opcode, (*to).send_flags), (7, work.opcode, 2));
             assert!((*to).next.is_null() && (*to).sg_list == &raw mut element && (*to).num_sge == 1);

@@ -21,16 +21,14 @@ pub struct Domain {
     pub(crate) inner: Arc<Pd>,
 }
 
-/// The domain proper; regions and queue pairs hold it, because `ibv_dealloc_pd(3)` fails while
-/// there are any.
+/// The domain proper, held by regions and queue pairs: `ibv_dealloc_pd(3)` fails while any exist.
 #[derive(Debug)]
 pub(crate) struct Pd {
     raw: NonNull<ibv_pd>,
     device: Device,
 }
 
-// SAFETY: a protection domain may be used by any number of threads at once: all verbs objects are
-// safe for multi-threaded access (ibv_alloc_td(3)). It is deallocated by the last reference.
+// SAFETY: verbs objects are safe for multi-threaded access (ibv_alloc_td(3)).
 unsafe impl Send for Pd {}
 // SAFETY: as above.
 unsafe impl Sync for Pd {}
@@ -47,17 +45,15 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: ibv_dealloc_pd(3): what was made in the domain held it and is destroyed. Should a
-        // region have failed to be deregistered, this fails with EBUSY and the domain stays, as it
-        // must.
+        // SAFETY: ibv_dealloc_pd(3): what was made in the domain held it and is destroyed. If a
+        // region could not be deregistered, this fails with EBUSY and the domain stays.
         let _busy = unsafe { (self.device.api.ibv_dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
 impl Domain {
     pub(crate) fn create(device: Device) -> Result<Self, Error> {
-        // SAFETY: ibv_alloc_pd(3): the device's context is open, and stays so while the device is
-        // held.
+        // SAFETY: ibv_alloc_pd(3): the context is open while the device is held.
         let raw = unsafe { (device.api.ibv_alloc_pd)(device.context()) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_alloc_pd", Stage::Create))?;
         Ok(Self { inner: Arc::new(Pd { raw, device }) })
@@ -74,9 +70,9 @@ impl rdma_backend::Domain<Verbs> for Domain {
     }
 
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
-        // On the heap, so that what it shares stays where it is while the region moves.
+        // On the heap, so that what it shares does not move with the region.
         let memory: Arc<dyn CallerMemory> = Arc::new(memory);
-        // Asked once: what is registered is one borrow's bytes, whatever another call would return.
+        // Asked once: another call could return other bytes than the registered ones.
         let shared = memory.shared();
         let (address, len) = (shared.address(), shared.len());
         if len == 0 {
@@ -92,7 +88,6 @@ impl rdma_backend::Domain<Verbs> for Domain {
     }
 }
 
-/// No more rights than asked for: a peer shall not have what a region does not need.
 fn access_flags(access: Access) -> c_int {
     let mut flags = 0;
     if access.allows(Access::LOCAL_WRITE) {
@@ -113,7 +108,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// Registers `len` bytes at `address`. Without the function for optional rights there are none.
+    /// Without the function for optional rights there are none.
     ///
     /// # Safety
     /// As for `ibv_reg_mr(3)`.
@@ -129,8 +124,7 @@ impl Functions {
         match self.ibv_reg_mr_iova2.filter(|_| access.allows(Access::RELAXED_ORDERING)) {
             Some(optionally) => {
                 let flags = flags.cast_unsigned() | c::IBV_ACCESS_RELAXED_ORDERING;
-                // SAFETY: passed on from the caller; peers know the bytes by the address that they
-                // have here.
+                // SAFETY: passed on from the caller; peers use the address of the bytes here.
                 unsafe { optionally(domain, first, len, address as u64, flags) }
             }
             // SAFETY: passed on from the caller.
@@ -146,25 +140,22 @@ pub struct Region {
     rkey: u32,
     address: usize,
     len: usize,
-    /// What the `len` bytes at `address` are; `None` only in `drop`.
+    /// Keeps the `len` bytes at `address`; `None` only in `drop`.
     bytes: Option<Bytes>,
     domain: Arc<Pd>,
 }
 
-/// The memory of a region, kept until it is deregistered.
 enum Bytes {
     Own(Mapping),
     Caller(#[expect(dead_code, reason = "it is kept until it is dropped")] Arc<dyn CallerMemory>),
 }
 
-// SAFETY: the bytes are reached through atomics only, and `raw` only for deregistration, by the
-// owner.
+// SAFETY: the bytes are reached as atomics only, and `raw` only by the owner's deregistration.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers the first `len` bytes of pages of its own.
     fn own(domain: &Arc<Pd>, mapping: Mapping, len: usize, access: Access) -> Result<Self, Error> {
         let address = mapping.base().expose_provenance();
         Self::register(domain, Bytes::Own(mapping), (address, len), None, access)
@@ -181,13 +172,11 @@ impl Region {
         let api = domain.device.api;
         let functions = Functions { ibv_reg_mr: api.ibv_reg_mr, ibv_reg_mr_iova2: api.ibv_reg_mr_iova2 };
         // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the
-        // registration: `bytes` stays in the region, which drops it last. A caller's memory was
-        // borrowed once, for both numbers, from the value behind its `Arc`, which is neither moved
-        // nor dropped before that, so that borrow could have lasted as long. Its bytes are atomics,
-        // for which it is sound that the device writes them. ibv_reg_dmabuf_mr(3): the same bytes,
-        // by the contract of `DmaBuf::new`, which the device names by the address that they have
-        // here; the descriptor is open for as long as `bytes` exists, and is not used after the
-        // call.
+        // registration: the region drops `bytes` last. A caller's memory was borrowed once, for
+        // both numbers, from behind its `Arc`, which neither moves nor drops it before, so the
+        // borrow could last as long; its bytes are atomics, which the device may write.
+        // ibv_reg_dmabuf_mr(3): the same bytes, by the contract of `DmaBuf::new`, under the address
+        // they have here; its descriptor is open as long as `bytes` exists, and not used later.
         let raw = unsafe {
             match buffer {
                 None => functions.register(domain.as_ptr(), address, len, access),
@@ -209,7 +198,6 @@ impl Region {
         Ok(Self { raw, lkey, rkey, address, len, bytes: Some(bytes), domain: Arc::clone(domain) })
     }
 
-    /// Returns the scatter/gather element of a slice inside this region, which is of `domain`.
     #[inline]
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
@@ -231,13 +219,12 @@ impl Region {
     }
 }
 
-/// Whether `len` bytes of a dma-buf from its offset on can be there: kernel offsets are signed.
+/// Whether a dma-buf can have `len` bytes from its offset on: kernel offsets are signed.
 fn is_inside_a_file(buffer: &DmaBuf, len: usize) -> bool {
     let end = buffer.offset().checked_add(len as u64);
     buffer.descriptor() >= 0 && end.is_some_and(|end| i64::try_from(end).is_ok())
 }
 
-/// The length as C takes it, if `len` bytes from `offset` are inside of `all`.
 #[inline]
 fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
     if offset.checked_add(len)? > all {
@@ -264,11 +251,9 @@ impl rdma_backend::Region for Region {
 
     #[inline]
     fn memory(&self) -> SharedMemory<'_> {
-        // SAFETY: the bytes that were registered, whose provenance was exposed for that. `bytes`
-        // keeps them until the region is dropped, which the borrow of `self` prevents. They are a
-        // mapping of this library's, reached in this process as atomics only, or what a caller's
-        // memory lent as atomics, from behind its `Arc`, which is neither moved nor dropped before
-        // that.
+        // SAFETY: the registered bytes, whose provenance was exposed for that. `bytes` keeps them
+        // until the region is dropped, after this borrow: a mapping, reached in this process as
+        // atomics only, or what a caller's memory lent as atomics, which stays behind its `Arc`.
         SharedMemory::new(unsafe {
             core::slice::from_raw_parts(ptr::with_exposed_provenance::<AtomicU8>(self.address), self.len)
         })
@@ -294,9 +279,8 @@ impl fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: ibv_dereg_mr(3): registered by us and deregistered once. Work requests that still
-        // name the region fail with a protection error from here on; the device does not touch the
-        // pages any more.
+        // SAFETY: ibv_dereg_mr(3): registered and deregistered once. Work requests that name the
+        // region now fail with a protection error; the device no longer touches the pages.
         let result = unsafe { (self.domain.device.api.ibv_dereg_mr)(self.raw.as_ptr()) };
         if result != 0 {
             // The device may still write there, so the memory is never given back.
@@ -334,11 +318,9 @@ mod tests {
         assert_eq!(access_flags(Access::REMOTE_WRITE), 1 | 2);
         assert_eq!(access_flags(Access::REMOTE_READ), 4);
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::REMOTE_READ)), 1 | 2 | 4);
-        // Only one of the functions knows this right.
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::RELAXED_ORDERING)), 1 | 2);
     }
 
-    /// What each function was called with, most recent last.
     static CALLS: Mutex<Vec<(&str, usize, u64, u32)>> = Mutex::new(Vec::new());
 
     unsafe extern "C" fn plain(_: *mut ibv_pd, _: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr {
@@ -362,7 +344,7 @@ mod tests {
         let (strict, relaxed) = (Access::REMOTE_WRITE, Access::REMOTE_WRITE.and(Access::RELAXED_ORDERING));
         for (has, access) in [(true, strict), (true, relaxed), (false, relaxed)] {
             let functions = Functions { ibv_reg_mr: plain, ibv_reg_mr_iova2: has.then_some(optionally) };
-            // SAFETY: the functions look at nothing behind the pointers.
+            // SAFETY: the functions do not look behind the pointers.
             let region = unsafe { functions.register(ptr::null_mut(), 0x7000, 5, access) };
             assert!(region.is_null());
         }
@@ -373,7 +355,7 @@ mod tests {
     #[test]
     fn a_part_of_a_dma_buf_has_a_descriptor_and_an_end() {
         let fits = |descriptor, offset, len| {
-            // SAFETY: nothing is done with it but these checks.
+            // SAFETY: only these checks use it.
             is_inside_a_file(&unsafe { DmaBuf::new(descriptor, offset) }, len)
         };
         assert!(fits(0, 0, 1) && fits(7, 4096, 1 << 40) && fits(3, i64::MAX as u64 - 1, 1));

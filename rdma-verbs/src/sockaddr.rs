@@ -13,8 +13,7 @@ pub(crate) union CAddress {
 
 impl CAddress {
     pub(crate) fn new(address: SocketAddr) -> Self {
-        // SAFETY: sockaddr_storage is integers, for which zero is a valid value; and it is the
-        // union's largest member.
+        // SAFETY: sockaddr_storage is integers, valid as zeros, and the union's largest member.
         let mut this = Self { storage: unsafe { core::mem::zeroed() } };
         match address {
             SocketAddr::V4(address) => {
@@ -44,12 +43,11 @@ impl CAddress {
     }
 }
 
-/// Returns the Rust form of an address; `None` if it is neither IPv4 nor IPv6 (not set yet).
+/// Returns an address in Rust; `None` if it is neither IPv4 nor IPv6 (not set yet).
 pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: sockaddr_storage is as large and as aligned as any address and holds one of
-            // this family; any bytes make a valid sockaddr_in.
+            // SAFETY: sockaddr_storage fits any address, and holds one of this family.
             let address = unsafe { &*(&raw const *storage).cast::<sockaddr_in>() };
             let ip = Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(address.sin_port)).into())

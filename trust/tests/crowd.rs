@@ -6,13 +6,11 @@ use std::sync::{Mutex, PoisonError};
 
 use trust::crowd::{Exchange, Face, Load, idle_on_softsim, on_softsim, resident};
 
-/// Runs one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Bytes that are allocated now.
 static LIVE: AtomicU64 = AtomicU64::new(0);
 
-/// The system's allocator, counted.
 struct Counted;
 
 // SAFETY: the system's allocator does all of it; a count beside it changes nothing.

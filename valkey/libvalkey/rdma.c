@@ -64,7 +64,6 @@ static int over(valkeyContext *c, struct link *link) {
 
 /* ---- waiting */
 
-/* Takes what has come. */
 static int progress(valkeyContext *c, struct link *link) {
     vkrdma_error error;
     atomic_store_explicit(&link->used, true, memory_order_relaxed);
@@ -391,7 +390,6 @@ static int make_descriptor(valkeyContext *c, struct link *link) {
     return c->fd >= 0 ? VALKEY_OK : fail(c, VALKEY_ERR_IO, strerror(errno));
 }
 
-/* Closes what the context has. */
 static void close_sockets(valkeyContext *c, int signal) {
     if (c->fd != VALKEY_INVALID_FD) close(c->fd);
     c->fd = VALKEY_INVALID_FD;

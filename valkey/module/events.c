@@ -154,7 +154,6 @@ static void logAcceptError(uint64_t listener) {
 
 static long long timeOut(struct aeEventLoop *el, long long id, void *data);
 
-/* Sets a time event for the endpoint's next time-out. */
 static void setTimer(void) {
     int64_t left = -1;
 

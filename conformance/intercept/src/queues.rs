@@ -1,5 +1,3 @@
-//! The intercepted objects of an identifier: domains, regions, completion queues, queue pairs.
-
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
@@ -47,7 +45,6 @@ impl<B: Backend> LowerQueuePair<'_, B> {
     }
 }
 
-/// Returns the corresponding part of the inner region.
 fn within<B: Backend>(slice: Slice<'_, Region<B>>) -> Slice<'_, B::Region> {
     Slice { region: &slice.region.inner, offset: slice.offset, len: slice.len }
 }

@@ -5,7 +5,6 @@ use bytes::BytesMut;
 /// The most memory that a client keeps without bytes.
 const KEPT: usize = 16 << 10;
 
-/// Bytes, and how much memory they take.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,

@@ -6,8 +6,7 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, parse_frame};
 
-/// The most bytes of a line, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, number, or
-/// status.
+/// The most bytes of a line, Valkey's `PROTO_INLINE_MAX_SIZE`: inline command, number or status.
 const LONGEST_LINE: usize = 64 << 10;
 
 /// The most frames in one frame, as in Valkey.
@@ -25,14 +24,12 @@ pub struct Cut {
     searched: usize,
     /// How many frames in this one have begun or are missing; `None` before it begins.
     frames: Option<usize>,
-    /// How many of them have ended.
     ended: usize,
 }
 
 impl Cut {
-    /// Takes the next frame off the bytes, if it is complete. An inline command, such as
-    /// `PING\r\n`, becomes an array as a client would have sent it. The frame shares the memory of
-    /// the bytes.
+    /// Takes the next complete frame off the bytes, whose memory it shares. An inline command, such
+    /// as `PING\r\n`, becomes an array as a client would have sent it.
     ///
     /// # Errors
     /// The bytes are no frame; or a frame of more than 512 MiB, with more than 1,048,576 frames in
@@ -79,7 +76,6 @@ impl Cut {
         Ok((self.at <= bytes.len()).then_some(self.at))
     }
 
-    /// Returns the line that begins at `at`, if it is complete.
     fn line<'a>(&mut self, bytes: &'a [u8], inline: bool) -> io::Result<Option<&'a [u8]>> {
         let most = bytes.len().min(self.at.saturating_add(LONGEST_LINE));
         let from = self.searched.max(self.at);
@@ -133,7 +129,6 @@ mod tests {
         Frame::BulkString(Some(Bytes::from_static(text)))
     }
 
-    /// Returns the frames of bytes that come in pieces of this length.
     fn cut(all: &[u8], len: usize) -> io::Result<Vec<Frame>> {
         let (mut cut, mut bytes, mut frames) = (Cut::default(), BytesMut::new(), Vec::new());
         for part in all.chunks(len) {
@@ -201,7 +196,6 @@ mod tests {
             let error = cut(&line, 1000).unwrap_err();
             assert!(error.to_string().contains(why), "{error}");
         }
-        // A line of the maximum length.
         let mut line = vec![b'P'; LONGEST_LINE - 2];
         line.extend_from_slice(b"\r\n");
         assert_eq!(cut(&line, 1000).unwrap().len(), 1);

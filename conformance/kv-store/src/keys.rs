@@ -9,7 +9,6 @@ use resp_rs::resp2::Frame;
 #[derive(Default)]
 pub(crate) struct Keys {
     values: HashMap<Bytes, Value>,
-    /// How many values were set or changed.
     changes: u64,
 }
 
@@ -19,7 +18,6 @@ const LONGEST: usize = 512 << 20;
 struct Value {
     bytes: Bytes,
     expires: Option<Instant>,
-    /// The number of its last change.
     version: u64,
 }
 
@@ -104,7 +102,6 @@ impl Keys {
         self.changes
     }
 
-    /// Returns the number of a value's last change; `None` if there is no such key.
     pub(crate) fn version(&mut self, key: &Bytes) -> Option<u64> {
         self.get(key).map(|value| value.version)
     }
@@ -151,7 +148,6 @@ impl Keys {
         len
     }
 
-    /// Counts the existing keys for which `test` holds.
     fn count(&mut self, keys: &[Bytes], test: fn(&mut Self, &Bytes) -> bool) -> Frame {
         count(keys.iter().filter(|key| self.get(key).is_some() && test(self, key)).count())
     }

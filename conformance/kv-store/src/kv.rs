@@ -1,5 +1,4 @@
-//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client
-//! libraries.
+//! The store, and serving one client on a blocking stream.
 
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +22,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Serves one client on a blocking stream until it disconnects. Replies to commands that
-    /// arrived together are sent together. The client cannot subscribe: its reading thread cannot
-    /// be woken.
+    /// Serves one client until it disconnects. Replies to commands that arrived together are sent
+    /// together. The client cannot subscribe: its reading thread cannot be woken.
     ///
     /// # Errors
     /// Those of the stream, and invalid RESP.
@@ -70,7 +68,6 @@ impl Store {
         name == b"QUIT"
     }
 
-    /// Locks the keys, for a command or for a whole transaction.
     pub(crate) fn keys(&self) -> MutexGuard<'_, Keys> {
         // A poisoned lock only means that a thread died between two whole operations.
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)

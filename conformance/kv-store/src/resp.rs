@@ -48,12 +48,10 @@ impl Frames {
         taken
     }
 
-    /// Returns whether there is nothing, not even a part of a frame.
     pub(crate) fn is_empty(&self) -> bool {
         self.buffer.bytes.is_empty()
     }
 
-    /// Returns the least number of missing bytes of an incomplete string, if there is one.
     pub(crate) fn missing(&self) -> usize {
         self.cut.missing(self.buffer.bytes.len())
     }
@@ -151,7 +149,6 @@ fn head(to: &mut impl BufMut, kind: u8, len: usize) {
 mod tests {
     use super::*;
 
-    /// Reading into the buffer equals pushing, and any kind of reader gets all of it.
     #[test]
     fn frames_that_were_read_are_those_that_were_pushed() {
         let all = b"$5\r\nhello\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n+OK\r\n";
@@ -192,7 +189,6 @@ mod tests {
         assert_eq!(reader.frame().unwrap(), None);
     }
 
-    /// The rest after a long frame does not keep its memory, and neither does an empty buffer.
     #[test]
     fn memory_does_not_outlast_a_frame() {
         let (long, mut frames) = (vec![b'x'; 16 << 20], Frames::default());

@@ -16,7 +16,6 @@ use crate::session::Session;
 /// How long the last reply may take to arrive.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// The most bytes read together.
 const LONGEST_READ: usize = 1 << 20;
 
 /// A store and its clients.
@@ -27,7 +26,6 @@ pub struct Server<'a, B: Descriptors> {
     sessions: HashMap<ConnectionId, Client>,
     /// Clients with new published messages.
     woken: Arc<Mutex<Vec<ConnectionId>>>,
-    /// Ends a wait for the endpoint.
     waker: Option<Waker>,
 }
 

@@ -19,7 +19,6 @@ const MOST_PUBLISHED: usize = 1 << 20;
 /// Memory of a message or a word, beside its bytes: its place in a list, and the allocator's.
 const BESIDE: usize = 192;
 
-/// The subscribers of each channel.
 pub(crate) type Channels = HashMap<Bytes, Vec<Weak<Inbox>>>;
 
 /// One client.
@@ -57,7 +56,6 @@ struct Subscriber {
 }
 
 impl Subscriber {
-    /// Ends the subscriptions to these channels.
     fn leave<'a>(&self, left: impl IntoIterator<Item = &'a Bytes>) {
         let Some(of) = &self.of else { return };
         let mut channels = lock(of);
@@ -80,7 +78,6 @@ impl Drop for Session {
     }
 }
 
-/// Messages published for a client and not sent yet.
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -88,7 +85,6 @@ pub(crate) struct Inbox {
 
 #[derive(Default)]
 struct Waiting {
-    /// Channels, and what was published there.
     messages: Vec<(Bytes, Bytes)>,
     memory: usize,
 }
@@ -306,7 +302,6 @@ mod tests {
 
     use super::*;
 
-    /// Sends commands of words separated by spaces. Returns the replies as text.
     fn ask(session: &mut Session, store: &Store, commands: &[&str]) -> String {
         let mut replies = BytesMut::new();
         for command in commands {
@@ -439,7 +434,6 @@ mod tests {
         (Frame::Array(Some(words)), all)
     }
 
-    /// Kept parts of a command have memory of their own.
     #[test]
     fn what_waits_keeps_no_receive_buffer() {
         let (store, mut replies) = (Store::default(), BytesMut::new());
@@ -454,7 +448,6 @@ mod tests {
         assert!(replies.ends_with(b":1\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n"), "{replies:?}");
     }
 
-    /// Messages and commands without any bytes also use memory.
     #[test]
     fn what_waits_is_bounded_by_its_memory() {
         let (store, mut other) = (Store::default(), Session::default());

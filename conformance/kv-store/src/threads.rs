@@ -1,5 +1,3 @@
-//! Serves the store on several threads behind one port, each with an endpoint of its own.
-
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -30,7 +28,6 @@ const REQUESTS_PER_TURN: usize = 16;
 pub struct Threads<B: Descriptors> {
     listener: Listener<B>,
     workers: Vec<Worker<B>>,
-    /// The index of the next thread.
     next: usize,
 }
 
@@ -57,8 +54,7 @@ impl Drop for End {
 
 impl<B: Descriptors> Threads<B> {
     /// Listens on `address` (port 0 takes a free one), and starts `threads` threads, at least one.
-    /// All threads together have at most as many connections, and as much registered memory, as
-    /// `limits` says.
+    /// `limits` is for the connections and the registered memory of all threads together.
     ///
     /// # Errors
     /// No RDMA device has that address, or it is in use; or the process has no descriptor or thread
@@ -159,7 +155,6 @@ impl<B: Descriptors> Worker<B> {
         Ok(Self { requests, waker, thread: Some(thread), ended, accepted })
     }
 
-    /// Returns the reason for which the thread has ended, if it has.
     fn ended(&mut self) -> Option<io::Error> {
         let thread = self.thread.take_if(|_| self.ended.load(Ordering::Acquire))?;
         let nothing = || io::Error::other("a thread of the server has ended");
@@ -213,7 +208,6 @@ mod tests {
     const ADDRESS: ([u8; 4], u16) = ([192, 0, 2, 1], 6379);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// However many requests come while the threads lag behind, they wait until there is room.
     #[test]
     fn requests_wait_for_threads_that_lag() {
         const THREADS: usize = 2;
@@ -253,7 +247,6 @@ mod tests {
             };
             threads.hand_over(request);
         }
-        // Now there is no room.
         std::thread::spawn(move || threads.run());
         let mut taken = Vec::new();
         while taken.len() < ASKED {

@@ -1,5 +1,3 @@
-//! Several threads behind one port, on the embedded fabric.
-
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -46,7 +44,6 @@ impl Serving {
     }
 }
 
-/// Sends a command and returns the last word of the reply.
 fn ask(client: &mut FrameReader<Stream<SoftSim>>, command: &str) -> String {
     client.stream().write_all(format!("{command}\r\n").as_bytes()).expect("written");
     last_word(client)
@@ -95,7 +92,6 @@ fn all_threads_together_keep_to_the_limits() {
     for client in &mut clients {
         assert_eq!(ask(client, "PING"), "PONG");
     }
-    // On any threads with room.
     for _ in 0..THREADS {
         let refused = Stream::connect(&serving.client, serving.address).expect_err("one too many");
         assert!(matches!(refused, Error::Rejected { .. }), "{refused}");
@@ -103,7 +99,6 @@ fn all_threads_together_keep_to_the_limits() {
     assert_eq!((serving.accepted)(), [2, 1, 1]);
 }
 
-/// A server that can no longer accept clients says so and ends.
 #[test]
 fn a_lost_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
@@ -125,7 +120,6 @@ fn a_lost_device_is_told() {
     }
 }
 
-/// One thread with a listener of its own also says so.
 #[test]
 fn a_lost_device_is_told_by_an_endpoint() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {

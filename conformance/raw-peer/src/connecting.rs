@@ -44,7 +44,6 @@ pub enum Progress<B: Backend> {
     NoWay(String),
 }
 
-/// The result of one poll.
 enum Found<B: Backend> {
     Nothing,
     Candidate(Option<(B::Identifier, ConnectParams)>),

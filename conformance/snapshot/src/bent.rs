@@ -1,8 +1,6 @@
 //! Peers that make one mistake: our own side, and a [`Proxy`] between its control stream and the
-//! suite that makes the mistake for it.
-//!
-//! The connection for READs bypasses the proxy, which is therefore on the publisher's host.
-//! [`Bent`], around the backend of our own side, makes mistakes below the control stream.
+//! suite that makes it. The connection for READs bypasses the proxy, which is therefore on the
+//! publisher's host. [`Bent`], a backend of our side, errs below the control stream.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -234,7 +232,6 @@ fn spoil(regions: &Regions) {
     }
 }
 
-/// Forwards until both ends have ended, or it is stopped.
 fn between<B: Descriptors>(
     mut reader: Talk<B>,
     mut publisher: Talk<B>,
@@ -282,11 +279,9 @@ fn between<B: Descriptors>(
     }
 }
 
-/// Changes frames.
 struct Tamper {
     mistake: Mistake,
     secret: Vec<u8>,
-    /// The port that accepts strangers.
     door: u16,
     /// The handshake as seen by each side.
     readers: Handshake,
@@ -295,7 +290,6 @@ struct Tamper {
     has: [u8; 16],
     greeted: bool,
     serving: bool,
-    /// Entries announced so far.
     entries: u64,
 }
 

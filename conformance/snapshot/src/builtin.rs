@@ -17,8 +17,7 @@ use conformance::blackbox::target::{Exit, Running};
 /// The secret of our own sides.
 pub const SECRET: &[u8] = b"a secret of the suite";
 
-/// How long each of our sides waits for the other: short, because cases wait for it, and long
-/// enough for a busy machine.
+/// Short, because cases wait for it, and long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// Bytes that our publisher publishes: several chunks, and two areas of the seed's table.

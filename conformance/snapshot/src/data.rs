@@ -10,7 +10,6 @@ use rdma_conn::Descriptors;
 use conformance::client::Failure;
 use conformance::tester::{Deadline, way, wrong};
 
-/// A queue pair for READs.
 pub(super) struct Data<B: Descriptors> {
     session: Session<B>,
     patience: Duration,
@@ -20,10 +19,8 @@ const fn shape(outbox: usize, window: usize) -> Shape {
     Shape { sends: 16, receives: 1, window, access: Access::REMOTE_READ, outbox }
 }
 
-/// A resolved route to a publisher.
 pub(super) struct Way<B: Descriptors> {
     data: Data<B>,
-    /// The local address of the connection.
     pub(super) local: SocketAddr,
 }
 
@@ -83,7 +80,6 @@ impl<B: Descriptors> Data<B> {
         }
     }
 
-    /// Reads. Returns the status of a failed completion.
     pub(super) fn read(
         &mut self,
         from: RemoteAddress,
@@ -142,14 +138,12 @@ impl<B: Descriptors> Data<B> {
         if inside { Ok(()) } else { Err(Failure::Environment("the suite's memory is too short".into())) }
     }
 
-    /// Returns the address and the key of that memory.
     pub(super) fn memory(&self) -> Option<RemoteAddress> {
         let window = self.session.window()?;
         Some(RemoteAddress { address: window.address(), rkey: window.rkey() })
     }
 }
 
-/// Listens for one reader's connection.
 pub(super) struct Door<B: Descriptors> {
     connecting: Connecting<B>,
     pub(super) port: u16,
@@ -177,7 +171,6 @@ impl<B: Descriptors> Door<B> {
         }
     }
 
-    /// Returns whether there was a request. It is not accepted.
     pub(super) fn has_request(self) -> Result<bool, Failure> {
         Ok(self.request(Duration::ZERO)?.is_ok())
     }

@@ -230,12 +230,10 @@ struct Reader<'a, B: Descriptors> {
     handshake: Handshake,
     welcome: Frame,
     data: Option<Data<B>>,
-    /// The first announcement, if received.
     heard: Option<Frame>,
 }
 
 impl<'a, B: Descriptors> Reader<'a, B> {
-    /// Establishes a control stream.
     fn meet(on: &'a Publisher<B>) -> Result<Self, Failure> {
         let how = Connect::default().timeout(on.patience).options(Options::default());
         // A just started publisher may not listen yet.
@@ -280,7 +278,6 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.talk.send(&hello)
     }
 
-    /// Sends Hello. Returns Challenge.
     fn hello(&mut self, version: u16, snapshot: [u8; 16], first: u64) -> Result<Frame, Failure> {
         self.say_hello(version, snapshot, first)?;
         let challenge = self.expect(kind::CHALLENGE)?;
@@ -291,7 +288,6 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(challenge)
     }
 
-    /// Resolves the route to the port in Challenge.
     fn way(&self, challenge: &Frame) -> Result<Way<B>, Failure> {
         let to = SocketAddr::new(self.on.address.ip(), challenge.u16(10));
         Way::find(&self.on.backend, to, PIECE, self.on.patience)
@@ -338,8 +334,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.is_refused_within(reason, self.on.patience)
     }
 
-    /// Checks that the session ends with Refused for this reason, and that no further memory is
-    /// announced.
+    /// Checks that the session ends with Refused for this reason, and announces no further memory.
     fn is_refused_within(&mut self, reason: u32, patience: Duration) -> Result<String, Failure> {
         let by = Instant::now() + patience;
         loop {
@@ -356,7 +351,6 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(format!("reason {reason}"))
     }
 
-    /// Checks that the control stream ends.
     fn ends(&mut self, patience: Duration) -> Result<(), Failure> {
         let by = Instant::now() + patience;
         loop {
@@ -376,8 +370,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.welcome.field::<1>(32) == [2]
     }
 
-    /// Returns the first announced memory with bytes of the snapshot, and its length: a chunk, or
-    /// the first area of the seed's table.
+    /// Returns the first announced memory, a chunk or the first area of the table, and its length.
     fn memory(&mut self) -> Result<(RemoteAddress, usize), Failure> {
         let frame = match self.heard.take() {
             Some(frame) => frame,
@@ -398,7 +391,6 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         Ok(named)
     }
 
-    /// Returns the bytes there.
     fn piece(&mut self) -> Result<Vec<u8>, Failure> {
         let (at, length) = self.memory()?;
         self.fetch(at, length)
@@ -422,7 +414,6 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.talk.send(&Frame::new(kind::PROGRESS, &[&chunks.to_be_bytes()]))
     }
 
-    /// Checks the place of an entry, and returns its bytes.
     fn chunk(&mut self, entry: &Entry, index: u64) -> Result<Vec<u8>, Failure> {
         let Entry { address, rkey, length, .. } = *entry;
         let is_possible = (1..=self.welcome.u32(36)).contains(&length)

@@ -42,19 +42,16 @@ pub struct Reader<B: Descriptors> {
     pub patience: Duration,
 }
 
-/// Chunks of the suite's snapshot, and bytes of each.
 const CHUNKS: u64 = 5;
 const CHUNK: usize = 4096;
 /// Bytes of the suite's memory: the snapshot, after an address area of one.
 const MEMORY: usize = 8 + CHUNKS as usize * CHUNK;
-/// The suite's snapshot, and another one.
 const SNAPSHOT: [u8; 16] = [0x51; 16];
 const OTHER: [u8; 16] = [0x52; 16];
 const LEASE: Duration = Duration::from_secs(2);
 /// The bound of VS-TIME-001, in multiples of the patience.
 const BOUNDED: u32 = 8;
 
-/// Returns the bytes of a chunk of the suite's snapshot.
 pub(super) fn content(index: u64) -> Vec<u8> {
     (0..CHUNK as u64).map(|at| (at.wrapping_mul(31) + at / 97 + index * 7) as u8).collect()
 }
@@ -300,7 +297,6 @@ enum Layout {
     Table,
 }
 
-/// The suite's publisher, with a reader.
 struct Publisher<'a, B: Descriptors> {
     on: &'a Reader<B>,
     /// `None` when the reader must not come again.
@@ -313,7 +309,6 @@ struct Publisher<'a, B: Descriptors> {
 }
 
 impl<'a, B: Descriptors> Publisher<'a, B> {
-    /// Starts a reader, and takes its control stream.
     fn meet(on: &'a Reader<B>, case: &'static str) -> Result<Self, Failure> {
         let environment = |error: &dyn std::fmt::Display| Failure::Environment(error.to_string());
         let listener = Listener::bind(&on.backend, on.listen).map_err(|error| environment(&error))?;
@@ -334,7 +329,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         })
     }
 
-    /// Takes the control stream of a reader that comes again.
     fn meet_again(&mut self) -> Result<(), Failure> {
         self.data = None;
         let Some(listener) = &self.listener else {
@@ -373,8 +367,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(hello.u64(32))
     }
 
-    /// Takes Hello, and sends Challenge. Returns Hello, and the listener for the connection for
-    /// READs.
+    /// Takes Hello, and sends Challenge. Returns Hello, and the listener for READs.
     fn hello(&mut self, snapshot: [u8; 16]) -> Result<(Frame, Door<B>), Failure> {
         self.hello_as(VERSION, snapshot)
     }
@@ -473,7 +466,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         }
     }
 
-    /// Waits until the reader reports that it has `chunks` chunks.
     fn hears_of(&mut self, chunks: u64) -> Result<(), Failure> {
         let (mut by, mut has) = (Instant::now() + self.on.patience, 0);
         while has < chunks {
@@ -492,7 +484,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         Ok(())
     }
 
-    /// Ends the control stream and the connection for READs without a frame.
     fn cut(&mut self) {
         self.data = None;
         self.talk.end();
@@ -532,7 +523,6 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
         loop {
             match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
                 Heard::Frame(frame) if frame.kind == kind::DONE => break,
-                // Each chunk starts the time again.
                 Heard::Frame(frame) if frame.kind == kind::PROGRESS => {
                     if (has + 1..=CHUNKS).contains(&frame.u64(0)) {
                         (by, has) = (Instant::now() + self.on.patience, frame.u64(0));

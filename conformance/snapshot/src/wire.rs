@@ -1,5 +1,4 @@
-//! The frames of the snapshot protocol and the codes of its handshake, written from
-//! `spec/snapshot.md` alone.
+//! Frames and handshake codes of the snapshot protocol, written from `spec/snapshot.md` alone.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -12,7 +11,6 @@ use sha2::Sha256;
 
 use conformance::client::Failure;
 
-/// Kinds of frames, by their names in the specification.
 pub(super) mod kind {
     pub(crate) const HELLO: u8 = 1;
     pub(crate) const CHALLENGE: u8 = 2;
@@ -28,7 +26,6 @@ pub(super) mod kind {
     pub(crate) const REFUSED: u8 = 12;
 }
 
-/// The first bytes of Hello and Challenge.
 pub(super) const MAGIC: &[u8; 8] = b"VRSNAP\r\n";
 
 pub(super) const VERSION: u16 = 2;
@@ -36,7 +33,6 @@ pub(super) const VERSION: u16 = 2;
 /// Bytes of a data area of the seed's table.
 pub(super) const AREA: usize = 4 << 20;
 
-/// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: u8,
@@ -92,7 +88,6 @@ impl Frame {
         u16::from_be_bytes(self.field(at))
     }
 
-    /// Changes bytes of the payload.
     pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
         if let Some(place) = self.payload.get_mut(at..at.saturating_add(bytes.len())) {
             place.copy_from_slice(bytes);
@@ -130,7 +125,6 @@ impl Frame {
     }
 }
 
-/// An entry of Chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) index: u64,
@@ -169,7 +163,6 @@ pub(super) fn digest(bytes: &[u8]) -> [u8; 32] {
     blake3::hash(bytes).into()
 }
 
-/// Returns the digest of a snapshot, from those of its chunks.
 pub(super) fn digest_of_chunks<'a>(chunks: impl IntoIterator<Item = &'a [u8; 32]>) -> [u8; 32] {
     let context = "valkey-rdma snapshot version 2: a snapshot by the digests of its chunks";
     let mut hasher = blake3::Hasher::new_derive_key(context);
@@ -189,7 +182,6 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Adds the contents of Hello or Challenge.
     pub(super) fn note(&mut self, frame: &Frame) {
         if frame.kind == kind::HELLO {
             self.reader_nonce = frame.field(40);
@@ -200,7 +192,6 @@ impl Handshake {
         }
     }
 
-    /// Returns the reader's code, for the address in a Proof.
     pub(super) fn readers(&self, secret: &[u8], address: &[u8; 18]) -> [u8; 32] {
         self.code(secret, b'R', address)
     }
@@ -219,7 +210,6 @@ impl Handshake {
     }
 }
 
-/// Encodes an address for Proof.
 pub(super) fn proof_address(address: SocketAddr) -> [u8; 18] {
     let ip = match address.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -232,13 +222,11 @@ pub(super) fn proof_address(address: SocketAddr) -> [u8; 18] {
     bytes
 }
 
-/// The result of a wait on the control stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Frame(Frame),
     /// The other side ended the stream, or it was lost.
     End,
-    /// Nothing arrived in time.
     Silence,
 }
 
@@ -252,7 +240,6 @@ impl fmt::Display for Heard {
     }
 }
 
-/// A control stream.
 pub(super) struct Talk<B: Descriptors> {
     stream: Stream<B>,
     inbox: Vec<u8>,

@@ -1,5 +1,4 @@
-//! The cases for the snapshot protocol: our own sides pass them, and each case notices faulty
-//! peers.
+//! Our own sides pass the cases for the snapshot protocol, and each case notices faulty peers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -20,7 +19,6 @@ use suite::{Case, Cause, Judged, exit};
 /// How long faulty targets may take. A correct one does not need it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A folder of a test's own.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -37,7 +35,6 @@ impl Drop for Folder {
     }
 }
 
-/// The program's own run: our publisher in both layouts, and our reader.
 #[test]
 fn our_sides_pass() {
     for side in ["publisher", "reader"] {
@@ -185,7 +182,6 @@ fn is_noticed(judged: Judged, mistake: Mistake, id: &str, words: &str) {
     }
 }
 
-/// Every case notices a mistake.
 #[test]
 fn every_case_notices_a_mistake() {
     let noticing: BTreeSet<_> =

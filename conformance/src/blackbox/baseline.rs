@@ -27,7 +27,6 @@ struct Withheld {
     least: usize,
     /// If a run has more of them, none is excused: it is unknown which are new.
     most: usize,
-    /// Why they are not named.
     reason: String,
 }
 

@@ -199,7 +199,6 @@ fn together<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     context.open()?.unharmed()
 }
 
-/// Cuts the client off, which must report it.
 fn cut_off<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
     session.peer.disconnect()?;
     context.note(Teardown::Clean);

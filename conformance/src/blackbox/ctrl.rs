@@ -99,7 +99,6 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// Registers the peer's window with `fill` in the reserved bytes, and with any immediate.
 fn disguised<B: Descriptors>(peer: &mut Peer<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);
@@ -144,9 +143,8 @@ fn with_immediate<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(ended.unwrap_or_else(|| pass("takes them as messages")))
 }
 
-/// The immediate of a message is no number of bytes. A server that counts it is out of step from
-/// the second exchange on: it reads that many bytes too early, or as the beginning of a later
-/// command.
+/// The immediate of a message is no number of bytes. A server that counts it reads that many bytes
+/// too early from the second exchange on, or as the beginning of a later command.
 fn not_counted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let ended = session.or_ends(|session| {

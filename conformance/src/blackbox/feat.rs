@@ -106,7 +106,6 @@ fn asked_first<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     session.unharmed()
 }
 
-/// Waits for both, in either order.
 fn answer_and_window<B: Descriptors>(session: &mut Session<'_, B>, answer: Message) -> Result<(), Stop> {
     let mut answered = false;
     while !answered || session.peer.seen.windows.is_empty() {
@@ -118,7 +117,6 @@ fn answer_and_window<B: Descriptors>(session: &mut Session<'_, B>, answer: Messa
     Ok(())
 }
 
-/// Sends bytes in two parts, with a message in between.
 fn in_between<B: Descriptors>(context: &Context<'_, B>, message: Message, answer: Option<Message>) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(100)?;

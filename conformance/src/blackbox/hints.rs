@@ -1,7 +1,5 @@
-//! Hints: observations on the wire that may explain a failed case, in one line.
-//!
-//! A reason says what the suite did not see. A hint says what the target did instead, from the
-//! recording of the suite's side: for example a field with swapped bytes, or a full window.
+//! Hints: one line about what the target did instead, from the recording of the suite's side: for
+//! example a field with swapped bytes, or a full window.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -142,7 +140,6 @@ impl Facts {
         }
     }
 
-    /// Describes an invalid message of the target.
     fn message(&self) -> Option<String> {
         let (len, bytes) = self.wrong.first()?;
         if bytes.starts_with(b"*") || bytes.starts_with(b"$") || bytes.starts_with(b"+") {
@@ -222,7 +219,6 @@ impl Facts {
         })
     }
 
-    /// Describes a server's answers to questions for features.
     fn answers(&self, reason: &str) -> Option<String> {
         let (asked, answered) = (self.asked.len(), self.answered.len());
         let questions = counted(asked, "question");

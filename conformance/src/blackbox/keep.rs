@@ -15,7 +15,6 @@ use suite::{Judged, Stop};
 
 /// How often a server sends a keepalive.
 const EVERY: Duration = Duration::from_secs(3);
-/// The case for which a client is idle.
 pub(super) const IDLE: &str = "keep.idle";
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
@@ -60,7 +59,6 @@ fn unanswered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     }
 }
 
-/// Sends `rounds` times 500 keepalives.
 pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize) -> Judged {
     let mut session = context.open()?;
     for _ in 0..rounds {

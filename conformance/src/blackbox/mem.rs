@@ -136,7 +136,6 @@ fn not_before_full<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     session.unharmed()
 }
 
-/// Returns a SET of `length` bytes.
 fn filling(length: usize) -> Option<Vec<u8>> {
     // Where the value's length gets another digit, no command fits, but one of the other key.
     [&b"conformance:mem"[..], b"conformance:mem:"].into_iter().find_map(|key| {

@@ -1,11 +1,9 @@
 //! The suite for any implementation. It judges only what a peer can see, on the wire and in RESP.
 //!
 //! A case ([`case::Case`]) works on a [`context::Context`]: a [`Peer`](crate::tester::Peer),
-//! correct but for the case's point, and the target. Most bodies serve both roles; how the target
-//! is made to send bytes differs ([`session::Session`]).
-//!
-//! Around every case [`run`] checks the rules that apply to all of them, a bystander that was
-//! connected before, and whether the target is still there.
+//! correct but for the case's point, and the target, in either role ([`session::Session`]). Around
+//! every case [`run`] checks the rules for all cases, an earlier bystander, and the target's
+//! existence.
 
 #[macro_use]
 pub mod case;

@@ -344,7 +344,6 @@ impl Run {
     }
 }
 
-/// Returns a command line without these options and their values.
 pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
     let mut left = Vec::new();
     let mut rest = arguments.iter();
@@ -366,7 +365,6 @@ pub(super) const GONE_SINCE: &str = "the target is gone since ";
 /// Begins the reason of a case not run because the first one failed; the cause follows.
 pub(super) const UNPROBED: &str = "conn.plain failed: ";
 
-/// The reason of a case that was not run because the run was interrupted.
 pub(super) const INTERRUPTED: &str = "the run was interrupted";
 
 /// Lines of a timeline that are shown if there is no room for all of it.
@@ -398,7 +396,6 @@ impl CaseResult {
             || self.teardown == Some(Teardown::Crashed)
     }
 
-    /// Returns whether the case may bring a target down or harm others.
     fn may_harm(&self) -> bool {
         self.tags.iter().any(|tag| tag == Tag::Disruptive.name())
     }

@@ -265,7 +265,6 @@ impl<'a, B: Descriptors> Runner<'a, B> {
                 result.reason = stop.reason;
             }
         }
-        // Rules that are checked in every case.
         if result.verdict.is_pass()
             && let Some(breach) = context.breaches.borrow().first()
         {

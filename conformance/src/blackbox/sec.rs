@@ -41,7 +41,6 @@ const fn at(window: Window, offset: i64) -> RemoteAddress {
     RemoteAddress { address: window.address.wrapping_add_signed(offset), rkey: window.rkey }
 }
 
-/// Checks that the target's device refused the request.
 fn is_refused<B: Descriptors>(context: &Context<'_, B>, session: &mut Session<'_, B>) -> Judged {
     loop {
         let Some(incoming) = session.peer.receive_within(Duration::ZERO)? else {

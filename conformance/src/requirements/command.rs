@@ -1,5 +1,3 @@
-//! `valkey-rdma-conformance reqs …`.
-
 use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};

@@ -1,5 +1,3 @@
-//! Requirement ids in a text.
-
 /// Returns the requirement ids in a text, in order; `…-004 to 006` stands for all three.
 pub fn ids(text: &str) -> Vec<String> {
     let mut found = Vec::new();

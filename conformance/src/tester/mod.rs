@@ -422,7 +422,6 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Returns whether every request that has completed succeeded.
     pub(crate) const fn all_succeeded(&self) -> bool {
         self.session.unsuccessful() == 0
     }

@@ -1,7 +1,6 @@
-//! A strict check of the RESP that the suite sends: no target is blamed for the suite's mistake.
-//!
-//! It examines each byte once, and keeps at most a line. An incomplete command is valid: a case may
-//! disconnect in the middle of one.
+//! A strict check of the RESP that the suite sends: no target is blamed for the suite's mistake. It
+//! examines each byte once, and keeps at most a line. An incomplete command is valid: a case may
+//! disconnect within one.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {

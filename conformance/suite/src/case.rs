@@ -1,5 +1,3 @@
-//! The definition of a case.
-
 use std::fmt;
 
 use indicatif::ProgressBar;

@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The most bytes shown.
 const SHOWN: usize = 32;
 
 /// Returns the first bytes as pairs of digits, for people.

@@ -147,7 +147,6 @@ fn results(reports: &[Report]) -> Table {
     table
 }
 
-/// Returns a progress bar on a terminal, and a hidden one elsewhere.
 fn progress(case: &'static str) -> ProgressBar {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()

@@ -85,7 +85,6 @@ impl Running for Process {
     }
 }
 
-/// The report on a client that hangs has its last lines, and the last events on the wire.
 #[test]
 fn a_hang_is_told_with_what_came_before_it() {
     let fabric = Fabric::new();
@@ -160,7 +159,6 @@ fn judge_ending(change: impl FnOnce(&mut Ending), case: &str) -> CaseResult {
     judge(&backend, Side::Client(&listener, &clients), Role::Client, case)
 }
 
-/// A client that is refused or cut off, and reports success, has not noticed.
 #[test]
 fn success_is_no_report_of_a_failure() {
     for case in ["conn.rejected", "close.in-a-reply", "close.vanishes", "ctrl.opcode-4", "mem.of-0"] {
@@ -170,7 +168,6 @@ fn success_is_no_report_of_a_failure() {
     }
 }
 
-/// Cases about the end of a client are not judged if the end is not visible; other cases are.
 #[test]
 fn an_end_that_cannot_be_seen_passes_nothing() {
     for case in
@@ -185,7 +182,6 @@ fn an_end_that_cannot_be_seen_passes_nothing() {
     }
 }
 
-/// A slow client is reported as slow, and does not count as hung.
 #[test]
 fn a_slow_client_is_not_hung() {
     let result = judge_ending(|clients| clients.late = 1, "close.clean");
@@ -199,7 +195,6 @@ fn a_slow_client_is_not_hung() {
     assert_eq!(result.verdict, Verdict::PassLenient, "{}", result.reason);
 }
 
-/// The suite's own mistakes are never blamed on the target.
 #[test]
 fn the_suite_may_not_misspeak() {
     let fabric = Fabric::new();
@@ -259,7 +254,6 @@ fn a_client_may_pause_when_it_has_shown_enough() {
     assert_eq!(result.reason, "goes on (10 commands)");
 }
 
-/// Keepalives are no reply: a wait for one ends among them.
 #[test]
 fn a_server_that_only_keeps_alive_is_given_up() {
     let fabric = Fabric::new();
@@ -340,7 +334,6 @@ fn an_interrupted_run_tells_what_there_is() {
     });
     let target = no_target(Role::Server);
     let run = blackbox::run::run(&cases, &backend, Side::Server(&server), &plan, target, |case, result| {
-        // In the middle of the second.
         if case == "ctrl.first-message" && result.is_none() {
             interrupted.store(true, Ordering::Relaxed);
         }

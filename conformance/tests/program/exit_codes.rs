@@ -28,7 +28,6 @@ fn file(name: &str, text: &str) -> PathBuf {
     file
 }
 
-/// Returns a run of one case with this result.
 fn came_to(verdict: &str, cause: &str) -> Run {
     let case = format!(
         r#"{{"id":"conn.plain","intent":"","expectation":"","requirements":["VR-CONN-001"],"level":"must","profile":"wire","tags":[],
@@ -78,7 +77,6 @@ fn what_fails_and_what_is_lost() {
     }
 }
 
-/// A failure of another kind than the expected one is unexpected.
 #[test]
 fn what_a_baseline_excuses() {
     for (verdict, cause, entry, stale, code) in [
@@ -104,7 +102,6 @@ fn what_a_baseline_excuses() {
     }
 }
 
-/// A baseline entry for an undecided case does not excuse a later failure.
 #[test]
 fn an_undecided_case_is_written_down_as_one() {
     let undecided = came_to("inconclusive", "requirement");
@@ -122,7 +119,6 @@ fn an_undecided_case_is_written_down_as_one() {
     assert_eq!((known.apply(&mut failed).len(), failed.code(false)), (0, exit::DONE));
 }
 
-/// Reports for programs mark exactly those cases as failures that make the exit status one.
 #[test]
 fn reports_fail_what_the_exit_status_counts() {
     for verdict in Verdict::ALL.map(Verdict::name) {
@@ -162,7 +158,6 @@ fn assert_told(run: &Run, strict: bool, what: &str) {
     assert_eq!(tap.lines().nth(1), Some(plan.as_str()), "{what}: {tap}");
 }
 
-/// A missing case shows nothing, whatever the others' results.
 #[test]
 fn a_case_that_is_gone_is_not_fixed() {
     let mut run = came_to("fail", "requirement");
@@ -181,7 +176,6 @@ fn a_case_that_is_gone_is_not_fixed() {
     exits(&[&replay[..], &["--select", "conn.plain"]].concat(), exit::DONE);
 }
 
-/// Judges results by a baseline.
 #[track_caller]
 fn judge(results: &Path, baseline: &Path, code: u8) {
     let files = [results.to_str().unwrap(), "--baseline", baseline.to_str().unwrap()];
@@ -224,7 +218,6 @@ fn what_is_withheld() {
     let (enough, too_few) = (baseline(2), baseline(1));
     judge(&all, &enough, exit::DONE);
     judge(&all, &too_few, exit::LOST);
-    // Published, and judged again.
     let published = Path::new(env!("CARGO_TARGET_TMPDIR")).join("published.json");
     let publish = ["report", "json", all.to_str().unwrap(), "--for-publication", "-o"];
     exits(&[&publish[..], &[published.to_str().unwrap()]].concat(), exit::DONE);
@@ -358,7 +351,6 @@ fn what_was_selected_is_skipped() {
     exits(&[&part[..], &["--strict"]].concat(), exit::UNDECIDED);
 }
 
-/// Every command gives the same answer to a target without an address.
 #[test]
 fn a_target_without_an_address() {
     for target in ["nosuch.invalid:1", "no-port"] {
@@ -419,7 +411,6 @@ fn the_command_line_makes_no_sense() {
     exits(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"], exit::USAGE);
 }
 
-/// Messages about a target with a password do not repeat it.
 #[test]
 fn a_password_is_not_printed() {
     for target in ["valkey://user:hunter2@192.0.2.1:6379", ":hunter2@192.0.2.1:6379", "user:hunter2@@host"] {

@@ -137,8 +137,7 @@ fn results_say_where_they_are_from() {
     assert!(environment.libraries.is_empty(), "softsim needs none: {environment:?}");
 }
 
-/// Our two sides serve peers that do anything allowed. Such peers notice mistakes that need more
-/// than a plain exchange, and a finding names its seed.
+/// Our sides serve peers that do anything allowed, which find mistakes and name the seed.
 #[test]
 fn random_legal_peers() {
     for role in ["server", "client"] {
@@ -158,7 +157,6 @@ fn random_legal_peers() {
     }
 }
 
-/// A finding of a random peer is replayed with that peer.
 #[test]
 fn replay_of_random_legal_peers() {
     let out = file("random-replay");
@@ -201,7 +199,6 @@ fn completions_for_every_shell() {
     exits(&["completions", "no-shell"], exit::USAGE);
 }
 
-/// A shell that reads the script completes a command line.
 #[test]
 fn bash_completes() {
     let script = file("completions.bash");
@@ -240,8 +237,7 @@ fn manual_pages() {
     exits(&["man", folder.join("valkey-rdma-conformance.1").to_str().unwrap()], exit::FAILED);
 }
 
-/// A target that fails the probe has a result like any other, in every file. The rest is skipped on
-/// one line, unless it was selected by name.
+/// A failed probe is a result in every file. The rest is skipped on one line, unless named.
 #[test]
 fn the_probe_is_a_result_as_any_other() {
     let probe = ["run", "server", "--demo-mistake", "little-endian-fields", "--patience", "1"];
@@ -268,7 +264,6 @@ fn the_probe_is_a_result_as_any_other() {
     assert!(!told.contains("a new connection is not served"), "{told}");
 }
 
-/// A failed vector is told in JSON, not in Rust's words.
 #[test]
 fn failed_vectors_are_told_as_json() {
     let program = env!("CARGO_BIN_EXE_valkey-rdma-conformance");

@@ -148,7 +148,6 @@ fn is_a(value: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// Each rule refuses its own violations, and nothing else.
 #[test]
 fn rules_are_kept_to() {
     for (schema, met, broken) in [

@@ -66,14 +66,12 @@ fn quick_is_a_few_harmless_cases_of_each_area() {
         assert_eq!(output.status.code(), Some(0));
         assert!(text(&output).contains("15 pass"), "{}", text(&output));
     }
-    // Its failures are repeated alone.
     let again = run(&["run", "server", "--quick", "--select", "conn.*", "--format", "json"]);
     let results: serde_json::Value = serde_json::from_str(&text(&again)).unwrap();
     assert_eq!(results["results"][0]["repro"], "valkey-rdma-conformance run server --select conn.plain");
     assert_eq!(results["results"].as_array().unwrap().len(), 1);
 }
 
-/// The program works anywhere, and knows nothing of where it was built.
 #[test]
 fn it_travels() {
     let folder = std::env::temp_dir().join(format!("conformance-{}", std::process::id()));

@@ -1,5 +1,4 @@
-//! Compares the requirements with the record of their check, and the vectors with their schemas,
-//! the requirements, and implementations.
+//! Compares the requirements with their check, and the vectors with schemas and implementations.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +46,6 @@ fn assert_passed(report: &Report) {
     assert!(report.passed > 0);
 }
 
-/// Returns the checksum of a requirement's text when it was checked.
 fn sum(requirement: &Requirement) -> String {
     let Requirement { level, origin, profile, source, text, differs, .. } = requirement;
     let row = differs.as_ref().map(|one| [&one.document, &one.code, &one.source].map(String::as_str));
@@ -90,7 +88,6 @@ fn the_files_match_their_schemas() {
     }
 }
 
-/// Requirements and the vectors of frames beside them have a schema, too.
 #[test]
 fn the_requirements_match_their_schema() {
     let schema = schema("requirements-2.json");
@@ -102,7 +99,6 @@ fn the_requirements_match_their_schema() {
     }
 }
 
-/// Every schema has a name of its own, by which others refer to it.
 #[test]
 fn every_schema_has_an_id() {
     for (name, text) in valkey_rdma_vectors::SCHEMAS {
@@ -226,7 +222,6 @@ impl<I: Implementation> Implementation for Validated<I> {
     }
 }
 
-/// Ours passes all of them and skips none.
 #[test]
 fn our_implementation() {
     let mut ours = Validated { inner: Ours::default(), schema: schema("protocol-1.json") };
@@ -361,7 +356,6 @@ fn mistakes_are_noticed() {
     }
 }
 
-/// A violated *should* is reported, and fails no vector.
 #[test]
 fn a_should_fails_nothing() {
     if !have("python3", "--version") {
@@ -405,7 +399,6 @@ fn a_should_fails_nothing() {
     }
 }
 
-/// Returns the JSON files of a folder by name without extension, with their text.
 fn texts(folder: &Path) -> Vec<(String, String)> {
     let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
     let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));

@@ -18,7 +18,6 @@ enum Conduct {
     Leaves,
 }
 
-/// Serves one client. Returns its status and its output.
 fn meet(client: &mut Command, how: Conduct) -> (Option<i32>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

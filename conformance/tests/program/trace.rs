@@ -85,7 +85,6 @@ fn both_ends_recorded_are_one_page_of_two_lanes() {
     assert_eq!(lane_of(accept, "call: accept"), Some(lane), "what the server does is to the right");
 }
 
-/// A narrow terminal shows both sides below each other; a wide one shows the page unchanged.
 #[test]
 fn a_narrow_terminal_has_one_lane() {
     let page = timeline::render(&record(true, Limits::default(), 6000));
@@ -136,7 +135,6 @@ fn a_recording_reads_as_it_was_written() {
     assert!(wrong("{\"valkey-rdma-recording\":1}\n{}").starts_with("line 2: missing field"));
 }
 
-/// A request that never left is no packet. A device's answer that a completion reports is one.
 #[test]
 fn packets_are_what_was_sent_and_answered() {
     let recording = Recording::read(
@@ -217,7 +215,6 @@ fn a_full_recorder_keeps_both_ends_and_says_what_is_missing() {
     assert_eq!(record(true, Limits::NOTHING, 10).entries, []);
 }
 
-/// After the gap nothing is known of windows and written bytes.
 #[test]
 fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
     for both in [true, false] {
@@ -245,7 +242,6 @@ fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
     assert!(remarks[0].contains("at 0 of 4096, imm 9 [8 bytes were written]"), "{page}");
 }
 
-/// Frames carry the CRC that a receiver checks, computed as in a capture of real ones.
 #[test]
 fn the_invariant_crc_is_that_of_real_packets() {
     // A header of 24 bytes, then frames, each after 16 bytes with its length (pcap-savefile(5)).

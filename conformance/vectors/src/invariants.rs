@@ -16,11 +16,9 @@ pub(super) struct Invariants<'a> {
     settings: &'a Settings,
     established: bool,
     ended: bool,
-    /// The peer has disconnected.
     left: bool,
     /// The peer's window, and how much of it was written.
     window: Option<(Fields, u32)>,
-    /// Bytes written since the last immediate.
     unnotified: u64,
     /// Bytes from the application, and bytes written.
     given: u64,
@@ -34,7 +32,6 @@ pub(super) struct Invariants<'a> {
     empty: u64,
     /// How many of them the peer has certainly handled.
     handled: Handled,
-    /// Work requests that have not completed.
     posted: u64,
     /// For each of our regions, the number of its last window; and the number of windows.
     last: [Option<u64>; 2],
@@ -83,7 +80,6 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Records an input of the implementation.
     pub(super) fn input(&mut self, input: &Input) {
         match input {
             Input::Established { rnr_retry } => {

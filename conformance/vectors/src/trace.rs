@@ -1,5 +1,3 @@
-//! Runs one trace.
-
 use super::Outcome;
 use super::data::{Bytes, Expected, Input, Output, Phase, Step, Trace};
 use super::invariants::Invariants;
@@ -34,7 +32,6 @@ fn kebab(need: super::data::Need) -> String {
     serde_json::to_value(need).ok().and_then(|name| name.as_str().map(str::to_string)).unwrap_or_default()
 }
 
-/// The outputs and the state of an implementation in a step.
 struct StepResult {
     outputs: Vec<Output>,
     notifications: u64,

@@ -1,8 +1,7 @@
 //! Copies by assembly blocks, about as fast as `memcpy(3)` (`benches/RESULTS.md`).
 //!
-//! The compiler sees no copy, only a block that reads and writes unknown memory. The block is
-//! equivalent to relaxed atomic loads and stores of single bytes: each byte is read once, and a
-//! byte that changes meanwhile is read before or after its change.
+//! The compiler sees only a block that reads and writes unknown memory: relaxed atomic loads and
+//! stores of single bytes. Each is read once, before or after a concurrent change.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
@@ -11,30 +10,28 @@ use core::sync::atomic::AtomicU8;
 /// Copies the bytes of `from` to `into`, up to the shorter length.
 #[inline]
 pub(crate) fn out(from: &[AtomicU8], into: &mut [u8]) {
-    // SAFETY: the length is the shorter of both. `into` is borrowed exclusively, and so does not
-    // overlap `from`.
+    // SAFETY: the shorter length of both. `into` is borrowed exclusively, so it does not overlap.
     unsafe { copy(from.as_ptr().cast(), into.as_mut_ptr(), from.len().min(into.len())) };
 }
 
 #[inline]
 pub(crate) fn into(from: &[u8], to: &[AtomicU8]) {
-    // SAFETY: the length is the shorter of both. The bytes of `to` may be written through a shared
-    // reference, since they are atomics, and `from` does not overlap them, since its bytes are not.
+    // SAFETY: the shorter length of both. The bytes of `to` are atomics, so they may be written,
+    // and `from`, whose bytes are not, does not overlap them.
     unsafe { copy(from.as_ptr(), to.as_ptr().cast_mut().cast(), from.len().min(to.len())) };
 }
 
 #[inline]
 pub(crate) fn across(from: &[AtomicU8], to: &[AtomicU8]) {
-    // SAFETY: the length is the shorter of both. The bytes of `to` may be written through a shared
-    // reference, since they are atomics.
+    // SAFETY: the shorter length of both. The bytes of `to` are atomics, so they may be written.
     unsafe { copy(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), from.len().min(to.len())) };
 }
 
 /// Copies `len` bytes.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `len` bytes. Bytes that others in this process
-/// access must be accessed there through atomics.
+/// `from` must be readable and `to` writable for `len` bytes. Others in this process must access
+/// these bytes through atomics.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
@@ -52,21 +49,18 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// CPU features.
 #[cfg(target_arch = "x86_64")]
 mod processor {
     use core::arch::asm;
     use core::arch::x86_64::{__cpuid, __cpuid_count};
     use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-    /// The string instructions are fast.
     pub(super) const ERMS: u8 = 1;
-    /// There are registers of 32 bytes, and the system saves them.
+    // 32-byte registers, which the system saves.
     pub(super) const AVX: u8 = 2;
-    /// The CPU was queried.
     const KNOWN: u8 = 4;
 
-    /// The CPU's answer; 0 before it was queried, which takes a trap in a virtual machine.
+    /// 0 before the CPU was queried, which takes a trap in a virtual machine.
     static ABLE: AtomicU8 = AtomicU8::new(0);
 
     #[inline]
@@ -82,10 +76,9 @@ mod processor {
     #[allow(unused_unsafe, reason = "the functions are safe from some version of Rust on")]
     fn ask() -> u8 {
         let mut able = KNOWN;
-        // SAFETY: every x86-64 has the instruction, and leaf 0 tells which others there are. Bit 9
-        // of EBX of leaf 7 is ERMS, bit 28 of ECX of leaf 1 AVX, and bit 27 there says that XGETBV
-        // is available (Intel's manual, volume 2A, CPUID). Its bits 1 and 2 are the state that a
-        // system saves and that AVX needs (volume 1, 14.3).
+        // SAFETY: every x86-64 has CPUID, whose leaf 0 tells the others (Intel's manual, volume
+        // 2A): bit 9 of EBX of leaf 7 is ERMS, bits 28 and 27 of ECX of leaf 1 AVX and XGETBV. Bits
+        // 1 and 2 of XGETBV are the saved state that AVX needs (volume 1, 14.3).
         unsafe {
             if __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0 {
                 able |= ERMS;
@@ -108,12 +101,12 @@ mod processor {
 mod string {
     use core::arch::asm;
 
-    /// From here on, `rep movsb` is the fastest on processors with ERMS (Intel's optimization
-    /// manual, 3.7.6; glibc uses it). Others may copy a byte at a time.
+    /// From here on `rep movsb` is fastest with ERMS (Intel's optimization manual, 3.7.6; glibc
+    /// uses it). Other processors may copy single bytes.
     pub(super) const LONG: usize = 2048;
 
-    /// Whether the string instruction may be many times slower here: a target less than a line
-    /// after the source, ignoring pages (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
+    /// `rep movsb` may be many times slower if the target is less than a line after the source,
+    /// ignoring pages (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
     #[inline]
     pub(super) fn is_slow(from: *const u8, to: *mut u8) -> bool {
         const PAGE: usize = 4096;
@@ -121,15 +114,12 @@ mod string {
         (1..LINE).contains(&(to.addr().wrapping_sub(from.addr()) & (PAGE - 1)))
     }
 
-    /// Performs [`copy`](super::copy) with the string instruction.
-    ///
     /// # Safety
     /// The requirements of [`copy`](super::copy) apply.
     #[inline]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        // SAFETY: the string instruction reads `rcx` bytes at `rsi` and writes them at `rdi`, which
-        // the caller allows. The direction flag is clear on entry to every assembly block (Rust
-        // reference, inline assembly, rules).
+        // SAFETY: it reads `rcx` bytes at `rsi` and writes them at `rdi`, as the caller allows. The
+        // direction flag is clear on entry to assembly (Rust reference, inline assembly, rules).
         unsafe {
             asm!("rep movsb", inout("rsi") from => _, inout("rdi") to => _, inout("rcx") len => _,
                 options(nostack, preserves_flags));
@@ -144,17 +134,16 @@ mod wide {
     /// From this length on, a query of the CPU pays off.
     pub(super) const LONG: usize = 256;
 
-    /// Performs [`copy`](super::copy) by 32 bytes, 128 at a time, and by up to 16 for the rest.
+    /// Copies 32 bytes at once, 128 in a turn, and the rest by up to 16.
     ///
     /// # Safety
     /// The requirements of [`copy`](super::copy) apply, and the processor must have AVX.
     pub(super) unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
         let (whole, rest) = (len & !127, len & 127);
         if whole > 0 {
-            // SAFETY: each load and store lies within the first `whole` bytes, which the caller
-            // allows, as it does the instructions. `vmovups` needs no alignment. `vzeroupper`
-            // changes the upper halves of the first sixteen vector registers, all of which are
-            // declared as changed.
+            // SAFETY: each load and store lies within the first `whole` bytes. The caller allows
+            // these and the instructions. `vmovups` needs no alignment. `vzeroupper` changes the
+            // upper halves of the first sixteen vector registers, all declared as changed.
             unsafe {
                 asm!(
                     "2:",
@@ -187,16 +176,15 @@ mod wide {
     }
 }
 
-/// Performs [`copy`] with loads and stores of up to 16 bytes.
+/// Copies with loads and stores of up to 16 bytes.
 ///
 /// # Safety
 /// The requirements of [`copy`] apply.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: every load and store below lies within the `len` bytes that the caller allows: 64
-    // bytes are copied while that many remain, then the powers of two that make up the rest.
-    // `movups` needs no alignment, and SSE2 is part of x86_64.
+    // SAFETY: every load and store lies within `len` bytes: 64 are copied while that many remain,
+    // then the powers of two of the rest. `movups` needs no alignment; x86_64 includes SSE2.
     unsafe {
         asm!(
             "sub {len}, 64",
@@ -272,17 +260,16 @@ unsafe fn copy_words(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes with loads and stores of up to 32.
+/// Copies with loads and stores of up to 32 bytes.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `len` bytes. Bytes that others in this process
-/// access must be accessed there through atomics.
+/// `from` must be readable and `to` writable for `len` bytes. Others in this process must access
+/// these bytes through atomics.
 #[cfg(target_arch = "aarch64")]
 #[inline]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: every load and store below lies within the `len` bytes that the caller allows: 64
-    // bytes are copied while that many remain, then the powers of two that make up the rest. None
-    // needs alignment in normal memory.
+    // SAFETY: every load and store lies within `len` bytes: 64 are copied while that many remain,
+    // then the powers of two of the rest. None needs alignment in normal memory.
     unsafe {
         asm!(
             "subs {len}, {len}, #64",
@@ -340,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// Every length around each step, at every alignment of both sides; surrounding bytes stay.
+    /// Every length around each step, at every alignment of both; surrounding bytes stay.
     #[test]
     fn exactly_the_bytes_asked_for_are_copied() {
         let from: Vec<u8> = (0..4096_u32).map(|at| (at * 7 + at / 251) as u8).collect();
@@ -362,8 +349,8 @@ mod tests {
             for len in (0..=260).chain([511, 512, 1000, 1024, 2047, 2048, 2049, 3000]) {
                 for (skip, gap) in [(0, 0), (1, 0), (0, 1), (3, 5), (8, 8), (15, 2), (16, 33)] {
                     let mut to = vec![0xa5; 4096];
-                    // SAFETY: at most 3000 bytes after at most 33, in two buffers of 4096 that are
-                    // not borrowed elsewhere.
+                    // SAFETY: at most 3000 bytes after 33, in two buffers of 4096, not borrowed
+                    // elsewhere.
                     unsafe { copy(from.as_ptr().add(skip), to.as_mut_ptr().add(gap), len) };
                     let (before, rest) = to.split_at(gap);
                     let (copied, after) = rest.split_at(len);

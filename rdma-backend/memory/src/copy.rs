@@ -1,8 +1,7 @@
-//! Copies byte by byte, for processors without assembly here and for Miri, which cannot run any.
+//! Copies byte by byte, for processors without assembly here and for Miri, which cannot run it.
 
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Copies the bytes of `from` to `into`, up to the shorter length.
 pub(crate) fn out(from: &[AtomicU8], into: &mut [u8]) {
     for (from, to) in from.iter().zip(into) {
         *to = from.load(Relaxed);

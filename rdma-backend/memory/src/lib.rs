@@ -37,17 +37,17 @@ pub use zeroed::Zeroed;
 /// Existing memory of a program, to be registered in place: a buffer, a mapping, another runtime's.
 ///
 /// A region keeps the value until the memory is deregistered, or for ever if that fails. Until then
-/// the device may read the bytes, and if the region's rights allow it, write them. So may the peer,
-/// with the key. Both may do so at any time, also after an error, until every connection in the
-/// region's protection domain has ended. Release the memory when the value is dropped, not before.
+/// the device and, with the key, the peer may at any time read the bytes, and write them if the
+/// region's rights allow, also after an error, until every connection in its protection domain has
+/// ended. Release the memory when the value is dropped, not before.
 pub trait CallerMemory: Send + Sync + 'static {
     /// Returns the bytes: every call the same ones, which do not move while the value exists.
     fn shared(&self) -> SharedMemory<'_>;
 
     /// Returns the dma-buf that the bytes map, if the device is to access them through it.
     ///
-    /// This is for memory of another device, such as a GPU, which has no pages to pin. The default
-    /// `None` means pages of the program, `ibv_reg_mr(3)`.
+    /// For memory of another device, such as a GPU, which has no pages to pin. `None`, the default,
+    /// means pages of the program, `ibv_reg_mr(3)`.
     fn dma_buf(&self) -> Option<DmaBuf> {
         None
     }
@@ -70,8 +70,8 @@ impl DmaBuf {
     /// * the descriptor must be open, and be that of one dma-buf;
     /// * the bytes of [`CallerMemory::shared`] must be a mapping of as many bytes of this dma-buf
     ///   at `offset` (`mmap(2)` of the descriptor), or another mapping of the same memory, and stay
-    ///   so. The program must see the device's writes there: either the exporter's memory is
-    ///   coherent, or the program performs `DMA_BUF_IOCTL_SYNC` around each access of its own.
+    ///   so. The program must see the device's writes there: the exporter's memory is coherent, or
+    ///   the program performs `DMA_BUF_IOCTL_SYNC` around each access of its own.
     #[allow(unsafe_code, reason = "only a caller can know what a descriptor stands for")]
     pub const unsafe fn new(descriptor: i32, offset: u64) -> Self {
         Self { descriptor, offset }
@@ -118,8 +118,8 @@ impl<'a> SharedMemory<'a> {
         self.bytes.as_ptr().expose_provenance()
     }
 
-    /// Copies `into.len()` bytes at `offset` out. Returns false, and copies nothing, if the memory
-    /// ends before.
+    /// Copies `into.len()` bytes at `offset` out. Returns false, unchanged, if the memory is
+    /// shorter.
     #[must_use]
     #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -143,8 +143,7 @@ impl<'a> SharedMemory<'a> {
         self.part(offset, len).map(Self::new)
     }
 
-    /// Copies the first bytes of `from` to the beginning, as many as fit, and shrinks the memory to
-    /// what follows. Returns how many.
+    /// Copies as many first bytes of `from` as fit, and shrinks to what follows. Returns how many.
     #[inline]
     pub fn put(&mut self, from: &[u8]) -> usize {
         let (Some((now, rest)), Some(bytes)) = (
@@ -159,7 +158,7 @@ impl<'a> SharedMemory<'a> {
     }
 
     /// Copies `len` bytes at `offset` to `at` of `to`. Returns false, and copies nothing, if either
-    /// memory ends before. If the two overlap, the resulting bytes are unspecified.
+    /// ends before. If the two overlap, the resulting bytes are unspecified.
     #[must_use]
     #[inline]
     pub fn copy_to(&self, offset: usize, to: SharedMemory<'_>, at: usize, len: usize) -> bool {

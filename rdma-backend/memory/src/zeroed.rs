@@ -15,7 +15,6 @@ const LINE: usize = 64;
 #[derive(Debug)]
 pub struct Zeroed {
     base: NonNull<u8>,
-    /// At least one byte.
     layout: Layout,
 }
 
@@ -36,8 +35,7 @@ impl Zeroed {
 
 impl CallerMemory for Zeroed {
     fn shared(&self) -> SharedMemory<'_> {
-        // SAFETY: this many initialised bytes are allocated while `self` lives. They are accessed
-        // only through this function, so as atomics.
+        // SAFETY: so many initialised bytes, allocated while `self` lives, accessed as atomics.
         SharedMemory::new(unsafe {
             slice::from_raw_parts(self.base.as_ptr().cast::<AtomicU8>(), self.layout.size())
         })
@@ -46,8 +44,7 @@ impl CallerMemory for Zeroed {
 
 impl Drop for Zeroed {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated this with the same layout, and every borrow has ended with
-        // `self`.
+        // SAFETY: `new` allocated this with the same layout; every borrow has ended with `self`.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }

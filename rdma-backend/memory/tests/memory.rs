@@ -8,7 +8,7 @@ use rdma_memory::SharedMemory;
 /// Longer than every step of a copy, with a remainder of each.
 const LEN: usize = 95;
 
-/// Bytes that all equal `filler`, so that a byte touched by mistake shows.
+/// A byte touched by mistake shows.
 fn filled(filler: u8) -> Vec<AtomicU8> {
     (0..LEN).map(|_| AtomicU8::new(filler)).collect()
 }
@@ -17,7 +17,7 @@ fn values(bytes: &[AtomicU8]) -> Vec<u8> {
     bytes.iter().map(|byte| byte.load(Relaxed)).collect()
 }
 
-/// Every offset and every length of a small memory, at every length and alignment.
+/// Every offset and length, at every alignment.
 #[test]
 fn every_place_reads_and_writes_what_a_vector_does() {
     let data: Vec<u8> = (1..=LEN as u8).collect();
@@ -73,7 +73,6 @@ fn sums_that_wrap_are_outside() {
 }
 
 proptest! {
-    /// A long run of writes leaves what a vector would hold, whatever overlaps.
     #[test]
     fn overlapping_writes_leave_what_a_vector_holds(
         len in 0..=LEN,
@@ -92,7 +91,6 @@ proptest! {
     }
 }
 
-/// Consecutive pieces lie one after another, as far as they fit, and nothing lies behind them.
 #[test]
 fn pieces_fill_a_part_and_nothing_behind_it() {
     for len in 0..=40 {
@@ -113,7 +111,6 @@ fn pieces_fill_a_part_and_nothing_behind_it() {
     assert!(memory.slice(15, 2).is_none() && memory.slice(usize::MAX, 2).is_none());
 }
 
-/// Threads that write neighbouring bytes never undo each other's writes.
 #[test]
 fn neighbours_belong_to_others() {
     let backing = filled(0);

@@ -10,7 +10,6 @@ const PACKET: u32 = 6;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const ETHERNET: u16 = 1;
 
-/// Options: the resolution of times, the comment of a frame, and the end of options.
 const TIME_RESOLUTION: u16 = 9;
 const COMMENT: u16 = 1;
 const END: u16 = 0;
@@ -55,7 +54,6 @@ impl<W: Write> File<W> {
         self.block(PACKET, &packet)
     }
 
-    /// Writes a block, with its length before and after it.
     fn block(&mut self, kind: u32, body: &[u8]) -> io::Result<()> {
         let len = u32::try_from(body.len() + 12).map_err(io::Error::other)?;
         self.to.write_all(&[kind, len].map(u32::to_le_bytes).concat())?;
@@ -79,7 +77,6 @@ fn push_option(to: &mut Vec<u8>, code: u16, value: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Blocks are padded to multiples of four bytes.
 fn push_padded(to: &mut Vec<u8>, bytes: &[u8]) {
     to.extend(bytes);
     to.resize(to.len().next_multiple_of(4), 0);

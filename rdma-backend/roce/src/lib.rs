@@ -1,7 +1,6 @@
 //! Messages of reliable connections as RoCE v2 packets, and files of packets for Wireshark.
 //!
-//! A [`Message`] is cut into [`Packet`]s, a packet becomes the bytes of a frame, and a [`File`]
-//! takes frames.
+//! A [`Message`] is cut into [`Packet`]s, which become frames, which a [`File`] takes.
 #![forbid(unsafe_code)]
 
 mod file;

@@ -27,8 +27,7 @@ pub struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Returns the packets, numbered from `sequence` on, without addresses: see
-    /// [`Packet::between`].
+    /// Returns the packets, from `sequence` on, without addresses: see [`Packet::between`].
     pub fn packets(&self, sequence: u32) -> impl Iterator<Item = Packet<'_>> {
         let packets = count(self.len);
         (0..packets).map(move |number| {

@@ -147,7 +147,7 @@ impl Packet<'_> {
             let end = datagram.len() - CRC;
             datagram[end..].copy_from_slice(&crc);
         }
-        // Last, because the checksum of UDP covers the CRC, and not the other way round.
+        // Last: the checksum of UDP covers the CRC, and not the other way round.
         self.in_ethernet(&datagram)
     }
 
@@ -199,8 +199,8 @@ const fn v6(ip: IpAddr) -> Ipv6Addr {
 
 /// Returns the invariant CRC of a frame with room for it at its end; `None` if it is no RoCE frame.
 ///
-/// It covers everything from the IP header on. Fields that routers may change count as ones, and so
-/// does the header that InfiniBand has in place of Ethernet's (RoCE v2, annex A17).
+/// It covers everything from the IP header on. Fields that routers may change count as ones, as
+/// does the header that InfiniBand has instead of Ethernet's (RoCE v2, annex A17).
 #[must_use]
 pub fn invariant_crc(frame: &[u8]) -> Option<[u8; CRC]> {
     let (covered, _crc) = frame.get(ETHERNET..)?.split_last_chunk::<CRC>()?;

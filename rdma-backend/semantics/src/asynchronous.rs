@@ -22,7 +22,6 @@ super::table! {
         "rdma_notify(3)", notify;
 }
 
-/// Checks that the next event is this one, of the device.
 fn told<B: Descriptors>(
     channel: &B::EventChannel,
     id: &B::Identifier,
@@ -41,7 +40,6 @@ fn nothing<B: Descriptors>(channel: &B::EventChannel) -> Result<(), Failure> {
     }
 }
 
-/// A client whose queue for four received far more.
 fn overrunning<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     const MANY: u64 = 60;
     let pair = setting.pair_of(Shape::USUAL, Shape { completions: 4, ..Shape::WITHOUT_RECEIVES })?;

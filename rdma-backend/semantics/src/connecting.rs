@@ -98,7 +98,6 @@ fn path<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let neighbours = Setting { client: setting.server.clone(), ..setting.clone() };
     for (setting, what) in [(setting, "as the setting is"), (&neighbours, "from the server's own host")] {
         let Pair { server, client, .. } = &setting.pair()?;
-        // Both ends are honest, so the addresses agree.
         let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
         let same = ip(server.id.local_addr()) == ip(server.id.peer_addr());
         for end in [server, client] {
@@ -117,7 +116,6 @@ fn no_event<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     holds("readable", !readable(channel.as_fd(), Duration::ZERO))
 }
 
-/// Checks that the client is refused for this reason.
 fn refused<B: Descriptors>(clients: &B::EventChannel, client: &End<B>, expected: i32) -> Result<(), Failure> {
     match event::<B>(clients, &client.id)? {
         CmEventKind::Rejected { reason } => equal("the reason", reason, expected),
@@ -177,7 +175,6 @@ fn foreign_address<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     equal("listen", channel.listen(foreign, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))
 }
 
-/// Tries an address without a route: the kernel refuses the call, or the event is a time-out.
 fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let channel = setting.client.event_channel().called("event_channel")?;
     let id = channel.create_id().called("create_id")?;
@@ -233,7 +230,6 @@ fn wildcard<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let any = channel.listen(SocketAddr::from(([0, 0, 0, 0], 0)), 8).called("listen")?;
     equal("its device", any.capabilities().err().map(|error| error.kind()), Some(ErrorKind::State))?;
     let port = any.local_addr().ok_or_else(|| Failure::wrong("no address"))?.port();
-    // An IPv4 listener.
     let both =
         channel.listen(SocketAddr::from(([0_u16; 8], port)), 8).called("listen on the same port, IPv6")?;
     equal("its port", both.local_addr().map(|address| address.port()), Some(port))
@@ -269,7 +265,6 @@ fn private_data<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Private data without a transport's padding.
 fn stripped(data: &[u8]) -> &[u8] {
     let end = data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     &data[..end]
@@ -287,7 +282,6 @@ fn migrate_waiting<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     expect::<B>(&own, &server.id, "Disconnected")
 }
 
-/// The listener's next connection, on its new channel, from request to disconnect.
 fn requested_at<B: Descriptors>(requesting: Requesting<B>) -> Result<(), Failure> {
     let pair = requesting.accepted(Shape::USUAL)?.established()?;
     pair.client.id.disconnect().called("disconnect")?;

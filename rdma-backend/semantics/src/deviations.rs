@@ -100,8 +100,7 @@ fn judge_by(table: &[Deviation], provider: &str, reports: &mut [Report]) {
     }
 }
 
-/// Returns the provider of `address`, by the kernel's name of the device: `mlx5_1` is `mlx5`. A
-/// renamed device is not recognised; give its provider.
+/// Returns the provider of `address` by its device's name (`mlx5_1`: `mlx5`), unless renamed.
 pub fn provider_at(address: IpAddr) -> Option<String> {
     let ip = match address {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),

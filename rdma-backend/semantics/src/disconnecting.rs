@@ -34,7 +34,6 @@ super::table! {
     "verbs.part.twice", "after both sides' words nothing more is told", "rdma_get_cm_event(3)", twice;
 }
 
-/// `first` disconnects, then the other. Both are notified.
 fn part<B: Descriptors>(
     first: (&End<B>, &B::EventChannel),
     second: (&End<B>, &B::EventChannel),
@@ -90,7 +89,6 @@ fn arrived_before<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
         client.post(&[client.request(100 + id, SendOp::Send, 0, 4)])?;
         client.completes("the sender", 100 + id, Completed::Send)?;
     }
-    // The server itself disconnects, before it has polled.
     server.id.disconnect().called("disconnect")?;
     for id in 0..3 {
         server.completes("what arrived", id, took(4))?;
@@ -129,7 +127,7 @@ fn dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     expect::<B>(&clients, &client.id, "Disconnected")
 }
 
-/// The client is accepted and leaves unread. The server's event depends on its host's progress.
+/// The server's event depends on its host's progress.
 fn dropped_accepted<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let Pair { server, client, servers, clients, .. } = setting.requesting()?.accepted(Shape::USUAL)?;
     holds("the answer does not come", readable(clients.as_fd(), PATIENCE))?;
@@ -152,7 +150,6 @@ fn queue_pair_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failur
     drop(qp);
     holds("somebody was told", next_event::<B>(&servers, QUIET)?.is_none())?;
     server.quiet("the other side")?;
-    // The identifier can still disconnect.
     drop(id);
     drop(clients);
     expect::<B>(&servers, &server.id, "Disconnected")
@@ -172,7 +169,7 @@ fn twice<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A whole connection, from request to the last event. The destruction cases use it too.
+/// A whole connection. The destruction cases use it too.
 pub(super) fn whole<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let requesting = setting.requesting()?;
     let (id, _) = requested::<B>(&requesting.servers, &requesting.listener)?;

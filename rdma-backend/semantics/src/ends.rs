@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Setting;
 use crate::Failure;
 
-/// Time limit for everything: soft-RoCE in an emulated machine is slow.
+/// Soft-RoCE in an emulated machine is slow.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long nothing must happen before it counts as not happening.
@@ -25,10 +25,8 @@ pub(super) const QUIET: Duration = Duration::from_millis(60);
 
 pub(super) const LEN: usize = 16 * 1024;
 
-/// Bytes of each receive.
 pub(super) const SLOT: usize = 64;
 
-/// The id of a single request.
 pub(super) const ONE: u64 = 1000;
 
 pub(super) const PARAMS: ConnectParams = ConnectParams {
@@ -46,9 +44,7 @@ pub(super) const fn rnr_retries(rnr_retry_count: u8) -> ConnectParams {
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) limits: QueuePairLimits,
-    /// Capacity of its completion queue.
     pub(super) completions: u32,
-    /// Receives posted before the connection is made.
     pub(super) receives: usize,
     pub(super) params: ConnectParams,
 }
@@ -63,7 +59,6 @@ impl Shape {
     pub(super) const WITHOUT_RECEIVES: Self = Self { receives: 0, ..Self::USUAL };
 }
 
-/// Turns an error of the backend into a case's failure.
 pub(super) trait Called<T> {
     fn called(self, call: &str) -> Result<T, Failure>;
 }
@@ -74,7 +69,7 @@ impl<T, E: std::fmt::Display> Called<T> for Result<T, E> {
     }
 }
 
-/// The single form of a comparison, so that a deviation can be recognised by its message.
+/// One form of comparison: its message identifies a deviation.
 pub(super) fn equal<T: PartialEq + Debug>(what: &str, found: T, expected: T) -> Result<(), Failure> {
     if found == expected {
         Ok(())
@@ -87,7 +82,6 @@ pub(super) fn holds(what: &str, condition: bool) -> Result<(), Failure> {
     if condition { Ok(()) } else { Err(Failure::wrong(what)) }
 }
 
-/// Returns whether the descriptor becomes readable in time.
 pub(super) fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     let timeout = Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
@@ -98,20 +92,19 @@ pub(super) fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     poll(&mut polled, Some(&timeout)).is_ok_and(|count| count == 1)
 }
 
-/// Runs `work` on a thread of its own, because it may never end if the tested rule does not hold.
+/// On a thread of its own: without the tested rule `work` may never end.
 pub(super) fn in_time<T: Send + 'static>(
     what: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // The caller is gone if it took too long.
         let _late = sender.send(work());
     });
     receiver.recv_timeout(PATIENCE).map_err(|_| Failure::wrong(format!("{what} does not end")))
 }
 
-/// One end. Fields drop in this order, not that of verbs, which is the backend's task.
+/// Fields drop in this order, not that of verbs: the backend must reorder.
 pub(super) struct End<B: Descriptors> {
     pub(super) domain: Arc<B::Domain>,
     pub(super) cq: Arc<B::CompletionQueue>,
@@ -130,7 +123,6 @@ impl<B: Descriptors> End<B> {
         Self::with(id, &Arc::new(domain), &Arc::new(cq), shape)
     }
 
-    /// An end that shares a domain and a completion queue with others.
     pub(super) fn with(
         id: B::Identifier,
         domain: &Arc<B::Domain>,
@@ -148,7 +140,6 @@ impl<B: Descriptors> End<B> {
         Ok(end)
     }
 
-    /// Posts receives with these numbers as their ids.
     pub(super) fn receive(&self, numbers: std::ops::Range<usize>) -> Result<(), Failure> {
         let requests: Vec<_> = numbers.map(|number| self.receive_request(number)).collect();
         self.qp.post_recv(&requests).map_err(|error| error.error).called("post_recv")
@@ -196,12 +187,10 @@ impl<B: Descriptors> End<B> {
         read::<B>(&self.region, offset, len)
     }
 
-    /// Returns the first bytes that the receive with this number took.
     pub(super) fn received(&self, number: usize, len: usize) -> Result<Vec<u8>, Failure> {
         read::<B>(&self.inbox, number * SLOT % LEN, len)
     }
 
-    /// Returns the next completion, if one comes in time.
     pub(super) fn next(&self, patience: Duration) -> Result<Option<Completion>, Failure> {
         let deadline = Instant::now() + patience;
         let mut one = [Completion::EMPTY];
@@ -230,19 +219,16 @@ impl<B: Descriptors> End<B> {
         equal(what, self.next(QUIET)?, None)
     }
 
-    /// Checks that the next completion is that of `id`, with this operation.
     pub(super) fn completes(&self, what: &str, id: u64, did: Completed) -> Result<(), Failure> {
         let Completion { id: found, result, .. } = self.completion(what)?;
         equal(what, (found, result.map_err(|error| error.status)), (id, Ok(did)))
     }
 
-    /// Checks that the next completion is that of `id`, failed with this status.
     pub(super) fn fails(&self, what: &str, id: u64, status: CompletionStatus) -> Result<(), Failure> {
         let Completion { id: found, result, .. } = self.completion(what)?;
         equal(what, (found, result.map_err(|error| error.status)), (id, Err(status)))
     }
 
-    /// Checks that the next completions are those of `ids`, flushed.
     pub(super) fn flushes(&self, what: &str, ids: impl IntoIterator<Item = u64>) -> Result<(), Failure> {
         ids.into_iter().try_for_each(|id| self.fails(what, id, CompletionStatus::WR_FLUSH_ERR))
     }
@@ -266,7 +252,6 @@ pub(super) fn read<B: Descriptors>(
     Ok(bytes)
 }
 
-/// The outcome of a receive that took a SEND of this length.
 pub(super) const fn took(len: u32) -> Completed {
     Completed::Recv { len, immediate: None }
 }
@@ -288,7 +273,6 @@ pub(super) fn next_event<B: Descriptors>(
     }
 }
 
-/// Returns the next event, which must be for `id`.
 pub(super) fn event<B: Descriptors>(
     channel: &B::EventChannel,
     id: &B::Identifier,
@@ -298,7 +282,7 @@ pub(super) fn event<B: Descriptors>(
     Ok(event.kind)
 }
 
-/// Checks that the next event is for `id` and of this kind, ignoring its data.
+/// Ignores the data of the event.
 pub(super) fn expect<B: Descriptors>(
     channel: &B::EventChannel,
     id: &B::Identifier,
@@ -308,7 +292,6 @@ pub(super) fn expect<B: Descriptors>(
     holds(&format!("the event: {found}, not {kind}"), found.starts_with(kind))
 }
 
-/// A client's identifier, resolved so far that it may have a queue pair.
 pub(super) fn resolved<B: Descriptors>(
     channel: &B::EventChannel,
     to: SocketAddr,
@@ -321,7 +304,6 @@ pub(super) fn resolved<B: Descriptors>(
     Ok(id)
 }
 
-/// Returns the next event, which must be a connect request to `listener`.
 pub(super) fn requested<B: Descriptors>(
     channel: &B::EventChannel,
     listener: &B::Identifier,
@@ -332,7 +314,6 @@ pub(super) fn requested<B: Descriptors>(
     }
 }
 
-/// A listener, and one end that has requested a connection from it.
 pub(super) struct Requesting<B: Descriptors> {
     pub(super) client: End<B>,
     pub(super) listener: B::Identifier,
@@ -340,7 +321,6 @@ pub(super) struct Requesting<B: Descriptors> {
     pub(super) clients: B::EventChannel,
 }
 
-/// Two connected ends, each with an event channel of its own.
 pub(super) struct Pair<B: Descriptors> {
     pub(super) server: End<B>,
     pub(super) client: End<B>,

@@ -30,7 +30,6 @@ super::table! {
         many;
 }
 
-/// The client sends. The server's queue has the completion and is not armed.
 fn ping<B: Descriptors>(pair: &Pair<B>) -> Result<(), Failure> {
     pair.client.post_one(SendOp::Send, 0, 1)?;
     pair.client.completes("the sender", ONE, Completed::Send)
@@ -98,13 +97,13 @@ fn one_shot<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn earlier<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let pair = &setting.pair()?;
     ping(pair)?;
-    // The receiver's device has the message, but its queue may not show it; looking takes it out.
+    // The device has the message, but the queue may not show it; to look takes it out.
     std::thread::sleep(QUIET);
     arm(&pair.server)?;
     sleeps("it woke", &pair.server)
 }
 
-/// The peer sends at any moment, in particular between a poll and the arming after it.
+/// A SEND at any moment, in particular between a poll and the arming after it.
 fn race<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     const ROUNDS: u64 = 100;
     let Pair { server, client, .. } = &setting.pair()?;
@@ -116,7 +115,7 @@ fn race<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
             })
         });
         for round in 0..ROUNDS {
-            // This call is the tested way of waiting. A lost wake-up would end in its deadline.
+            // The tested way of waiting: a lost wake-up would end in its deadline.
             server.completes("the receiver", round, took(1))?;
             server.receive(round as usize + 8..round as usize + 9)?;
         }

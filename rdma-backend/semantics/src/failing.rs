@@ -28,7 +28,6 @@ super::table! {
         "ibv_post_send(3)", covers;
 }
 
-/// A client whose first request without a receive fails at once.
 fn fragile<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     setting.pair_of(Shape { params: rnr_retries(0), ..Shape::WITHOUT_RECEIVES }, Shape::USUAL)
 }
@@ -139,7 +138,6 @@ fn silent_peer<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> 
     let begun = std::time::Instant::now();
     client.post_one(SendOp::Write(RemoteAddress { address: 0, rkey: 0 }), 0, 4)?;
     client.fails("the sender", ONE, CompletionStatus::RETRY_EXC_ERR)?;
-    // The identifier still exists: neither side disconnected.
     holds("the identifier has gone", id.peer_addr().is_some())?;
     Ok(format!("{:.1?}", begun.elapsed()))
 }
@@ -157,7 +155,7 @@ fn silent<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn covers<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, .. } = &setting.pair()?;
     let depth = u64::from(Shape::USUAL.limits.send_depth);
-    // Ten times the depth succeeds, because each round's last request frees all of its slots.
+    // Ten times the depth: each round's last request frees all of its slots.
     for _ in 0..10 {
         let chain: Vec<_> = (1..=depth)
             .map(|id| {

@@ -1,11 +1,9 @@
 //! The rules of verbs that the layers above rely on, as executable cases.
 //!
-//! Each rule that something above relies on is a small case with its man-page source, and one body
-//! for all backends. On the embedded fabric it shows that the simulator's claims are true, on a
-//! device that the device keeps the rules. A row of [`deviations`] says how and why a known
-//! provider differs. A difference without a row is a failure, and so is the reverse.
-//!
-//! One case is one claim, so that a deviation hides nothing else. Both ends are in this process.
+//! Each case is one claim with its man-page source, so that a deviation hides no other, and has one
+//! body for all backends. On the embedded fabric it tests the simulator, on a device the device. A
+//! row of [`deviations`] says how and why a known provider differs. A difference without a row is a
+//! failure, and so is the reverse. Both ends are in this process.
 
 mod asynchronous;
 mod connecting;
@@ -63,8 +61,7 @@ pub struct Setting<B> {
     pub server: B,
     /// RDMA of the connecting side.
     pub client: B,
-    /// Where to listen, not empty. Port 0 picks a free port. Most cases use the first; those about
-    /// addresses use all.
+    /// Where to listen, not empty. Port 0 picks a free port. Most cases use only the first.
     pub addresses: Vec<SocketAddr>,
     /// The provider, which selects the expected deviations; see [`deviations::TABLE`].
     pub provider: String,
@@ -91,7 +88,6 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     .collect()
 }
 
-/// A remark of a body whose rule holds; may be empty.
 trait Remark {
     fn remark(self) -> String;
 }
@@ -108,7 +104,6 @@ impl Remark for String {
     }
 }
 
-/// A table of cases: id, claim, source, body.
 macro_rules! table {
     ($($id:literal, $claim:literal, $source:literal, $body:ident;)*) => {
         /// The cases of this module.

@@ -33,7 +33,6 @@ super::table! {
     "verbs.own.nothing-left", "connections leave nothing behind", "rdma_destroy_id(3)", nothing_left;
 }
 
-/// All orders of `items`.
 fn orders(items: &[usize]) -> Vec<Vec<usize>> {
     if items.is_empty() {
         return vec![Vec::new()];
@@ -49,7 +48,6 @@ fn every_order<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> 
     let orders = orders(&[0, 1, 2, 3, 4]);
     for order in &orders {
         let Pair { server, client, servers, clients: _clients, .. } = setting.pair()?;
-        // Events wait in the queue's channel, too.
         client.cq.arm().called("arm")?;
         client.post_one(SendOp::Send, 0, 4)?;
         server.completes("the receiver", 0, took(4))?;
@@ -108,7 +106,6 @@ fn unread_events<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let id = pair.clients.create_id().called("create_id")?;
     id.resolve_address(None, to, super::ends::PATIENCE).called("resolve_address")?;
     in_time("dropping", move || drop((id, pair)))?;
-    // The address can be used again.
     setting.pair().map(drop)
 }
 
@@ -142,7 +139,6 @@ fn fresh_memory<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A program's memory, as a device holds it.
 struct Handle(Arc<[AtomicU8]>);
 
 impl CallerMemory for Handle {
@@ -159,7 +155,6 @@ fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failu
     let region = server.domain.register_memory(memory, Access::REMOTE_WRITE).called("register_memory")?;
     equal("its length", region.len(), LEN)?;
     equal("its bytes", super::ends::read::<B>(&region, 0, LEN)?, vec![7; LEN])?;
-    // Up to its last byte.
     let to = RemoteAddress { address: region.address() + LEN as u64 - 13, rkey: region.rkey() };
     holds("the source cannot be written", client.region.write(0, b"thirteen byte"))?;
     client.post_one(SendOp::Write(to), 0, 13)?;
@@ -169,7 +164,6 @@ fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failu
     holds("it is shorter", last.shared().read(LEN - 15, &mut bytes))?;
     equal("the program's bytes", &bytes, b"\x07\x07thirteen byte")?;
     drop(last);
-    // And back out.
     let local = Slice { region: &region, offset: LEN - 13, len: 13 };
     client.receive(0..1)?;
     server.post(&[SendRequest { id: ONE, op: SendOp::Send, local, signaled: true, inline: false }])?;
@@ -184,13 +178,12 @@ fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failu
 }
 
 fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
-    // Once before counting, for descriptors that a process opens only once.
+    // Once before counting: some descriptors are opened only once.
     whole(setting)?;
     resources::settle();
     let before = ProcessResources::now();
     for _ in 0..30 {
         whole(setting)?;
-        // A client that gives up half-way.
         let channel = setting.client.event_channel().called("event_channel")?;
         let listening = setting.server.event_channel().called("event_channel")?;
         let listener = listening.listen(setting.address(), 1).called("listen")?;

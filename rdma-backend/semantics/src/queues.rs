@@ -35,7 +35,6 @@ super::table! {
 
 const SMALL: QueuePairLimits = QueuePairLimits { send_depth: 10, recv_depth: 10, inline: 0 };
 
-/// A client with small queues, and a server that takes nothing yet.
 fn small<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     let pair =
         setting.pair_of(Shape::WITHOUT_RECEIVES, Shape { limits: SMALL, ..Shape::WITHOUT_RECEIVES })?;
@@ -57,7 +56,6 @@ fn send_full<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let posted = full.posted;
     let Err(still) = client.qp.post_send(&chain[posted..]) else { return Err(Failure::wrong("more fit")) };
     equal("again", (still.posted, still.error.kind()), (0, ErrorKind::QueueFull))?;
-    // Exactly those arrive.
     for id in 0..posted {
         server.receive(id..id + 1)?;
         server.completes("the receiver", id as u64, took(4))?;
@@ -73,7 +71,6 @@ fn receive_full<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure>
     let receives: Vec<_> = (0..500).map(|number| client.receive_request(number)).collect();
     let Err(full) = client.qp.post_recv(&receives) else { return Err(Failure::wrong("500 fit into 10")) };
     equal("the error", full.error.kind(), ErrorKind::QueueFull)?;
-    // Exactly those take something.
     client.set_timer(RnrTimer::MICROS_640)?;
     for id in 0..full.posted {
         server.post_one(SendOp::Send, 0, 4)?;
@@ -150,7 +147,6 @@ fn too_deep<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
         let refused = id.create_queue_pair(domain, cq, limits).err().map(|error| error.kind());
         equal(&format!("{limits:?}"), refused, Some(ErrorKind::Argument))?;
     }
-    // The identifier remains usable.
     id.create_queue_pair(domain, cq, SMALL).called("create_queue_pair").map(drop)
 }
 
@@ -221,8 +217,7 @@ fn batches<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     equal("the ids", ids, (0..60).collect())
 }
 
-/// The queue for four receives far more. A poll must report that. What happens to the queue pair is
-/// its own affair.
+/// Four completions fit, far more arrive. A poll must report that; the queue pair is not looked at.
 fn overrun<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     const MANY: u64 = 60;
     let narrow = Shape { completions: 4, ..Shape::WITHOUT_RECEIVES };
@@ -230,7 +225,7 @@ fn overrun<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let write = SendOp::WriteImmediate(server.remote(0), rdma_backend::Immediate(1));
     let mut chain: Vec<_> =
         (0..MANY).map(|id| client.request(id, SendOp::Write(server.remote(0)), 0, 4)).collect();
-    // The server observes the last one. By then the others have completed, or could not.
+    // When the server sees the last one, the others have completed, or could not.
     chain.push(client.silent(MANY, write, 0, 4));
     client.post(&chain)?;
     let last = server.next(QUIET)?;

@@ -22,7 +22,7 @@ super::table! {
     "verbs.receive.taken-later", "a receive posted while a SEND waits for it is taken", "ibv_post_recv(3)", later;
 }
 
-/// Two receives are posted and `op` is done three times. The third waits until there is a third.
+/// Of three, two find a receive. The third waits for one.
 fn takes_one<B: Descriptors>(
     setting: &Setting<B>,
     len: usize,

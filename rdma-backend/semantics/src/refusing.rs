@@ -36,7 +36,6 @@ super::table! {
         not_writable;
 }
 
-/// Checks that the responder refuses `op`, which is made from the server's end.
 fn refused<B: Descriptors>(
     setting: &Setting<B>,
     op: impl FnOnce(&End<B>) -> Result<SendOp, Failure>,
@@ -63,8 +62,7 @@ fn before_start<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     refused(setting, |server| Ok(SendOp::Read(before(server))))
 }
 
-/// A WRITE to, or a READ of, a region with this access in `domain`. The region lives until it is
-/// refused.
+/// The region, with this access in `domain`, lives until it is refused.
 fn region_refuses<B: Descriptors>(
     setting: &Setting<B>,
     access: Access,
@@ -111,7 +109,6 @@ fn deregistered<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 fn nothing_written<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, .. } = &setting.pair()?;
-    // One byte too long, and shorter than a packet.
     client.post_one(SendOp::Write(server.remote(LEN - 999)), 3, 1000)?;
     client.fails("the requester", ONE, CompletionStatus::REM_ACCESS_ERR)?;
     equal("the bytes", server.bytes(0, LEN)?, (0..LEN).map(|index| index as u8).collect())
@@ -157,7 +154,6 @@ fn too_long_bytes<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     equal("the next receive's memory", server.received(1, SLOT)?, vec![0; SLOT])
 }
 
-/// A SEND to a receive whose memory is gone.
 fn gone<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let Pair { server, client, .. } = &pair;

@@ -21,18 +21,16 @@ super::table! {
     "verbs.rnr.responder-unharmed", "the side without a receive stays connected", "IBA 9.7.5.2.8", unharmed;
 }
 
-/// A timer's code and its delay.
 pub(super) fn timer(code: u8) -> Result<(RnrTimer, Duration), Failure> {
     let timer = RnrTimer::from_code(code).ok_or_else(|| Failure::wrong("no such code"))?;
     Ok((timer, timer.delay()))
 }
 
-/// Slightly less, for clocks that tick coarsely.
+/// For clocks that tick coarsely.
 fn nearly(duration: Duration) -> Duration {
     duration * 9 / 10
 }
 
-/// A client that may retry this often, and a server without receives.
 fn deaf<B: Descriptors>(setting: &Setting<B>, retries: u8) -> Result<Pair<B>, Failure> {
     setting.pair_of(
         Shape { params: rnr_retries(retries), ..Shape::WITHOUT_RECEIVES },
@@ -63,14 +61,12 @@ fn seven<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let (timer, delay) = timer(16)?;
     server.set_timer(timer)?;
     client.post_one(SendOp::Send, 0, 4)?;
-    // Far longer than seven retries would take.
     equal("the sender", client.next(40 * delay)?, None)?;
     server.receive(0..1)?;
     client.completes("the sender", ONE, Completed::Send)
 }
 
 fn whose_count<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    // The server passes 0 and the client 7, and neither has a receive.
     let server = Shape { params: rnr_retries(0), ..Shape::WITHOUT_RECEIVES };
     let Pair { server, client, .. } = &setting.pair_of(server, Shape::WITHOUT_RECEIVES)?;
     client.set_timer(RnrTimer::MICROS_640)?;
@@ -122,8 +118,7 @@ fn refills<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let (timer, delay) = timer(28)?;
     server.set_timer(timer)?;
     for number in 0..2 {
-        // Two of three retries are used, then the receive comes. Without a refill the second SEND
-        // would have one left.
+        // The receive comes after two of three retries. A second SEND needs a refill.
         client.post_one(SendOp::Send, 0, 4)?;
         equal("the sender", client.next(delay * 3 / 2)?, None)?;
         server.receive(number..number + 1)?;
@@ -151,7 +146,6 @@ fn unharmed<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, servers, .. } = &deaf(setting, 0)?;
     client.post_one(SendOp::Send, 0, 4)?;
     client.fails("the sender", ONE, CompletionStatus::RNR_RETRY_EXC_ERR)?;
-    // Its receives are not flushed, and it gets no event.
     server.receive(0..4)?;
     server.quiet("the receiver")?;
     let told = next_event::<B>(servers, Duration::ZERO)?;

@@ -1,5 +1,4 @@
-//! Bytes from one end to the other: what arrives, in which order, and when memory is read and
-//! written.
+//! Bytes from one end to the other: what arrives, in which order, and when memory is accessed.
 
 use std::sync::Arc;
 
@@ -79,7 +78,6 @@ fn write_immediate<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     client.post_one(SendOp::WriteImmediate(server.remote(0), NUMBER), 100, 1000)?;
     server.completes("the peer", 0, Completed::RecvWrite { immediate: NUMBER })?;
     equal("the bytes", server.bytes(0, 1000)?, client.bytes(100, 1000)?)?;
-    // The receive is consumed, its memory is not.
     equal("the receive's memory", server.received(0, SLOT)?, vec![0; SLOT])?;
     client.completes("the writer", ONE, Completed::Write)
 }
@@ -102,7 +100,7 @@ fn inline<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     server.set_timer(RnrTimer::MICROS_640)?;
     let len = client.qp.max_inline().min(SLOT);
-    // It cannot have been sent before its memory changes, because there is no receive.
+    // It cannot be sent before its memory changes: there is no receive.
     client.post(&[SendRequest { inline: true, ..client.request(1, SendOp::Send, 0, len) }])?;
     holds("write", client.region.memory().write(0, &[0xee; SLOT]))?;
     server.receive(0..1)?;

@@ -4,8 +4,8 @@ use core::time::Duration;
 
 /// A point in time on a monotonic clock, counted from an arbitrary start.
 ///
-/// This crate never reads a clock. The driver of a machine passes the time, which must never go
-/// back. The resolution is a nanosecond. The range is 584 years, and later times saturate.
+/// This crate never reads a clock: the driver of a machine passes the time, which must never go
+/// back. The resolution is a nanosecond, the range 584 years; later times saturate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Instant {
     nanos: u64,

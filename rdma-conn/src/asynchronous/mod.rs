@@ -181,7 +181,8 @@ pub struct WeakAsyncEndpoint<B: Descriptors> {
 }
 
 impl<B: Descriptors> WeakAsyncEndpoint<B> {
-    /// Returns the endpoint, or `None` if its last handle is gone or it has failed as a whole.
+    /// Returns the endpoint, or `None` if it has no connection, listener or handle left, or has
+    /// failed as a whole.
     pub fn upgrade(&self) -> Option<AsyncEndpoint<B>> {
         let shared = self.shared.upgrade()?;
         let works = shared.lock().lost.is_none();

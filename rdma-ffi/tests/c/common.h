@@ -1,5 +1,4 @@
-/* Shared by the programs of this folder: each is both sides of its connections, on a device that
- * its arguments name. */
+/* Each program here is both sides of its connections, on a device that its arguments name. */
 #ifndef COMMON_H
 #define COMMON_H
 
@@ -11,7 +10,6 @@
 
 #include "vkrdma.h"
 
-/* Ends the program where something is not so. */
 #define CHECK(what)                                                                                \
     do {                                                                                           \
         if (!(what)) {                                                                             \
@@ -20,11 +18,9 @@
         }                                                                                          \
     } while (0)
 
-/* Ends the program where a call does not return what it should. */
 #define EXPECT(expected, call) expect(__FILE__, __LINE__, #call, expected, call)
 #define MUST(call) EXPECT(VKRDMA_OK, call)
 
-/* What calls put their errors into. */
 static vkrdma_error failed;
 
 static inline void expect(const char *file, int line, const char *call, vkrdma_code expected, vkrdma_code code) {
@@ -34,9 +30,8 @@ static inline void expect(const char *file, int line, const char *call, vkrdma_c
     exit(1);
 }
 
-/* The address that servers listen on. */
 static const char *server_address;
-/* Devices for each side: of softsim, two hosts; of verbs, one and the same. */
+/* Of softsim, two hosts; of verbs, one and the same. */
 static vkrdma_device *server_device, *client_device;
 
 /* `softsim`, or `verbs ADDRESS`. */
@@ -63,8 +58,7 @@ static inline void free_devices(void) {
     vkrdma_device_free(client_device);
 }
 
-/* One turn of a loop over some endpoints: sleeps as long as none of them has anything to do, and
- * has them do it. */
+/* One turn of a loop over endpoints: sleeps until one has something to do, and does it. */
 static inline void turn(vkrdma_endpoint *const *endpoints, size_t count) {
     struct pollfd polled[4];
     int64_t sleep = -1;
@@ -93,7 +87,7 @@ static inline vkrdma_options client_options(void) {
     return options;
 }
 
-/* Listens on any port, and tells which. */
+/* Returns the port. */
 static inline uint16_t serve(vkrdma_endpoint *endpoint, const vkrdma_options *options, uint64_t *listener) {
     vkrdma_address address;
     MUST(vkrdma_listen(endpoint, server_address, 0, options, listener, &failed));
@@ -114,7 +108,6 @@ static inline vkrdma_status status_of(vkrdma_endpoint *endpoint, uint64_t connec
     return status;
 }
 
-/* The byte at a place of the stream of a connection. */
 static inline unsigned char byte_at(size_t which, size_t place) {
     return (unsigned char)(place * 31 + (place >> 8) * 7 + (place >> 16) + which);
 }

@@ -1,6 +1,5 @@
-/* Several connections of one endpoint have their bytes sent back by a server: by writes of many
- * lengths and pieces, and from lent memory. They are read into a buffer, used in place, and
- * received into registered memory. */
+/* A server sends back the bytes of several connections: by writes of many lengths and pieces, and
+ * from lent memory. They are read, used in place, and received into registered memory. */
 #include "common.h"
 
 enum { CONNECTIONS = 6, PORTION = 70000 };
@@ -14,9 +13,8 @@ struct client {
     size_t which;
     uint64_t id;
     int open;
-    /* Places in the stream, and its length. */
     size_t written, read, total;
-    /* The length of `lengths` that is being written, and how much of it was. */
+    /* The entry of `lengths` that is being written, and how much of it is. */
     size_t nth, of_it;
     /* The whole stream, and what came back. */
     vkrdma_buffer *lent, *landed;
@@ -26,7 +24,7 @@ struct client {
 
 struct served {
     uint64_t id;
-    /* Bytes read and not written back, of those that are not used where they lie. */
+    /* Bytes read but not written back, unless used in place. */
     unsigned char held[PORTION];
     size_t from, until;
     int end;
@@ -43,13 +41,11 @@ static void release(void *context) {
     released++;
 }
 
-/* Sends what can be sent back. */
 static void serve_one(struct served *one) {
     for (;;) {
         size_t written;
         vkrdma_code code;
         if (one->id % 2 == 0) {
-            /* From where the bytes lie. */
             vkrdma_pieces arrived;
             struct iovec pieces[VKRDMA_PIECES + 1];
             MUST(vkrdma_arrived(servers, one->id, &arrived, &failed));
@@ -58,7 +54,7 @@ static void serve_one(struct served *one) {
                 for (size_t i = 0; i < arrived.count; i++) {
                     pieces[i] = (struct iovec){(void *)(uintptr_t)arrived.pieces[i].base, arrived.pieces[i].len};
                 }
-                /* An empty piece, which C allows to be anywhere. */
+                /* C allows an empty piece anywhere. */
                 pieces[arrived.count] = (struct iovec){NULL, 0};
                 code = vkrdma_writev(servers, one->id, pieces, arrived.count + 1, &written, &failed);
                 if (code == VKRDMA_AGAIN) return;
@@ -73,7 +69,7 @@ static void serve_one(struct served *one) {
             if (code == VKRDMA_AGAIN) return;
             CHECK(code == VKRDMA_OK);
             if (read == 0) {
-                /* The client has closed. What is on its way still arrives. */
+                /* The client has closed. Bytes in flight still arrive. */
                 one->end = 1;
                 MUST(vkrdma_abandon(servers, one->id, 10000000, &failed));
                 return;
@@ -120,12 +116,10 @@ static void begin(struct client *one) {
     MUST(vkrdma_is_local(clients, one->id, &local, &failed));
     one->open = 1;
     if (one->which % 3 == 1) {
-        /* The library's memory, which is zero at first. */
         MUST(vkrdma_register(clients, one->id, one->total, VKRDMA_LEND, &one->lent, &failed));
         one->out = vkrdma_buffer_base(one->lent);
         CHECK(one->out[0] == 0 && one->out[one->total - 1] == 0);
     } else if (one->which % 3 == 2) {
-        /* The program's. */
         one->out = malloc(one->total);
         MUST(vkrdma_register_memory(clients, one->id, one->out, one->total, VKRDMA_LEND, release, one->out, &one->lent,
                                     &failed));
@@ -150,7 +144,6 @@ static void write_some(struct client *one) {
         if (one->lent != NULL) {
             code = vkrdma_lend(clients, one->id, one->lent, one->written, left, &written, &failed);
         } else {
-            /* In three pieces. */
             unsigned char *from = one->out + one->written;
             size_t third = left / 3;
             struct iovec pieces[] = {{from, third}, {from + third, third}, {from + 2 * third, left - 2 * third}};

@@ -1,15 +1,15 @@
-/* What is wrong is an error: its code, whose fault it is, and a text; and it harms nothing else. */
+/* Each error has a code, a fault and a text, and harms nothing else. */
 #include <errno.h>
 #include <sys/wait.h>
 
 #include "common.h"
 
-/* Of builds for tests alone: panics in an endpoint. */
+/* Only in debug builds. */
 #ifdef PANICS
 vkrdma_code vkrdma_panic(const vkrdma_endpoint *endpoint, vkrdma_error *error);
 #endif
 
-/* A call fails, with this code, by this one's fault, and says so. */
+/* The call fails with this code, fault and text. */
 #define FAILS(expected, whose, says, call)                                                                             \
     do {                                                                                                               \
         memset(&failed, 0x55, sizeof failed);                                                                          \
@@ -40,7 +40,7 @@ static void wrong_arguments(void) {
           vkrdma_connect(clients, "localhost", 1, NULL, 1, NULL, &id, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_connect(clients, NULL, 1, NULL, 1, NULL, &id, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "numeric", vkrdma_softsim_open("\xff", &device, &failed));
-    /* Without a place for the error, and with nothing to free. */
+    /* No place for the error, and nothing to free. */
     EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_progress(NULL, NULL));
     EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_client_options(NULL, sizeof(vkrdma_options)));
     CHECK(vkrdma_descriptor(NULL) == -1 && vkrdma_buffer_base(NULL) == NULL && vkrdma_buffer_len(NULL) == 0);
@@ -49,7 +49,6 @@ static void wrong_arguments(void) {
     vkrdma_buffer_free(NULL);
 }
 
-/* A structure of a program that was compiled with another version. */
 static void wrong_sizes(void) {
     uint64_t listener;
     vkrdma_endpoint *endpoint;
@@ -67,7 +66,7 @@ static void wrong_sizes(void) {
           vkrdma_usage_of(servers, &usage, sizeof usage - 1, &failed));
     FAILS(VKRDMA_INVALID_OPTIONS, VKRDMA_FAULT_CALLER, "no size", vkrdma_usage_of(servers, &usage, 4097, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_usage_of(servers, NULL, sizeof usage, &failed));
-    /* A later version: what it has more is as if it were not there, as long as it is zero. */
+    /* The zeros of a later version are ignored. */
     struct {
         vkrdma_options options;
         uint64_t more;
@@ -108,7 +107,6 @@ static void out_of_bounds(void) {
     CHECK(usage_of(clients).connections == 0);
 }
 
-/* Waits for the end of a connection, and forgets it. */
 static void await_end(vkrdma_endpoint *endpoint, uint64_t id) {
     for (;;) {
         vkrdma_event event;
@@ -124,7 +122,6 @@ static void await_end(vkrdma_endpoint *endpoint, uint64_t id) {
 
 static void never_made(uint16_t free_port) {
     uint64_t id;
-    /* Nothing listens there. */
     MUST(vkrdma_connect(clients, server_address, free_port, NULL, 60000000, NULL, &id, &failed));
     await_end(clients, id);
     FAILS(VKRDMA_REFUSED, VKRDMA_FAULT_PEER, "nothing listens", vkrdma_check(clients, id, &failed));
@@ -134,7 +131,6 @@ static void never_made(uint16_t free_port) {
     char byte = 0;
     FAILS(VKRDMA_REFUSED, VKRDMA_FAULT_PEER, "nothing listens", vkrdma_write(clients, id, &byte, 1, &bytes, &failed));
     MUST(vkrdma_abort(clients, id, &failed));
-    /* A way to nowhere. */
     MUST(vkrdma_connect(clients, "203.0.113.77", free_port, NULL, 1000000, NULL, &id, &failed));
     await_end(clients, id);
     CHECK(vkrdma_check(clients, id, &failed) == VKRDMA_UNREACHABLE || failed.code == VKRDMA_TIMED_OUT);
@@ -148,8 +144,7 @@ static int is_readable(vkrdma_endpoint *endpoint) {
     return poll(&polled, 1, 0) == 1;
 }
 
-/* A sleeping loop is woken if a call in another thread gives it something to do: here, a time-out
- * that is nearer than the one it was given. */
+/* A call in another thread, which needs an earlier time-out, wakes a sleeping loop. */
 static void roused(uint16_t port) {
     uint64_t id;
     int64_t left;
@@ -170,7 +165,7 @@ static void roused(uint16_t port) {
     vkrdma_endpoint_free(sleeping);
 }
 
-/* Makes a connection, whose ids at both sides it returns. */
+/* Returns the ids of both sides. */
 static void connect_one(uint16_t port, uint64_t *here, uint64_t *there) {
     vkrdma_endpoint *const both[] = {servers, clients};
     *there = 0;
@@ -185,7 +180,6 @@ static void connect_one(uint16_t port, uint64_t *here, uint64_t *there) {
     }
 }
 
-/* Reads what the other side has written. */
 static void await_bytes(vkrdma_endpoint *endpoint, uint64_t id, size_t bytes) {
     vkrdma_endpoint *const both[] = {servers, clients};
     vkrdma_event event;
@@ -208,7 +202,7 @@ static void stale_ids(uint64_t listener, uint16_t port) {
               vkrdma_write(clients, wrong[i], &byte, 1, &bytes, &failed));
     }
     MUST(vkrdma_abort(clients, here, &failed));
-    /* In the place of the one that is gone. */
+    /* Reuses the place of the freed one. */
     connect_one(port, &other, &there);
     CHECK(other != here);
 #define STALE(call) FAILS(VKRDMA_NO_SUCH_CONNECTION, VKRDMA_FAULT_CALLER, "no such connection", call)
@@ -252,7 +246,7 @@ static void misuse(uint16_t port) {
           vkrdma_read(clients, here, &byte, SIZE_MAX, &bytes, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_read(clients, here, &byte, 1, NULL, &failed));
     EXPECT(VKRDMA_AGAIN, vkrdma_read(clients, here, &byte, 1, &bytes, &failed));
-    /* Nothing of nowhere is nothing. */
+    /* NULL is allowed for no bytes. */
     MUST(vkrdma_write(clients, here, NULL, 0, &bytes, &failed));
     CHECK(bytes == 0);
     MUST(vkrdma_writev(clients, here, NULL, 0, &bytes, &failed));
@@ -281,7 +275,6 @@ static void misuse(uint16_t port) {
     EXPECT(VKRDMA_AGAIN, vkrdma_receive(clients, here, buffer, 0, 17, &received, &failed));
     MUST(vkrdma_stop_landing(clients, here, &failed));
 
-    /* A buffer is of one protection domain. */
     connect_one(port, &sibling, &other_there);
     FAILS(VKRDMA_FOREIGN_BUFFER, VKRDMA_FAULT_CALLER, "domain", vkrdma_lend(clients, sibling, buffer, 0, 1, &bytes, &failed));
     MUST(vkrdma_abort(clients, sibling, &failed));
@@ -294,7 +287,7 @@ static void misuse(uint16_t port) {
         while (vkrdma_next_event(clients, &event, &failed) == VKRDMA_OK) {}
     }
     MUST(vkrdma_lend(clients, sibling, buffer, 0, 1, &bytes, &failed));
-    /* It is kept for as long as it is needed. */
+    /* It is kept while it is needed. */
     vkrdma_buffer_free(buffer);
 
     MUST(vkrdma_close(clients, here, 10000000, &failed));
@@ -303,7 +296,7 @@ static void misuse(uint16_t port) {
     MUST(vkrdma_abort(clients, sibling, &failed));
 }
 
-/* A port is free again as soon as its listener is closed; connections that it accepted go on. */
+/* A closed listener frees its port; accepted connections go on. */
 static void rebound(uint64_t *listener, uint16_t port) {
     uint64_t here, there, other;
     size_t bytes;
@@ -343,7 +336,7 @@ static void limits(uint16_t port) {
     vkrdma_endpoint_free(endpoint);
 }
 
-/* A child of a fork can do nothing, and nothing to the parent. */
+/* A forked child can do nothing, and harms nothing of the parent. */
 static void forked(uint64_t listener, uint16_t port) {
     uint64_t here, there;
     size_t bytes;
@@ -370,7 +363,7 @@ static void forked(uint64_t listener, uint16_t port) {
         vkrdma_endpoint_free(clients);
         vkrdma_endpoint_free(servers);
         free_devices();
-        /* Not _exit, at which valgrind finds that the memory of the parent's threads is lost. */
+        /* At _exit valgrind would report the memory of the parent's threads as lost. */
         execl("/bin/true", "true", (char *)NULL);
         _exit(2);
     }
@@ -392,11 +385,10 @@ static void panics(uint16_t port) {
     MUST(vkrdma_endpoint_new(client_device, NULL, &broken, &failed));
     MUST(vkrdma_connect(broken, server_address, port, NULL, 60000000, NULL, &here, &failed));
     FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "a test of panics", vkrdma_panic(broken, &failed));
-    /* Nothing more can be done with that one, ... */
     FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "earlier", vkrdma_progress(broken, &failed));
     FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "earlier", vkrdma_next_event(broken, &event, &failed));
     vkrdma_endpoint_free(broken);
-    /* ... and others go on. */
+    /* Other endpoints go on. */
     connect_one(port, &here, &there);
     MUST(vkrdma_abort(clients, here, &failed));
 }

@@ -1,6 +1,5 @@
-/* Any thread makes any call: workers read and write, while one thread runs the event loop, which
- * sleeps. It must not miss what a worker does: time-outs are so long that the program would not
- * end if the descriptor were not readable. */
+/* Workers read and write while another thread runs the event loop. Time-outs are so long that the
+ * program would not end if a call did not wake the loop. */
 #include <pthread.h>
 
 #include "common.h"
@@ -13,7 +12,7 @@ struct worker {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t told;
-    /* Events since the worker looked last, a bit for each kind. */
+    /* Events since the last look, a bit for each kind. */
     unsigned events;
     unsigned char out[LARGE], in[LARGE];
 };
@@ -38,7 +37,6 @@ static void echo(uint64_t id) {
     }
 }
 
-/* The loop of one endpoint: each in a thread of its own. */
 static void *run_servers(void *unused) {
     (void)unused;
     while (!finished) {
@@ -72,7 +70,7 @@ static void *run_clients(void *unused) {
     return NULL;
 }
 
-/* Sleeps until there was an event, one of these if any are given. */
+/* Sleeps until there was one of these events. */
 static void await(struct worker *worker, unsigned kinds) {
     pthread_mutex_lock(&worker->lock);
     while ((worker->events & kinds) == 0) pthread_cond_wait(&worker->told, &worker->lock);
@@ -109,7 +107,7 @@ static void *work(void *argument) {
         CHECK(memcmp(worker->in, worker->out, len) == 0);
         place += len;
     }
-    /* The loop is asleep for a long time, and hears of this end. */
+    /* The end wakes the loop from a long sleep. */
     MUST(vkrdma_close(clients, worker->id, 100000000, &error));
     await(worker, 1u << VKRDMA_EVENT_ENDED);
     MUST(vkrdma_closed(clients, worker->id, &error));

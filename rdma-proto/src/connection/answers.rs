@@ -2,11 +2,10 @@
 
 use crate::error::PeerMisbehaved;
 
-/// How many different consecutive questions may wait (VR-RES-008), if a peer takes no answers.
+/// Different consecutive questions that may wait, if a peer takes no answers (VR-RES-008).
 const RUNS: usize = 4;
 
-/// A queue of `select` values in which equal neighbours share a place, so that a peer that repeats
-/// one question costs nothing (VR-FEAT-003).
+/// Values of `select`. Equal neighbours share a place: to repeat one costs nothing (VR-FEAT-003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Answers {
     runs: [Run; RUNS],
@@ -45,7 +44,6 @@ impl Answers {
         let select = first.select;
         first.count = first.count.saturating_sub(1);
         if first.count == 0 {
-            // Move the emptied place to the end.
             self.runs.rotate_left(1);
         }
         Some(select)

@@ -12,7 +12,7 @@ use super::{Due, Machine, Negotiation, Stage};
 impl Machine {
     /// Reports that the connection is established.
     ///
-    /// `peer_rnr_retry_count` is the peer's, of `rdma_connect` or `rdma_accept`: how often *our*
+    /// `peer_rnr_retry_count`, from the peer's `rdma_connect` or `rdma_accept`, is how often *our*
     /// queue pair retries a send that found no receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         let established = match self.stage {
@@ -23,8 +23,7 @@ impl Machine {
         if let Some(stage) = established {
             self.stage = stage;
             self.due = Due::Anything;
-            // A server cannot ask a client, which does not expect the question. A client that
-            // allows few retries risks its own connection.
+            // A client does not expect the question. If it allows few retries, that is its risk.
             self.patient =
                 peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
             self.timers.start(now);
@@ -35,8 +34,8 @@ impl Machine {
         self.counters.most_in_flight = self.most_in_flight();
     }
 
-    /// Reports a received SEND. It may come before the connection is known to be established
-    /// (VR-CONN-007, VR-MEM-014), and in any order with others (VR-CTRL-009, VR-FEAT-013).
+    /// Reports a received SEND. It may precede the established event (VR-CONN-007, VR-MEM-014), and
+    /// come in any order with others (VR-CTRL-009, VR-FEAT-013).
     pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
         if self.has_ended() {
             return;
@@ -87,8 +86,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Puts the features of both sides into force (VR-FEAT-010). All questions have select 0, so a
-    /// message with another select is no answer (VR-FEAT-014).
+    /// Puts the features of both sides into force (VR-FEAT-010). All questions have select 0:
+    /// another select is no answer (VR-FEAT-014).
     fn receive_answer(&mut self, select: u16, features: FeatureSet) -> Result<(), Error> {
         if !self.credits.has_asked() || select != 0 {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
@@ -108,8 +107,8 @@ impl Machine {
         }
     }
 
-    /// Reports `count` consecutive WRITEs with immediate whose sum is `bytes`. Returns false,
-    /// unchanged, on overrun; then pass them one by one to [`Machine::handle_immediate`].
+    /// Reports `count` consecutive WRITEs with immediate of `bytes` in sum. Returns false,
+    /// unchanged, on overrun: then call [`Machine::handle_immediate`] for each.
     #[inline]
     pub fn handle_immediates(&mut self, now: Instant, count: usize, bytes: u64) -> bool {
         if self.has_ended() {
@@ -122,7 +121,6 @@ impl Machine {
             counters.data_notifications_received.wrapping_add(count as u64);
         counters.bytes_received = counters.bytes_received.wrapping_add(bytes);
         if filled {
-            // Announce the next window, or request memory for it.
             self.due = Due::Anything;
         }
         if self.credits.awaits_data() && bytes != 0 {
@@ -155,11 +153,9 @@ impl Machine {
         self.timers.acknowledged(now, self.send.done().slots);
     }
 
-    /// Reports a failed work request. Of several failures the first that names a cause counts; the
-    /// others are flushed because of it (VR-CLOSE-008).
-    ///
-    /// Before the connection is established a flushed request means nothing: only the connection
-    /// manager stops a queue pair then, and its event gives the reason.
+    /// Reports a failed work request. The first failure that names a cause counts; others are
+    /// flushed because of it (VR-CLOSE-008). Before the connection is established a flush means
+    /// nothing: the connection manager's event gives the reason.
     pub fn handle_failure(&mut self, failure: CompletionError) {
         let early = matches!(self.stage, Stage::Connecting | Stage::Leaving);
         if failure.status == CompletionStatus::WR_FLUSH_ERR && early {
@@ -185,8 +181,8 @@ impl Machine {
         }
     }
 
-    /// Reports a failed receive, like [`Machine::handle_failure`]. The peer caused it: soft-RoCE
-    /// gives a receive the status that belongs to the peer's refused WRITE.
+    /// Reports a failed receive, which the peer caused: soft-RoCE gives it the status of the peer's
+    /// refused WRITE.
     pub fn handle_receive_failure(&mut self, failure: CompletionError) {
         let status = match failure.status {
             CompletionStatus::REM_ACCESS_ERR => CompletionStatus::LOC_ACCESS_ERR,
@@ -200,8 +196,8 @@ impl Machine {
         self.fail(Error::Transport(TransportError::Backend { call }));
     }
 
-    /// Reports that the peer disconnected, which is answered by a disconnect (VR-CLOSE-005), or is
-    /// an answer. First report all completions: the last bytes may be among them (VR-CLOSE-002).
+    /// Reports that the peer disconnected, which ours answers or caused (VR-CLOSE-005). First
+    /// report all completions: the last bytes may be among them (VR-CLOSE-002).
     pub fn handle_disconnected(&mut self) {
         match self.stage {
             Stage::Connecting | Stage::Leaving => self.fail(Error::Transport(TransportError::Disconnected)),

@@ -10,8 +10,7 @@ use rdma_types::{Immediate, RemoteAddress};
 use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, RegionAddress, Stage};
 
-/// An instruction to the driver of a [`Machine`], to be carried out in the order returned.
-/// Consecutive requests may share a doorbell.
+/// An instruction to the driver, in the order returned. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
@@ -21,8 +20,7 @@ pub enum Action {
         id: u64,
         /// Whether its success must be reported.
         signaled: bool,
-        /// A slot for the message in a table of [`Config::send_depth`](crate::Config::send_depth)
-        /// slots, in use until this request completes.
+        /// Its slot of [`Config::send_depth`](crate::Config::send_depth), until this completes.
         slot: u16,
         /// The bytes of the message.
         message: [u8; MESSAGE_LEN],
@@ -84,7 +82,7 @@ impl Machine {
             debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
             return None;
         }
-        // A separate value, so that the WRITE above does not pass through memory.
+        // A separate value: the WRITE above does not pass through memory.
         let other = self.poll_anything(now)?;
         Some(other)
     }
@@ -96,7 +94,6 @@ impl Machine {
         if self.stage == Stage::Open && !waits && !self.wants_message() {
             self.due = Due::Nothing;
             self.timers.note_free();
-            // A sender of messages is not about to write.
             let messages = matches!(action, Some(Action::Send { .. }));
             self.budget = if messages { Budget::default() } else { self.budget() };
         } else if action.is_none() {
@@ -108,7 +105,6 @@ impl Machine {
         action
     }
 
-    /// Returns the limits for single WRITEs from here, once everything is posted.
     #[inline]
     fn budget(&self) -> Budget {
         let (notices, bytes) = self.send.budget(self.slots_kept_back);
@@ -141,7 +137,7 @@ impl Machine {
         action
     }
 
-    /// Nothing leaves after the end, keepalives included (VR-KEEP-003).
+    // Nothing leaves after the end, keepalives included (VR-KEEP-003).
     #[inline]
     fn next_request(&mut self) -> Option<Action> {
         if !self.is_established() {
@@ -151,7 +147,7 @@ impl Machine {
         if self.flush.is_some() {
             return self.next_write();
         }
-        // Messages overtake data that waits for a window, so our windows are registered in any case
+        // Messages overtake data that waits for a window: our windows are always registered
         // (VR-FLOW-010, VR-FLOW-016).
         if self.wants_message()
             && let Some(message) = self.next_message()
@@ -230,8 +226,8 @@ impl Machine {
             self.credits.sent_question(self.send.posted().notices);
             return Some(action);
         }
-        // A Keepalive without a receive would wait for ever for a vanished peer, and for an idle
-        // one until it acts. An empty WRITE takes no receive, and is acknowledged (VR-KEEP-006).
+        // A Keepalive without a receive would wait, for ever if the peer has vanished. An empty
+        // WRITE takes no receive, and is acknowledged (VR-KEEP-006).
         let due = self.timers.take_keepalive(self.send.posted().slots.saturating_add(1));
         due.then(|| self.write_nothing())
     }
@@ -245,7 +241,6 @@ impl Machine {
             1 => second,
             _ => self.landing,
         };
-        // Landing memory does not wrap.
         let address = address.saturating_add(offset.into());
         let window = Window { address, length: self.config.window, rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
@@ -266,9 +261,8 @@ impl Machine {
         Action::Send { id, signaled, slot, message: message.encode() }
     }
 
-    /// Returns how much to send now in one notification: everything, up to the end of the peer's
-    /// window (VR-FLOW-006). Bytes that do not fit wait for the next one (VR-FLOW-012). Without
-    /// bytes there is no notification (VR-XFER-010).
+    /// Returns everything up to the end of the peer's window (VR-FLOW-006), for one notification.
+    /// The rest waits for the next one (VR-FLOW-012). Without bytes there is none (VR-XFER-010).
     #[inline]
     fn next_flush(&self) -> Option<Flush> {
         let pending = self.send.unposted().min(self.tx.room().into());
@@ -276,21 +270,18 @@ impl Machine {
         if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
             return None;
         }
-        // Bytes that wrap around the end of the send buffer, or are lent, need requests of their
-        // own. At most `room`, a u32.
+        // Wrapped or lent bytes need requests of their own. At most `room`, a u32.
         let total = self.send.carried(pending, slots) as u32;
         Some(Flush { left: total, total })
     }
 
-    /// Posts the part `from` of a flush: a plain WRITE, or the one that ends it with the sum of all
-    /// (VR-XFER-002, VR-XFER-004).
+    /// Posts a part of a flush: a plain WRITE, or the last with the sum (VR-XFER-002, VR-XFER-004).
     #[inline(always)]
     fn write_part(&mut self, flush: Flush, from: Source, within_budget: bool) -> Option<Action> {
         let Some(to) = self.tx.take(from.len()) else {
             self.fail(Error::Bug("a flush longer than the peer's window"));
             return None;
         };
-        // At most `left`.
         let left = flush.left.wrapping_sub(from.len());
         let ends = left == 0;
         let id = self.send.post(from.len(), ends);
@@ -312,8 +303,8 @@ impl Machine {
         Some(Action::Write { id, signaled, from, to, immediate })
     }
 
-    /// Disconnects once every byte is known to have arrived (VR-CLOSE-001). Control messages are
-    /// not waited for: they are irrelevant to a peer that is about to see the end.
+    /// Disconnects once every byte is known to have arrived (VR-CLOSE-001). A peer that is about to
+    /// see the end needs no control messages.
     fn next_of_close(&mut self) -> Option<Action> {
         if self.send.unconfirmed() == 0 {
             self.end();
@@ -333,7 +324,6 @@ impl Machine {
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }
 
-    /// Returns what the peer must do before waiting bytes or messages can leave.
     fn blocked(&self) -> Option<Blocked> {
         if !self.is_established() {
             None

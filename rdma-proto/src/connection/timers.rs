@@ -5,7 +5,6 @@ use core::time::Duration;
 use crate::config::{Config, UNACKNOWLEDGED};
 use rdma_types::time::Instant;
 
-/// What the peer must do before waiting bytes or messages can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Blocked {
     NoWindow,
@@ -13,25 +12,18 @@ pub(super) enum Blocked {
     NoReceives,
 }
 
-/// All timers. [`Instant::NEVER`] means never, and so does any instant plus [`Duration::MAX`],
-/// which stands for no limit.
+/// All timers. [`Instant::NEVER`] means never, and so does any instant plus [`Duration::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Timers {
-    /// Interval of regular keepalives.
     every: Duration,
-    /// Silence after which a keepalive probes the peer.
     probe: Duration,
-    /// How long the peer may send nothing.
     silence: Duration,
-    /// How long it may keep data waiting.
     stall: Duration,
-    /// When the next regular keepalive is due.
     keepalive_at: Instant,
     keepalive_due: bool,
-    /// The slot count after the last keepalive, until it is acknowledged. At most one is in flight,
-    /// so a peer that takes none cannot make them pile up (VR-KEEP-004).
+    /// The slot count after the last keepalive, until it is acknowledged: at most one is in flight,
+    /// so they do not pile up (VR-KEEP-004).
     keepalive_in_flight: Option<u64>,
-    /// `heard` at the time of the last keepalive.
     heard_at_keepalive: Instant,
     /// Since when a keepalive is due or in flight.
     asked: Instant,
@@ -113,7 +105,6 @@ impl Timers {
         self.heard > self.heard_at_keepalive
     }
 
-    /// Takes a due keepalive. `slot` is the slot count after its request.
     pub(super) fn take_keepalive(&mut self, slot: u64) -> bool {
         let take = self.wants_keepalive();
         if take {
@@ -167,7 +158,6 @@ impl Timers {
         self.blocked.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
     }
 
-    /// Returns the time limit of a graceful end, if one was begun.
     pub(super) fn close_at(&self) -> Option<Instant> {
         (self.close_by != Instant::NEVER).then_some(self.close_by)
     }
@@ -176,18 +166,15 @@ impl Timers {
         now >= self.close_by
     }
 
-    /// Returns the limit, if the peer has been silent that long.
     pub(super) fn silent(&self, now: Instant) -> Option<Duration> {
         (now >= self.heard.after(self.silence)).then_some(self.silence)
     }
 
-    /// Returns what the peer keeps waiting, and the limit, if it has waited that long.
     pub(super) fn stalled(&self, now: Instant) -> Option<(Blocked, Duration)> {
         let (cause, _) = self.blocked.filter(|_| now >= self.stall_at())?;
         Some((cause, self.stall))
     }
 
-    /// Returns whether a keepalive is due or in flight.
     const fn awaits_life(&self) -> bool {
         self.keepalive_due || self.keepalive_in_flight.is_some()
     }
@@ -199,12 +186,10 @@ impl Timers {
         self.asked.max(self.alive).after(UNACKNOWLEDGED)
     }
 
-    /// Returns the limit, if the peer's device has not acknowledged a keepalive for that long.
     pub(super) fn unacknowledged(&self, now: Instant) -> Option<Duration> {
         (now >= self.unacknowledged_at()).then_some(UNACKNOWLEDGED)
     }
 
-    /// Schedules keepalives.
     pub(super) fn tick(&mut self, now: Instant) {
         self.sooner = true;
         if !self.awaits_life() {

@@ -22,15 +22,10 @@ enum Op {
     Announce,
     Receive(u32),
     Consume(u32),
-    /// Adds a second region, if one is wanted.
     Add,
-    /// Drops a region, if one can be spared.
     Drop,
-    /// Lands this many next bytes in the application's memory.
     Land(u32),
-    /// Places no further window there.
     StopLanding,
-    /// Allows or forbids announcing windows before they are needed.
     Ahead(bool),
 }
 
@@ -47,18 +42,16 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The length of a window, the number of regions, whether windows are announced ahead, and the
-/// steps.
+/// The length of a window, the number of regions, whether to announce ahead, and the steps.
 fn any_course() -> impl Strategy<Value = (u32, u8, bool, Vec<Op>)> {
     (1..25_u32, 1..3_u8, any::<bool>(), prop::collection::vec(any_op(), 1..300))
 }
 
-/// Counts of what the runs of a property reached.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reached {
     /// Windows announced ahead that the peer reached.
     ahead: u32,
-    /// Landings that began while a window was announced ahead, and of which a window landed.
+    /// Landings that began, and put a window there, while a window was announced ahead.
     landed_behind_ahead: u32,
     landed: u32,
     /// Landings given up while the peer had a window there.
@@ -66,9 +59,9 @@ struct Reached {
     regions: [u32; 2],
 }
 
-/// Follows a run with a simple model. A peer that obeys the announcements is never refused, and its
-/// bytes come out in order. A region is announced only when nothing in it is unread. Landed bytes
-/// lie where they belong. Windows announced ahead are filled in that order (VM-002, VM-005).
+/// Follows a run with a model. A peer that obeys the announcements is never refused, and its bytes
+/// come out in order, in the right place. A region is announced only when it is read. Windows
+/// announced ahead are filled in that order (VM-002, VM-005).
 fn follows(
     (length, windows, ahead, ops): (u32, u8, bool, Vec<Op>),
     reached: &mut Reached,
@@ -76,13 +69,11 @@ fn follows(
     let (mut windows, mut ahead) = (windows, ahead);
     let mut rx = RxWindow::new(length, windows);
     rx.go_ahead(ahead);
-    // Each region holds stream positions. The peer writes to the window it knows of: region,
-    // offset, bytes used. Another may follow it.
+    // Regions hold stream positions. A window is its region, offset and bytes used.
     let mut regions = [vec![None; length as usize], vec![None; length as usize], vec![]];
     let mut peer: Option<(u8, u32, u32)> = None;
     let mut queued: Option<(u8, u32, u32)> = None;
     let (mut written, mut read) = (0_u64, 0_u64);
-    // The stream position of the first landing byte, and how many bytes are promised to land.
     let (mut landing, mut promised, mut landed) = (0, 0, 0);
     let mut began_behind = false;
     for op in ops {
@@ -177,8 +168,7 @@ fn follows(
                 }
                 prop_assert_eq!(promised, landed, "not all has landed");
                 let part = rx.land(bytes).unwrap();
-                // An announced window stays where it is. So does a due window, if the peer has only
-                // full ones.
+                // An announced window stays, and so does a due one, if the peer has only full ones.
                 let filling = peer.map_or(length, |(.., used)| length - used);
                 let queue = if queued.is_some() { length } else { 0 };
                 let before = u64::from(filling + queue) + (written - read);
@@ -202,8 +192,7 @@ fn follows(
                 let before = rx.unannounced();
                 rx.stop_landing();
                 let after = rx.unannounced();
-                // Once nothing is to land, the other region may be announced behind the landing
-                // window.
+                // Without landing, the other region may be announced behind the landing window.
                 let goes_ahead = before.is_none() && ahead && queued.is_none() && windows == 2;
                 let added = goes_ahead && after.is_some_and(|(region, _)| region != Readable::LANDED);
                 prop_assert!(after == before || added, "a window was taken back, or given");
@@ -232,11 +221,9 @@ fn follows(
             let at = peer.filter(|(region, _, used)| *region == Readable::LANDED && *used < length);
             prop_assert_eq!(at, None, "the peer may still write to it");
         }
-        // A waiting peer gets a window: if all is full and read, an announcement is due.
         if written == read && peer.is_some_and(|(.., used)| used == length) {
             prop_assert!(rx.unannounced().is_some());
         }
-        // It gets one ahead, if allowed: all read, a region to spare, and nothing to land.
         if written == read && ahead && windows == 2 && !rx.is_landing() && queued.is_none() {
             prop_assert!(rx.unannounced().is_some(), "nothing is announced ahead");
         }
@@ -244,7 +231,6 @@ fn follows(
     Ok(())
 }
 
-/// How many runs are followed.
 const COURSES: u32 = if cfg!(miri) { 4 } else { 1000 };
 
 #[test]
@@ -275,8 +261,7 @@ fn receiving_keeps_the_stream() {
 }
 
 proptest! {
-    /// Any immediate is either within the window or refused, and a refusal changes nothing
-    /// (VR-FLOW-002).
+    /// Any immediate is within the window, or refused without a change (VR-FLOW-002).
     #[test]
     fn no_immediate_passes_the_end(length in 1..100_u32, immediates in prop::collection::vec(prop_oneof![0..120_u32, any::<u32>()], 1..20)) {
         let mut rx = RxWindow::new(length, 1);
@@ -328,8 +313,7 @@ fn immediates_before_a_window_are_refused_but_zero() {
     assert_eq!(rx.refusal(1), PeerMisbehaved::NoWindow { immediate: 1 });
 }
 
-/// With two regions the second is due as soon as the first is full; with one, only when everything
-/// is read (VR-MEM-003).
+/// VR-MEM-003: with two regions, when the first is full; with one, when it is read.
 #[test]
 fn the_second_region_is_announced_at_full() {
     for (windows, due) in [(1, None), (2, Some((1, 0)))] {
@@ -368,8 +352,7 @@ fn bad_registrations_are_refused() {
     );
 }
 
-/// Queued windows are filled in turn, each to its last byte. One too many is refused, and so is any
-/// where windows do not queue (VM-002, VM-003).
+/// VM-002, VM-003: in turn, each to its last byte. One too many, or any without queues, is refused.
 #[test]
 fn windows_queue_behind_the_one_that_is_filled() {
     let at = |number: u64| Window { address: number << 12, length: 8, rkey: 7 };
@@ -398,7 +381,7 @@ fn windows_queue_behind_the_one_that_is_filled() {
     assert_eq!(tx.register(at(7), LIMIT, false), Err(Error::PeerMisbehaved(early)));
 }
 
-/// The other region is announced behind the one being filled, and again once it is read (VM-005).
+/// VM-005: the other region is announced again once it is read.
 #[test]
 fn the_other_region_is_announced_ahead() {
     let mut rx = RxWindow::new(8, 2);

@@ -51,11 +51,10 @@ struct World {
     config: Config,
     machine: Machine,
     now: Instant,
-    /// `None` after a completion was made up: what is in flight is then unknown.
+    /// `None` after a made-up completion: what is in flight is then unknown.
     send_queue: Option<SendQueue>,
     disconnects: u32,
     closed: bool,
-    /// When the machine must be handled, as its driver recorded it.
     noted: Option<Instant>,
 }
 
@@ -128,7 +127,6 @@ impl World {
             }
             11 => {
                 if let Some(send_queue) = &mut self.send_queue {
-                    // The oldest, or a later one whose completion covers it.
                     let skip = usize::from(script.byte()) % 3;
                     let due: Vec<u64> = send_queue.signaled().take(skip + 1).collect();
                     if let Some(id) = due.last() {
@@ -138,7 +136,6 @@ impl World {
                 }
             }
             12 => match script.byte() {
-                // Rare, because it ends most of what can be checked.
                 0..8 => {
                     self.machine.handle_sent(self.now, u64::from_be_bytes(script.bytes()));
                     self.send_queue = None;
@@ -200,7 +197,7 @@ impl World {
         }
     }
 
-    /// Whether it takes bytes. One that was closed before it was established takes no more.
+    // One that was closed before it was established takes no more.
     fn is_open(&self) -> bool {
         matches!(self.machine.state(), State::Connecting | State::Open) && !self.closed
     }
@@ -227,7 +224,6 @@ impl World {
         }
     }
 
-    /// Takes one action. Returns false if there is none.
     fn post(&mut self) -> bool {
         let settled = self.machine.is_settled();
         let Some(action) = self.machine.poll_action(|| self.now) else {
@@ -249,8 +245,7 @@ impl World {
         while self.post() {}
     }
 
-    /// With nothing left to do, every wait will be woken: by a completion, an answer, a window, or
-    /// time.
+    /// With nothing left to do, a completion, an answer, a window or time will end every wait.
     fn check_wake_up(&self) {
         let Some(send_queue) = &self.send_queue else { return };
         let (machine, state) = (&self.machine, self.machine.state());
@@ -276,8 +271,7 @@ impl World {
     }
 
     fn check(&mut self, before: State) {
-        // Recorded only when it may have come nearer, as drivers do: never later than the real
-        // time.
+        // Drivers record it only when it may have come nearer: never later than the real time.
         if self.machine.take_sooner() {
             self.noted = self.machine.next_timeout();
         }

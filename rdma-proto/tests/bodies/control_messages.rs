@@ -1,4 +1,4 @@
-//! Any bytes as a control message, compared with a reader and a writer made with byteorder alone.
+//! Compares with a reader and a writer made with byteorder alone.
 
 use byteorder::{BigEndian, ByteOrder};
 use rdma_proto::InvalidMessage;
@@ -35,7 +35,6 @@ fn read(bytes: &[u8]) -> Result<Message, InvalidMessage> {
     }
 }
 
-/// Returns the ranges of the fields that have a meaning.
 fn fields(opcode: Opcode) -> &'static [(usize, usize)] {
     match opcode.0 {
         0 | 1 => &[(0, 4), (24, 32)],

@@ -1,5 +1,4 @@
-//! The bodies of the fuzz targets in `fuzz/`, as functions of bytes, so that tests run them, too.
-//! Each reads its input, any, as a [`Script`]: settings, then steps to the end.
+//! The bodies of the fuzz targets in `fuzz/`, as functions that read their bytes as a [`Script`].
 
 // Each test binary and each target uses some of them.
 #![allow(dead_code)]

@@ -12,7 +12,7 @@ pub(crate) fn run(input: &[u8]) {
     let mut script = Script::new(input);
     let (client, server) = (settings(&mut script, Config::client()), settings(&mut script, Config::server()));
     let mut pair = Pair::new(client, server);
-    // Half of all servers accept as Valkey does: a send without a receive is fatal.
+    // As Valkey does: a send without a receive is fatal.
     let fatal = script.flag();
     let closer = if script.flag() { Client } else { Server };
     if fatal {

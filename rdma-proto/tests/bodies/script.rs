@@ -1,6 +1,4 @@
-//! Interprets an input as a program.
-
-/// An input, read from its beginning. Everything after its end is zero.
+/// An input as a program. After its end everything is zero.
 pub(crate) struct Script<'a> {
     rest: &'a [u8],
 }
@@ -28,7 +26,7 @@ impl<'a> Script<'a> {
         self.byte() % 2 == 1
     }
 
-    /// Returns a number from `range`, one of at most 256.
+    /// `range` has at most 256 numbers.
     pub(crate) fn within(&mut self, range: std::ops::RangeInclusive<u32>) -> u32 {
         let count = range.end() - range.start() + 1;
         range.start() + u32::from(self.byte()) % count

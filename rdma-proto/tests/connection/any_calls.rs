@@ -1,4 +1,4 @@
-//! No sequence of calls, with any values, breaks an invariant: see [`bodies::connection`].
+//! See [`bodies::connection`].
 
 use proptest::prelude::*;
 

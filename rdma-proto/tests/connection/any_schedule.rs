@@ -1,4 +1,4 @@
-//! All bytes arrive in order, both ways, whatever the sizes and the speeds: see [`bodies::pair`].
+//! See [`bodies::pair`].
 
 use proptest::prelude::*;
 

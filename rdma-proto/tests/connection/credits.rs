@@ -1,4 +1,4 @@
-//! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives, or may be fatal.
+//! VR-FLOW-005: a SEND or an immediate without a receive may be fatal.
 
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{CompletionStatus, Immediate};
@@ -6,17 +6,14 @@ use rdma_proto::{Config, Error, PeerMisbehaved, State};
 
 use crate::pair::{Client, Pair, Server, failure, handle_immediates, quiet};
 
-/// A client of a Valkey server, which accepts with an RNR retry count of 0. Both keep `receives`
-/// posted.
+/// A client of a Valkey server, which accepts with an RNR retry count of 0.
 fn valkey(receives: u16) -> Pair {
     let wide = |base| quiet(base).window(1 << 16).send_buffer(1 << 16).peer_receives(receives);
     Pair::with_retries(wide(Config::client()), wide(Config::server()), 0)
 }
 
-/// More receives than any peer here has.
 const WRITES: usize = if cfg!(miri) { 100 } else { 2000 };
 
-/// Returns the counts of receives below the count of writes.
 fn few<const N: usize>(receives: [u16; N]) -> impl Iterator<Item = u16> {
     receives.into_iter().filter(|receives| usize::from(*receives) < WRITES)
 }
@@ -25,8 +22,7 @@ fn questions(messages: &[Message]) -> usize {
     messages.iter().filter(|message| matches!(message, Message::GetServerFeature { .. })).count()
 }
 
-/// A server is busy while two thousand one-byte writes are made. The client stops in time, asks one
-/// question, and continues when it is answered.
+/// The client stops in time, asks one question, and continues when it is answered.
 #[test]
 fn a_server_that_does_not_poll_is_not_overrun() {
     for receives in few([2, 3, 8, 17, 64, 1024]) {
@@ -48,7 +44,7 @@ fn a_server_that_does_not_poll_is_not_overrun() {
     }
 }
 
-/// VR-FLOW-008: the answer proves that everything before the question was handled.
+/// VR-FLOW-008: it proves that everything before the question was handled.
 #[test]
 fn the_answer_returns_the_credits() {
     let mut pair = valkey(16);
@@ -65,7 +61,7 @@ fn the_answer_returns_the_credits() {
     assert_eq!(pair.client.machine.unposted(), 0);
 }
 
-/// VR-FLOW-008: a registration proves as much, so a sender that fills windows never has to ask.
+/// VR-FLOW-008: a registration proves as much.
 #[test]
 fn full_windows_need_no_questions() {
     let narrow = |base| quiet(base).window(8).send_buffer(8).peer_receives(16);
@@ -74,7 +70,7 @@ fn full_windows_need_no_questions() {
     assert_eq!(questions(&pair.client.messages()), 0);
 }
 
-/// VR-FLOW-008: so do bytes in a window that we announced: a side that only reads never has to ask.
+/// VR-FLOW-008: so do bytes in a window that we announced.
 #[test]
 fn bytes_in_a_new_window_need_no_questions() {
     let narrow = |base| quiet(base).window(8).peer_receives(4).windows(1);
@@ -91,7 +87,7 @@ fn a_notification_of_no_bytes_returns_no_credits() {
     let mut pair = valkey(16);
     pair.server.handles = false;
     pair.trickle(Client, 4);
-    // A window behind these: a peer that writes to it has handled them.
+    // A peer that writes to the next window has handled these.
     pair.server.write(1 << 16);
     pair.settle();
     pair.client.read(1 << 16);
@@ -106,8 +102,7 @@ fn a_notification_of_no_bytes_returns_no_credits() {
     }
 }
 
-/// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer allows no retries: the
-/// device had a receive, but its program may be asleep.
+/// VR-FLOW-008: the device had a receive, but its program may be asleep.
 #[test]
 fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
     let mut pair = valkey(16);
@@ -118,7 +113,7 @@ fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
     assert!(pair.client.machine.unposted() > 0, "and yet no credit is left");
 }
 
-/// VR-FLOW-015: a peer with endless retries makes us wait. No question is asked, nothing is lost.
+/// VR-FLOW-015: it makes us wait; nothing is lost.
 #[test]
 fn a_patient_peer_is_never_asked() {
     for (who, receives) in
@@ -136,7 +131,7 @@ fn a_patient_peer_is_never_asked() {
     }
 }
 
-/// VR-FLOW-015: a patient peer may keep fewer receives than is assumed: its device waits.
+/// VR-FLOW-015.
 #[test]
 fn fewer_receives_than_assumed_only_slow_a_patient_peer_down() {
     let mut pair = Pair::quiet();
@@ -144,7 +139,7 @@ fn fewer_receives_than_assumed_only_slow_a_patient_peer_down() {
     pair.finish([3000, 3000]);
 }
 
-/// VR-RES-002: with limited retries, the same peer broke the rule that receives are posted.
+/// VR-RES-002: the peer broke the rule that receives are posted.
 #[test]
 fn fewer_receives_than_assumed_kill_an_impatient_connection() {
     let mut pair = valkey(16);
@@ -155,8 +150,7 @@ fn fewer_receives_than_assumed_kill_an_impatient_connection() {
     assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(culprit)));
 }
 
-/// VR-FLOW-009: data leaves credits to control messages: a side without credits for data still
-/// announces its window.
+/// VR-FLOW-009: a side without credits for data still announces its window.
 #[test]
 fn data_leaves_credits_to_registrations() {
     for receives in few([2, 4, 16, 1024]) {
@@ -176,7 +170,7 @@ fn data_leaves_credits_to_registrations() {
     }
 }
 
-/// A question for features and one for credits are the same message, and one answer serves both.
+/// Questions for features and for credits are the same message.
 #[test]
 fn the_first_question_serves_both_ends() {
     let ask = quiet(Config::client()).negotiate(true).peer_receives(2);
@@ -190,7 +184,7 @@ fn the_first_question_serves_both_ends() {
     assert_eq!(pair.client.messages().iter().filter(|message| **message == set).count(), 1);
 }
 
-/// VR-FLOW-009: send queue slots are reserved for control messages, too.
+/// VR-FLOW-009.
 #[test]
 fn data_leaves_requests_to_registrations() {
     for depth in [2, 3, 4, 16] {
@@ -209,7 +203,7 @@ fn data_leaves_requests_to_registrations() {
     }
 }
 
-/// VR-RES-002: a device's error about our notification is the peer's fault, and names its limit.
+/// VR-RES-002: the peer's fault.
 #[test]
 fn a_receiver_not_ready_names_the_limit() {
     let mut pair = valkey(16);

@@ -1,5 +1,3 @@
-//! Ends of connections: in order, by error, and only once.
-
 use std::time::Duration;
 
 use rdma_proto::wire::Message;
@@ -17,7 +15,7 @@ fn completion(status: CompletionStatus) -> State {
     State::Failed(Error::Transport(TransportError::Completion(failure(status))))
 }
 
-/// VR-CLOSE-001: all bytes arrive before the disconnect, however small the peer's windows are.
+/// VR-CLOSE-001: however small the peer's windows are.
 #[test]
 fn close_delivers_everything_first() {
     for who in [Client, Server] {
@@ -35,7 +33,7 @@ fn close_delivers_everything_first() {
     }
 }
 
-/// VR-CLOSE-001: a request that will not be reported is followed by an empty one that is.
+/// VR-CLOSE-001: an empty request, which is reported, follows.
 #[test]
 fn close_asks_for_a_completion_if_none_is_under_way() {
     let mut pair = Pair::quiet();
@@ -48,7 +46,7 @@ fn close_asks_for_a_completion_if_none_is_under_way() {
     assert_eq!(pair.client.state(), State::Closed);
 }
 
-/// VR-CLOSE-008: a flush before the connection is established is not the cause of its end.
+/// VR-CLOSE-008.
 #[test]
 fn a_flush_before_the_connection_is_no_cause() {
     let mut machine =
@@ -59,7 +57,6 @@ fn a_flush_before_the_connection_is_no_cause() {
     assert_eq!(machine.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
-/// Without a free send queue slot, the question has to wait for one.
 #[test]
 fn close_with_a_full_send_queue() {
     // No multiple of four, so that the last requests of a full queue may be unsignalled.
@@ -78,12 +75,12 @@ fn close_with_a_full_send_queue() {
     pair.server.machine.close(pair.now, LINGER);
     pair.settle();
     assert_eq!(pair.server.state(), State::Closing);
-    // The client handles none of it: it would not understand the answers.
+    // The client would not understand the answers.
     while pair.carry(Server) || pair.report(Server) || pair.post(Server) > 0 {}
     assert_eq!(pair.server.state(), State::Closed);
 }
 
-/// VR-CLOSE-001: only bytes are waited for, so a peer without receives delays no other end.
+/// VR-CLOSE-001: a peer without receives delays no other end.
 #[test]
 fn close_does_not_wait_for_control_messages() {
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
@@ -97,7 +94,6 @@ fn close_does_not_wait_for_control_messages() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// If the last completion and the deadline come together, the bytes arrived.
 #[test]
 fn a_deadline_that_comes_with_the_last_completion_is_met() {
     let mut pair = Pair::quiet();
@@ -130,7 +126,6 @@ fn close_gives_up_when_the_time_is_over_and_says_what_is_missing() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// Closing again, with another linger time, changes nothing.
 #[test]
 fn close_is_idempotent() {
     let mut pair = Pair::quiet();
@@ -146,7 +141,7 @@ fn close_is_idempotent() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// VR-CLOSE-001: bytes written before the connection is established arrive despite a close.
+/// VR-CLOSE-001.
 #[test]
 fn close_before_the_connection_is_there_delivers() {
     for who in [Client, Server] {
@@ -167,7 +162,7 @@ fn close_before_the_connection_is_there_delivers() {
     }
 }
 
-/// VR-CLOSE-004: delivery takes no longer than `linger`, whatever the keepalive times are.
+/// VR-CLOSE-004: it is within `linger`, whatever the keepalive times are.
 #[test]
 fn close_before_the_connection_is_there_has_an_end() {
     let keepalive = Keepalive::NONE.every(Some(LINGER / 100)).limit(Some(LINGER / 100));
@@ -185,7 +180,6 @@ fn close_before_the_connection_is_there_has_an_end() {
     pair.post(Client);
     assert_eq!(pair.client.log, [Action::Disconnect]);
 
-    // If it is refused meanwhile, it fails like any other.
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
     pair.client.write(10);
     pair.client.machine.close(pair.now, LINGER);
@@ -195,7 +189,6 @@ fn close_before_the_connection_is_there_has_an_end() {
     assert_eq!(pair.client.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
-/// Without written bytes there is nothing to deliver.
 #[test]
 fn close_before_the_connection_is_there() {
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
@@ -206,7 +199,7 @@ fn close_before_the_connection_is_there() {
     assert_eq!(pair.client.log, [Action::Disconnect]);
 }
 
-/// VR-CLOSE-002: what the peer sends while we close can still be read, also after the end.
+/// VR-CLOSE-002.
 #[test]
 fn bytes_received_before_the_end_can_be_read_after_it() {
     let mut pair = Pair::quiet();
@@ -224,7 +217,7 @@ fn bytes_received_before_the_end_can_be_read_after_it() {
     assert_eq!(pair.client.read(1000), 50);
 }
 
-/// VR-CLOSE-005: the peer's disconnect is answered with ours.
+/// VR-CLOSE-005: ours answers it.
 #[test]
 fn the_peers_disconnect_ends_the_connection_in_order() {
     for who in [Client, Server] {
@@ -248,7 +241,7 @@ fn a_disconnect_before_the_connection_is_there_is_an_error() {
     assert_eq!(pair.client.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
-/// VR-CLOSE-006: the first error stays, whatever follows.
+/// VR-CLOSE-006.
 #[test]
 fn errors_are_sticky() {
     let mut pair = Pair::quiet();
@@ -271,7 +264,7 @@ fn errors_are_sticky() {
     assert_eq!(pair.post(Client), 0, "nothing after the disconnect");
 }
 
-/// VR-CLOSE-008: flushed requests do not hide the failure that they follow, in whichever order.
+/// VR-CLOSE-008: in whichever order.
 #[test]
 fn the_first_failure_with_a_cause_wins_over_flushes() {
     let (flush, cause, later) =
@@ -295,7 +288,7 @@ fn the_first_failure_with_a_cause_wins_over_flushes() {
     }
 }
 
-/// VR-CLOSE-008: after an end in order, flushed requests are no errors.
+/// VR-CLOSE-008.
 #[test]
 fn flushes_after_an_orderly_end_are_no_errors() {
     let mut pair = Pair::quiet();
@@ -307,7 +300,6 @@ fn flushes_after_an_orderly_end_are_no_errors() {
     assert_eq!(pair.client.state(), State::Closed);
 }
 
-/// Invalid calls are refused and change nothing.
 #[test]
 fn misuse_is_refused_and_the_connection_goes_on() {
     let mut pair = Pair::quiet();
@@ -361,7 +353,6 @@ fn settings_out_of_bounds_are_refused_and_bounds_are_not() {
     }
 }
 
-/// A backend that refuses a call, or reports an unknown request, ends the connection and is named.
 #[test]
 fn a_backend_that_fails_is_named() {
     let mut pair = Pair::quiet();
@@ -369,7 +360,7 @@ fn a_backend_that_fails_is_named() {
     let refused = Error::Transport(TransportError::Backend { call: "ibv_post_send" });
     assert_eq!(pair.client.state(), State::Failed(refused));
 
-    // Each bit of an id is part of a count, and all counts are zero.
+    // All bits of an id are parts of counts, which are zero.
     for bit in 0..63 {
         let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
         pair.client.machine.handle_sent(pair.now, 1 << bit);
@@ -377,7 +368,7 @@ fn a_backend_that_fails_is_named() {
     }
 }
 
-/// A client that has posted a part of a flush: 10 of 25 bytes, behind 30 that arrived.
+/// A client that has posted 10 of a flush of 25 bytes, behind 30 that arrived.
 fn within_a_flush() -> Pair {
     let client = quiet(Config::client()).send_buffer(40);
     let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
@@ -388,7 +379,6 @@ fn within_a_flush() -> Pair {
     pair
 }
 
-/// A connection that ends in the middle of a flush posts no more of it.
 #[test]
 fn an_end_within_a_flush() {
     let mut pair = within_a_flush();
@@ -399,7 +389,6 @@ fn an_end_within_a_flush() {
     assert_eq!(pair.client.writes().len(), 2);
 }
 
-/// Closing in the middle of a flush finishes it first.
 #[test]
 fn closing_within_a_flush() {
     let mut pair = within_a_flush();
@@ -411,7 +400,7 @@ fn closing_within_a_flush() {
     assert_eq!(pair.side(Server).disconnects(), 1);
 }
 
-/// The peer caused every failed receive: soft-RoCE gives it the status of a refused WRITE.
+/// Soft-RoCE gives it the status of a refused WRITE.
 #[test]
 fn a_receive_fails_by_the_peer() {
     for (status, seen) in [

@@ -14,7 +14,7 @@ fn negotiating(client: u64, server: u64) -> Pair {
     Pair::connected(client, quiet(Config::server()).features(FeatureSet(server)))
 }
 
-/// VR-FEAT-001, VR-FEAT-008: a client asks only if configured to, and a server never does.
+/// VR-FEAT-001, VR-FEAT-008: clients only if configured to, servers never.
 #[test]
 fn nobody_asks_by_itself() {
     let mut pair = Pair::quiet();
@@ -47,7 +47,7 @@ fn a_client_asks_learns_and_tells_what_both_have() {
     assert_eq!(pair.server.machine.features(), FeatureSet(0b0010));
 }
 
-/// VR-FEAT-004: unknown bits enable nothing and harm nothing.
+/// VR-FEAT-004.
 #[test]
 fn unknown_bits_enable_nothing() {
     let mut pair = negotiating(0, u64::MAX);
@@ -60,7 +60,7 @@ fn unknown_bits_enable_nothing() {
     pair.finish([10, 10]);
 }
 
-/// VM-001, VM-002: windows are registered ahead if both want it, otherwise when the last is full.
+/// VM-001, VM-002: otherwise when the last is full.
 #[test]
 fn windows_are_registered_ahead_where_both_want_it() {
     let (all, none) = (FeatureSet::MULTI_BUFFER.0, FeatureSet::NONE.0);
@@ -73,7 +73,7 @@ fn windows_are_registered_ahead_where_both_want_it() {
     }
 }
 
-/// VM-001: a client that only asks for a proof has requested no feature; a server answers only.
+/// VM-001: a client that only asks for a proof has requested no feature.
 #[test]
 fn nobody_registers_ahead_unasked() {
     let all = FeatureSet::MULTI_BUFFER;
@@ -85,7 +85,7 @@ fn nobody_registers_ahead_unasked() {
     pair.finish([1000, 1000]);
 }
 
-/// VM-001: choosing features that the server has not offered enables nothing.
+/// VM-001.
 #[test]
 fn a_choice_that_was_not_offered_enables_nothing() {
     let all = FeatureSet::MULTI_BUFFER;
@@ -118,7 +118,7 @@ fn one_window_too_many_ends_the_connection() {
     }
 }
 
-/// VR-FEAT-002: the answer repeats `select`. Questions may come at any time, and often.
+/// VR-FEAT-002: at any time, and often.
 #[test]
 fn every_question_is_answered_with_its_select() {
     let mut pair = Pair::quiet();
@@ -133,7 +133,7 @@ fn every_question_is_answered_with_its_select() {
     assert_eq!(answers, expected);
 }
 
-/// VR-FEAT-002: the same with several waiting at once.
+/// VR-FEAT-002.
 #[test]
 fn answers_keep_the_order_of_their_questions() {
     let mut pair = Pair::quiet();
@@ -149,7 +149,7 @@ fn answers_keep_the_order_of_their_questions() {
     }
 }
 
-/// VR-FEAT-003, VR-RES-008: repeating one question costs a peer its receives, not our memory.
+/// VR-FEAT-003, VR-RES-008: it costs a peer its receives, not our memory.
 #[test]
 fn one_question_many_times_is_fine() {
     const TIMES: usize = if cfg!(miri) { 100 } else { 3000 };
@@ -170,7 +170,7 @@ fn one_question_many_times_is_fine() {
     assert_eq!(pair.server.state(), State::Open);
 }
 
-/// VR-FEAT-007: different questions whose answers are not taken are a flood.
+/// VR-FEAT-007.
 #[test]
 fn different_questions_without_end_are_a_flood() {
     let mut pair = Pair::quiet();
@@ -182,7 +182,7 @@ fn different_questions_without_end_are_a_flood() {
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
-/// VR-FEAT-007: so is one question, repeated more often than can be counted.
+/// VR-FEAT-007: more often than can be counted.
 #[test]
 #[cfg_attr(miri, ignore = "nothing of it is seen in less than 65536 questions")]
 fn one_question_without_end_is_a_flood_too() {
@@ -195,7 +195,7 @@ fn one_question_without_end_is_a_flood_too() {
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
-/// VR-FEAT-014: an answer without a question is refused, and so is a second answer.
+/// VR-FEAT-014: the first or a second answer.
 #[test]
 fn an_answer_nobody_asked_for_ends_the_connection() {
     for mut pair in [Pair::quiet(), negotiating(0, 0)] {

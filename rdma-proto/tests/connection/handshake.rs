@@ -1,5 +1,3 @@
-//! Both sides register as soon as they are connected, and wait for nothing.
-
 use rdma_proto::wire::{Message, Window};
 use rdma_proto::{Config, State};
 
@@ -9,7 +7,6 @@ fn fresh() -> Pair {
     Pair::new(quiet(Config::client()), quiet(Config::server()))
 }
 
-/// The first request of a connection waits for its established event.
 #[test]
 fn nothing_is_posted_before_the_connection_is_established() {
     let mut pair = fresh();
@@ -21,7 +18,7 @@ fn nothing_is_posted_before_the_connection_is_established() {
     }
 }
 
-/// VR-MEM-001: its first request is the registration, whatever the other side has sent.
+/// VR-MEM-001: it is the first request.
 #[test]
 fn each_registers_when_established_and_waits_for_nothing() {
     for who in [Client, Server] {
@@ -37,7 +34,7 @@ fn each_registers_when_established_and_waits_for_nothing() {
     }
 }
 
-/// VR-MEM-014, VR-CONN-007: the order of the registrations does not matter, nor that of the events.
+/// VR-MEM-014, VR-CONN-007: the events, too.
 #[test]
 fn registrations_may_cross_in_any_order() {
     for first in [Client, Server] {
@@ -47,7 +44,6 @@ fn registrations_may_cross_in_any_order() {
             pair.post(first);
             pair.carry(first);
             if heard_early {
-                // The SEND overtakes the established event.
                 pair.handle(peer(first));
                 assert_eq!(pair.side(peer(first)).state(), State::Connecting);
                 assert!(pair.side(peer(first)).machine.has_peer_window());
@@ -59,7 +55,7 @@ fn registrations_may_cross_in_any_order() {
     }
 }
 
-/// VR-FLOW-004, VR-FLOW-012: bytes wait for the peer's window, then all leave.
+/// VR-FLOW-004, VR-FLOW-012: then all leave.
 #[test]
 fn no_payload_leaves_before_the_peers_window() {
     for who in [Client, Server] {
@@ -75,7 +71,7 @@ fn no_payload_leaves_before_the_peers_window() {
     }
 }
 
-/// VR-KEEP-002, VR-CONN-007: a message may overtake the established event.
+/// VR-KEEP-002, VR-CONN-007: even before the established event.
 #[test]
 fn a_keepalive_may_come_before_anything_else() {
     let mut pair = fresh();

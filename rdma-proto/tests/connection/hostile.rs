@@ -10,7 +10,7 @@ fn failed(misbehaved: PeerMisbehaved) -> State {
     State::Failed(Error::PeerMisbehaved(misbehaved))
 }
 
-/// VR-CLOSE-007: after a failure, a machine disconnects at once, and does nothing else.
+/// VR-CLOSE-007: it disconnects at once, and does nothing else.
 fn ends(pair: &mut Pair, state: State) {
     assert_eq!(pair.client.state(), state);
     let before = pair.client.log.len();
@@ -51,7 +51,7 @@ fn messages_of_any_other_length() {
     assert_eq!(message(&Message::Keepalive.encode()).client.state(), State::Open);
 }
 
-/// VR-CTRL-008: a message longer than the receive fails in the device.
+/// VR-CTRL-008: it fails in the device.
 #[test]
 fn a_message_longer_than_its_receive() {
     let mut pair = Pair::quiet();
@@ -67,7 +67,7 @@ fn a_window_that_its_device_refuses() {
     ends(&mut pair, failed(PeerMisbehaved::WindowRefused));
 }
 
-/// VR-CTRL-006: reserved bytes have no meaning.
+/// VR-CTRL-006.
 #[test]
 fn reserved_bytes_are_ignored() {
     let mut bytes = [0xa5; 32];
@@ -75,7 +75,7 @@ fn reserved_bytes_are_ignored() {
     assert_eq!(message(&bytes).client.state(), State::Open);
 }
 
-/// VR-FLOW-002, VR-SEC-003: up to the last byte, and not one more. No sum wraps.
+/// VR-FLOW-002, VR-SEC-003: no sum wraps.
 #[test]
 fn immediates_beyond_the_window() {
     for (used, immediate) in [(0, 65), (63, 2), (64, 65), (1, u32::MAX), (63, u32::MAX), (2, u32::MAX - 1)] {
@@ -139,7 +139,7 @@ fn windows_that_cannot_be() {
     );
 }
 
-/// VR-MEM-017: a window replaced before it was full.
+/// VR-MEM-017.
 #[test]
 fn a_window_replaced_early() {
     let window = |length| Window { address: 0x1000, length, rkey: 1 };
@@ -155,8 +155,7 @@ fn a_window_replaced_early() {
     assert_eq!(pair.client.state(), State::Open);
 }
 
-/// VR-MEM-011, VR-MEM-012: each new window may have another length. The send queue checks that
-/// bytes go into what was registered.
+/// VR-MEM-011, VR-MEM-012. The send queue checks that bytes go into what was registered.
 #[test]
 fn windows_of_every_length_in_turn() {
     let mut pair = registered(&[], 64);
@@ -175,7 +174,6 @@ fn windows_of_every_length_in_turn() {
     }
 }
 
-/// Messages that only one role may send.
 #[test]
 fn a_server_takes_what_a_client_refuses() {
     for bytes in [

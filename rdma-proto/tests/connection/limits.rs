@@ -45,7 +45,6 @@ fn a_peer_that_never_drains() {
     pair.settle();
     pair.advance(ALMOST);
     pair.settle();
-    // One window more restarts the time.
     assert_eq!(pair.client.read(64), 64);
     pair.settle();
     pair.advance(ALMOST);
@@ -55,7 +54,7 @@ fn a_peer_that_never_drains() {
     assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverDrained { waited: LIMIT }));
 }
 
-/// VR-RES-005: the device of a patient peer without receives does not acknowledge.
+/// VR-RES-005: without receives, a patient peer's device does not acknowledge.
 #[test]
 fn a_peer_that_never_receives() {
     for who in [Client, Server] {
@@ -73,7 +72,7 @@ fn a_peer_that_never_receives() {
     }
 }
 
-/// VR-RES-005: a server that never polls, and a client that gets credits back only by questions.
+/// VR-RES-005: the client gets credits back only by questions.
 #[test]
 fn a_server_that_never_polls() {
     let client = limited(Config::client()).peer_receives(16);
@@ -84,7 +83,7 @@ fn a_server_that_never_polls() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// The client asks more than there is credit for the answers.
+/// There is not enough credit for the answers.
 fn ask_ten_times(pair: &mut Pair) {
     let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
     for _ in 0..10 {
@@ -92,7 +91,7 @@ fn ask_ten_times(pair: &mut Pair) {
     }
 }
 
-/// VR-RES-005: the limit for answers that are not taken is that for data.
+/// VR-RES-005: the limit is that for data.
 #[test]
 fn answers_that_are_not_taken() {
     let server = limited(Config::server()).peer_receives(4);
@@ -105,12 +104,11 @@ fn answers_that_are_not_taken() {
     assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// Answers that are taken slowly are taken.
 #[test]
 fn answers_that_are_taken_one_by_one() {
     let server = limited(Config::server()).peer_receives(4);
     let mut pair = Pair::connected(quiet(Config::client()), server);
-    // The client's device has receives. The client itself would not understand the answers.
+    // The device has receives. The client would not understand the answers.
     (pair.client.handles, pair.client.receives) = (false, 100);
     pair.server.carries = false;
     ask_ten_times(&mut pair);
@@ -122,7 +120,7 @@ fn answers_that_are_taken_one_by_one() {
     }
 }
 
-/// Returned credits are progress, even if proved by the peer's first bytes in a new window.
+/// Returned credits are progress, even by the peer's first bytes in a new window.
 #[test]
 fn a_proof_by_bytes_begins_the_wait_anew() {
     let client = limited(Config::client()).peer_receives(6);
@@ -130,21 +128,19 @@ fn a_proof_by_bytes_begins_the_wait_anew() {
     pair.server.handles = false;
     pair.client.write(1);
     pair.settle();
-    // The server fills our window, and the next one is announced behind the byte just written.
+    // The server fills our window; the next one is announced behind the byte just written.
     pair.client.machine.handle_immediate(pair.now, Immediate(64));
     pair.trickle(Client, 20);
     assert_eq!(pair.client.registrations(), 2);
     assert!(pair.client.machine.unposted() > 0, "no credit is left");
     pair.advance(ALMOST);
     pair.settle();
-    // Its first byte in the new window: it has handled everything before.
     pair.client.machine.handle_immediate(pair.now, Immediate(1));
     pair.advance(REST);
     assert_eq!(pair.client.state(), State::Open, "a credit came back in time");
     assert!(pair.post(Client) > 0);
 }
 
-/// Bytes that prove nothing are no progress for waiting data.
 #[test]
 fn bytes_that_prove_nothing_do_not_extend_the_limit() {
     let client = limited(Config::client()).peer_receives(6);
@@ -160,7 +156,7 @@ fn bytes_that_prove_nothing_do_not_extend_the_limit() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// Nor are keepalives that the device of a sleeping server acknowledges, while it has receives.
+/// A sleeping server's device acknowledges them while it has receives.
 #[test]
 fn acknowledged_keepalives_do_not_extend_the_limit() {
     let probe = Keepalive::NONE.probe(Some(Duration::from_secs(1)));
@@ -172,7 +168,6 @@ fn acknowledged_keepalives_do_not_extend_the_limit() {
     assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
 }
 
-/// A slow connection is not stalled, whether it waits for credit or a send queue slot.
 #[test]
 fn slow_progress_is_progress() {
     for (rnr_retry, send_depth) in [(0, 1), (0, 256), (7, 1), (7, 256)] {
@@ -192,7 +187,6 @@ fn slow_progress_is_progress() {
     }
 }
 
-/// Without a limit, waiting calls use their own.
 #[test]
 fn without_a_limit_nothing_is_waited_for() {
     let mut pair = Pair::quiet();

@@ -1,5 +1,3 @@
-//! The connection machine, in scenarios of two machines, or of one and a scripted peer.
-
 mod any_calls;
 mod any_schedule;
 mod credits;

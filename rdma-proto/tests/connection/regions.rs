@@ -1,5 +1,3 @@
-//! Adding and dropping a second receive region.
-
 use core::time::Duration;
 
 use rdma_proto::time::Instant;
@@ -12,7 +10,6 @@ use crate::pair::quiet;
 const WINDOW: u32 = 8;
 const NOW: Instant = Instant::from_start(Duration::ZERO);
 
-/// The window that the machine announces now.
 fn announced(machine: &mut Machine) -> Option<Window> {
     let Some(Action::Send { message, .. }) = machine.poll_action(|| NOW) else { return None };
     match Message::decode(&message) {
@@ -30,8 +27,7 @@ fn window(rkey: u32) -> Option<Window> {
     Some(Window { address, length: WINDOW, rkey })
 }
 
-/// VR-MEM-003, VR-MEM-010: a region added while the first is full and unread is announced at once.
-/// Either may be dropped once it is read.
+/// VR-MEM-003, VR-MEM-010: it is announced at once. Either may be dropped once it is read.
 #[test]
 fn a_second_region_comes_when_it_is_needed_and_goes() {
     let config = quiet(Config::client()).window(WINDOW).windows(1);
@@ -55,15 +51,13 @@ fn a_second_region_comes_when_it_is_needed_and_goes() {
     assert_eq!(machine.all_readable(), [None, None, second]);
     assert_eq!((machine.drop_region(), machine.drop_region()), (Some(0), None));
 
-    // From here on there is one again, the other one.
     machine.handle_immediate(NOW, Immediate(WINDOW - 3));
     assert_eq!((machine.lacks_region(), announced(&mut machine)), (Some(0), None));
     machine.add_region(region(3));
     assert_eq!(announced(&mut machine), window(3));
 }
 
-/// VR-MEM-003, VR-MEM-008: windows that lie wholly in the requested part of the stream are
-/// announced in the application's memory, one after another; others are the connection's own.
+/// VR-MEM-003, VR-MEM-008: windows wholly in the requested part of the stream.
 #[test]
 fn windows_lie_in_memory_of_the_application() {
     let config = quiet(Config::client()).window(WINDOW).windows(2);
@@ -73,7 +67,7 @@ fn windows_lie_in_memory_of_the_application() {
     machine.handle_immediate(NOW, Immediate(3));
     machine.consume(2).expect("there are as many");
 
-    // One byte is there and 5 are to come in this window. Two whole windows and a byte are left.
+    // One byte is there, 5 are to come in this window; two whole windows and a byte are left.
     let memory = region(7);
     let landed = Readable { region: Readable::LANDED, offset: 6, len: 2 * WINDOW };
     assert_eq!(machine.land(memory, 6 + 2 * WINDOW + 1), Ok(Some(landed)));
@@ -100,7 +94,6 @@ fn windows_lie_in_memory_of_the_application() {
     assert_eq!(machine.readable(), own(1, 0, 4));
 }
 
-/// Bytes that cannot land do not, and memory that wraps around the address space is refused.
 #[test]
 fn what_cannot_land_does_not() {
     let config = quiet(Config::client()).window(WINDOW).windows(1);
@@ -119,7 +112,7 @@ fn what_cannot_land_does_not() {
     assert_eq!(machine.land(region(7), 4 * WINDOW), Ok(None));
 }
 
-/// VM-002: a region held back for a landing is announced ahead when the landing is given up.
+/// VM-002: it was held back for the landing.
 #[test]
 fn a_landing_given_up_lets_the_next_window_go_ahead() {
     let all = FeatureSet::MULTI_BUFFER;

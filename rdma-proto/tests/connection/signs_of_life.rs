@@ -1,5 +1,3 @@
-//! Keepalives, probes and silence.
-
 use std::time::Duration;
 
 use rdma_proto::wire::Message;
@@ -20,7 +18,7 @@ fn keepalives(side: &Side) -> usize {
     side.messages().iter().filter(|message| matches!(message, Message::Keepalive)).count()
 }
 
-/// VR-KEEP-001: a server sends a keepalive every three seconds. A client does nothing.
+/// VR-KEEP-001: every three seconds.
 #[test]
 fn a_server_sends_keepalives_and_a_client_listens() {
     let mut pair = Pair::connected(Config::client().window(64), Config::server().window(64));
@@ -34,7 +32,7 @@ fn a_server_sends_keepalives_and_a_client_listens() {
     assert_eq!(pair.client.messages().len(), 1, "VR-KEEP-002: a keepalive is not answered");
 }
 
-/// VR-KEEP-007: either role can do either, whatever the defaults are.
+/// VR-KEEP-007: whatever the defaults are.
 #[test]
 fn both_roles_can_send_them() {
     let every = SILENT.every(Some(SECOND));
@@ -43,7 +41,7 @@ fn both_roles_can_send_them() {
     assert_eq!((keepalives(&pair.client), keepalives(&pair.server)), (10, 10));
 }
 
-/// After a long sleep of this program one keepalive is enough.
+/// One is enough.
 #[test]
 fn missed_keepalives_are_not_made_up_for() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
@@ -52,7 +50,7 @@ fn missed_keepalives_are_not_made_up_for() {
     assert_eq!(keepalives(&pair.server), 1);
 }
 
-/// VR-KEEP-004: a peer that takes none cannot make them pile up.
+/// VR-KEEP-004: they do not pile up at a peer that takes none.
 #[test]
 fn never_more_than_one_keepalive_is_under_way() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
@@ -66,7 +64,7 @@ fn never_more_than_one_keepalive_is_under_way() {
     assert_eq!(keepalives(&pair.server), 2);
 }
 
-/// VR-KEEP-006: a probe is sent only after silence.
+/// VR-KEEP-006.
 #[test]
 fn a_probe_is_sent_into_silence_only() {
     for who in [Client, Server] {
@@ -87,7 +85,7 @@ fn a_probe_is_sent_into_silence_only() {
     }
 }
 
-/// A device answers probes even if its program does not. The device's time-out finds a dead peer.
+/// The device's time-out finds a dead peer.
 #[test]
 fn a_busy_peer_satisfies_the_probe_through_its_device() {
     let mut pair = living(SILENT.probe(Some(SECOND * 10)), SILENT);
@@ -100,13 +98,12 @@ fn a_busy_peer_satisfies_the_probe_through_its_device() {
     assert_eq!(pair.client.state(), State::Open);
 }
 
-/// VR-KEEP-005: only what the peer itself sends resets the limit, and the limit is exact.
+/// VR-KEEP-005: only what the peer itself sends resets it, and it is exact.
 #[test]
 fn silence_beyond_the_limit_ends_the_connection() {
     let limit = SECOND * 30;
     let mut pair = living(SILENT.probe(Some(SECOND)).limit(Some(limit)), SILENT);
     pair.pass(SECOND, 20);
-    // One byte restarts the time.
     pair.server.write(1);
     pair.settle();
     pair.pass(SECOND, 29);
@@ -119,7 +116,7 @@ fn silence_beyond_the_limit_ends_the_connection() {
     assert_eq!(pair.client.machine.next_timeout(), None);
 }
 
-/// VR-KEEP-003: none after the end.
+/// VR-KEEP-003.
 #[test]
 fn no_keepalive_after_the_end() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
@@ -131,7 +128,7 @@ fn no_keepalive_after_the_end() {
     assert_eq!(keepalives(&pair.server), 0);
 }
 
-/// VR-FLOW-013: zero intervals would make a time-out that is always due.
+/// VR-FLOW-013: they would make a time-out that is always due.
 #[test]
 fn intervals_of_zero_are_refused() {
     let zero = Some(Duration::ZERO);
@@ -144,8 +141,7 @@ fn intervals_of_zero_are_refused() {
     }
 }
 
-/// VR-KEEP-006: the wait for a vanished peer is bounded even if its device never gives up, for
-/// keepalives, for probes, and with a send queue full of unacknowledged requests.
+/// VR-KEEP-006: even if our device never gives up, or the send queue is full.
 #[test]
 fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     let limited = rdma_proto::UNACKNOWLEDGED + SECOND * 10;
@@ -170,8 +166,7 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     }
 }
 
-/// VR-KEEP-004, VR-KEEP-006: a peer whose program is idle reposts no receives, but is alive. Its
-/// remaining receives are not used up, and it can continue after any time.
+/// VR-KEEP-004, VR-KEEP-006: it reposts none, but is alive, and can continue after any time.
 #[test]
 fn an_idle_peer_is_left_its_receives() {
     let server = SILENT.every(Some(SECOND));
@@ -194,7 +189,6 @@ fn an_idle_peer_is_left_its_receives() {
     }
 }
 
-/// A device's late but timely acknowledgements end nothing, however often.
 #[test]
 fn late_acknowledgements_count() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND * 3)));

@@ -1,5 +1,3 @@
-//! Bytes: windows filled to the last, one notification per flush, the same stream on both ends.
-
 use rdma_proto::{Action, ApiMisuse, Config, Error};
 
 use crate::pair::{Client, Pair, Server, peer, quiet};
@@ -9,7 +7,7 @@ fn windows_of(window: u32, windows: u8) -> Pair {
     Pair::connected(base(Config::client()), base(Config::server()))
 }
 
-/// VR-FLOW-006: waiting bytes are one notification, however many pieces were written.
+/// VR-FLOW-006: however many pieces were written.
 #[test]
 fn one_notification_for_one_flush() {
     let mut pair = Pair::quiet();
@@ -20,7 +18,7 @@ fn one_notification_for_one_flush() {
     assert_eq!(pair.client.writes(), [(6, Some(6))]);
 }
 
-/// VR-XFER-004: bytes around the send buffer's end are two requests, with the sum as immediate.
+/// VR-XFER-004.
 #[test]
 fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_sum() {
     let client = quiet(Config::client()).send_buffer(40);
@@ -33,7 +31,7 @@ fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_su
     assert_eq!(pair.server.read(100), 55);
 }
 
-/// VR-FLOW-011: with one free request, the bytes after the wrap have to wait, and none are lost.
+/// VR-FLOW-011: the bytes after the wrap wait.
 #[test]
 fn with_one_request_left_a_flush_ends_at_the_end_of_the_buffer() {
     let client = quiet(Config::client()).send_buffer(40).send_depth(1);
@@ -46,7 +44,7 @@ fn with_one_request_left_a_flush_ends_at_the_end_of_the_buffer() {
     assert_eq!(pair.server.read(100), 55);
 }
 
-/// VR-FLOW-001: the window's last byte is used before the next window is waited for.
+/// VR-FLOW-001.
 #[test]
 fn a_message_longer_than_the_window_is_split_at_its_last_byte() {
     for windows in [1, 2] {
@@ -58,7 +56,7 @@ fn a_message_longer_than_the_window_is_split_at_its_last_byte() {
     }
 }
 
-/// VR-XFER-001, at the edges.
+/// VR-XFER-001.
 #[test]
 fn one_byte_less_the_same_and_one_more_than_the_window() {
     for bytes in [15, 16, 17, 31, 32, 33] {
@@ -69,8 +67,7 @@ fn one_byte_less_the_same_and_one_more_than_the_window() {
     }
 }
 
-/// VR-MEM-003: the second region is announced when the first is full, before anything is read, and
-/// the first again only when it is free.
+/// VR-MEM-003: and the first is announced again only when it is free.
 #[test]
 fn the_second_region_is_filled_while_the_first_is_unread() {
     for who in [Client, Server] {
@@ -89,7 +86,7 @@ fn the_second_region_is_filled_while_the_first_is_unread() {
     }
 }
 
-/// VR-MEM-004, VR-MEM-010: with one region nothing is announced before it is full and read.
+/// VR-MEM-004, VR-MEM-010.
 #[test]
 fn a_single_region_is_announced_again_when_full_and_read() {
     let mut pair = windows_of(16, 1);
@@ -107,7 +104,7 @@ fn a_single_region_is_announced_again_when_full_and_read() {
     pair.finish([0, 0]);
 }
 
-/// VR-FLOW-010, VR-FLOW-016: a full peer stops its writer, not its reader.
+/// VR-FLOW-010, VR-FLOW-016.
 #[test]
 fn input_goes_on_while_output_waits() {
     let mut pair = windows_of(16, 2);
@@ -133,7 +130,7 @@ fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
     }
 }
 
-/// VR-MEM-013, VR-FLOW-014: the smallest of everything at once.
+/// VR-MEM-013, VR-FLOW-014.
 #[test]
 fn windows_buffers_and_queues_of_one_still_carry_a_stream() {
     let tiny = |base| quiet(base).window(1).windows(1).send_buffer(1).send_depth(1).peer_receives(2);
@@ -143,7 +140,7 @@ fn windows_buffers_and_queues_of_one_still_carry_a_stream() {
     }
 }
 
-/// VR-FLOW-011: the counts inside work request ids wrap several times.
+/// VR-FLOW-011: the counts inside ids wrap several times.
 #[test]
 #[cfg_attr(miri, ignore = "nothing of it is seen in less than 65536 turns")]
 fn more_requests_than_an_id_can_count() {
@@ -163,7 +160,7 @@ fn more_requests_than_an_id_can_count() {
     pair.finish([100, 100]);
 }
 
-/// VR-XFER-011: space is freed in order, and never before its bytes are known to have arrived.
+/// VR-XFER-011: in order, and never before.
 #[test]
 fn space_comes_back_when_bytes_are_acknowledged() {
     let mut pair = Pair::quiet();
@@ -184,7 +181,7 @@ impl Pair {
     }
 }
 
-/// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and lent bytes leave in order, in one flush.
+/// VR-XFER-004, VR-FLOW-006: in one flush with those of the send buffer.
 #[test]
 fn lent_bytes_keep_their_place_in_the_stream() {
     let client = quiet(Config::client()).send_buffer(40);
@@ -192,14 +189,14 @@ fn lent_bytes_keep_their_place_in_the_stream() {
     assert_eq!((pair.client.write(30), pair.client.lend(100)), (30, 100));
     pair.settle();
     assert_eq!(pair.client.writes(), [(30, None), (100, Some(130))]);
-    // Later bytes go where the send buffer would have put them: 130 % 40.
+    // Later bytes go where they would be without a loan: 130 % 40.
     assert_eq!(pair.client.write(35), 35);
     pair.settle();
     assert_eq!(pair.client.writes()[2..], [(30, None), (5, Some(35))]);
     assert_eq!(pair.server.read(1000), 165);
 }
 
-/// VR-FLOW-001: lent bytes fill windows like any others, however many they are.
+/// VR-FLOW-001.
 #[test]
 fn lent_bytes_are_split_at_the_ends_of_windows() {
     let mut pair = windows_of(16, 2);
@@ -209,14 +206,12 @@ fn lent_bytes_are_split_at_the_ends_of_windows() {
     assert_eq!(pair.client.writes(), [(16, Some(16)), (16, Some(16)), (8, None), (3, Some(11))]);
 }
 
-/// Memory can be lent again as soon as everything lent before is posted. The last request is
-/// signalled, so that the owner learns when the memory is free.
+/// It is signalled so that the owner learns when the memory is free.
 #[test]
 fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
     let mut pair = windows_of(64, 1);
     assert_eq!((pair.client.lend(65), pair.client.machine.lendable(), pair.client.lend(1)), (65, 0, 0));
     pair.settle();
-    // 64 bytes are a window; the last one waits for the next.
     assert_eq!((pair.server.read(64), pair.settle()), (64, true));
     assert_eq!(pair.client.machine.lendable(), 1 << 30, "all is posted and acknowledged");
     assert_eq!((pair.client.machine.confirmed(), pair.client.machine.unconfirmed()), (65, 0));

@@ -4,7 +4,7 @@ use rdma_proto::Immediate;
 use rdma_proto::time::Instant;
 use rdma_proto::{Machine, Readable, Span};
 
-/// Takes bytes, as many as fit. Place and due work are the same as in two steps.
+/// The place and the due work are the same as in two steps.
 pub(crate) fn put(machine: &mut Machine, now: Instant, most: usize) -> Option<Span> {
     let mut in_steps = *machine;
     let space = in_steps.space();
@@ -23,7 +23,6 @@ pub(crate) fn put(machine: &mut Machine, now: Instant, most: usize) -> Option<Sp
     place
 }
 
-/// Takes bytes, which are those that were readable.
 pub(crate) fn take(machine: &mut Machine, most: usize) -> Option<Readable> {
     let (before, mut in_steps) = (*machine, *machine);
     let part = in_steps.readable().map(|part| Readable { len: most.min(part.len as usize) as u32, ..part });
@@ -37,7 +36,7 @@ pub(crate) fn take(machine: &mut Machine, most: usize) -> Option<Readable> {
         taken => {
             assert_eq!(taken, part);
             assert_eq!(at_once.is_settled(), before.is_settled(), "something is to be done");
-            // A check for an announcement that waits for a credit is in vain.
+            // An announcement may wait for a credit.
             let mut others = [at_once, in_steps];
             let [first, second] = others.each_mut().map(|machine| machine.poll_action(Instant::default));
             assert_eq!((first, others[0]), (second, others[1]));
@@ -48,7 +47,6 @@ pub(crate) fn take(machine: &mut Machine, most: usize) -> Option<Readable> {
     part
 }
 
-/// Handles notifications together if possible, and one by one otherwise.
 pub(crate) fn handle_immediates(machine: &mut Machine, now: Instant, immediates: &[u32]) {
     let (before, mut one_by_one) = (*machine, *machine);
     immediates.iter().for_each(|immediate| one_by_one.handle_immediate(now, Immediate(*immediate)));

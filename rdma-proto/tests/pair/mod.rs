@@ -1,11 +1,10 @@
 //! Two connections in plain memory, and a fabric that keeps the order of reliable connections.
 //!
-//! Nothing happens by itself. A test says what is posted, carried, handled and reported, or calls
-//! [`Pair::settle`] for all of it. Every posted request is checked by a [`SendQueue`]. Send buffers
-//! are checked when bytes are carried and again when they have arrived: a device may send them
-//! twice. Every byte read is compared with the one written.
+//! A test says what is posted, carried, handled and reported, or calls [`Pair::settle`] for all. A
+//! [`SendQueue`] checks every posted request. Send buffers are checked when bytes are carried and
+//! when they have arrived: a device may send twice. Bytes read are compared with those written.
 
-// Each test binary uses a part of it.
+// Not all test binaries use all of it.
 #![allow(dead_code)]
 
 mod at_once;
@@ -24,7 +23,6 @@ pub(crate) use send_queue::SendQueue;
 use side::Request;
 pub(crate) use side::{Arrival, Side};
 
-/// The two ends, as indices.
 pub(crate) use Role::{Client, Server};
 
 pub(crate) fn peer(who: Role) -> Role {
@@ -34,13 +32,13 @@ pub(crate) fn peer(who: Role) -> Role {
     }
 }
 
-/// The stream that `who` writes, at `position`. Its period is long: no two windows look alike.
+/// Its period is long: no two windows look alike.
 fn stream_byte(who: Role, position: usize) -> u8 {
     let mixed = (position as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (who as u64);
     (mixed >> 32) as u8
 }
 
-/// Base settings under which nothing but the tested rule limits anything.
+/// Settings that limit nothing but what is tested.
 pub(crate) fn quiet(base: Config) -> Config {
     base.keepalive(Some(Keepalive::NONE)).window(64).send_buffer(256)
 }
@@ -60,7 +58,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Two unconnected machines. Each keeps the receives posted that the other expects.
+    /// Unconnected machines. Each keeps the receives posted that the other expects.
     pub(crate) fn new(client: Config, server: Config) -> Self {
         assert_eq!((client.role, server.role), (Client, Server));
         Self {
@@ -70,12 +68,12 @@ impl Pair {
         }
     }
 
-    /// Two connected machines, with windows exchanged and all completions reported.
+    /// Connected machines, with windows exchanged and all completions reported.
     pub(crate) fn connected(client: Config, server: Config) -> Self {
         Self::with_retries(client, server, RNR_RETRY_INFINITE)
     }
 
-    /// The same, if the server lets the client's device retry so often without a receive.
+    /// Connected machines; `rnr_retry` limits the client's retries without a receive.
     pub(crate) fn with_retries(client: Config, server: Config, rnr_retry: u8) -> Self {
         let mut pair = Self::new(client, server);
         pair.client.rnr_retry = rnr_retry;
@@ -85,7 +83,6 @@ impl Pair {
         pair
     }
 
-    /// The same, with settings under which nothing but the tested rule limits anything.
     pub(crate) fn quiet() -> Self {
         Self::connected(quiet(Config::client()), quiet(Config::server()))
     }
@@ -112,7 +109,7 @@ impl Pair {
         side.machine.handle_established(now, rnr_retry);
     }
 
-    /// Takes one action of `who` and does it. Returns false if there is none.
+    /// Returns false if there is none.
     pub(crate) fn post_one(&mut self, who: Role) -> bool {
         let now = self.now;
         let (side, other) = self.both(who);
@@ -124,7 +121,7 @@ impl Pair {
         }
         side.post(action);
         if action == Action::Disconnect {
-            // The queue pair goes to the error state. Requests that were not carried are flushed.
+            // The queue pair goes to the error state: requests not carried are flushed.
             side.queue.clear();
             side.broken = true;
             other.left = true;
@@ -140,7 +137,7 @@ impl Pair {
     pub(crate) fn carry(&mut self, who: Role) -> bool {
         let (side, other) = self.both(who);
         if other.broken {
-            // There is no answer. The device would give up long after the disconnect was seen.
+            // No answer. The device would give up long after the disconnect was seen.
             return false;
         }
         let Some(Request { action, .. }) = side.queue.front() else { return false };
@@ -171,7 +168,7 @@ impl Pair {
         true
     }
 
-    /// The device of another peer takes the oldest request of `who`.
+    /// Another peer's device takes the oldest request.
     pub(crate) fn carry_away(&mut self, who: Role) -> bool {
         let side = self.side(who);
         let Some(request) = side.queue.pop_front() else { return false };
@@ -204,7 +201,6 @@ impl Pair {
         true
     }
 
-    /// Reports the oldest completion of `who` to it.
     pub(crate) fn report(&mut self, who: Role) -> bool {
         let now = self.now;
         let side = self.side(who);
@@ -235,8 +231,7 @@ impl Pair {
         true
     }
 
-    /// Does everything possible without the application and time, as [`Side::handles`] and its
-    /// neighbours allow. Returns false if nothing was.
+    /// Does all that [`Side::handles`] and its neighbours allow. Returns false if nothing was.
     pub(crate) fn settle(&mut self) -> bool {
         let mut ever = false;
         loop {
@@ -265,7 +260,6 @@ impl Pair {
         }
     }
 
-    /// Lets `time` pass, in one step.
     pub(crate) fn advance(&mut self, time: Duration) {
         self.now = self.now.after(time);
         for who in [Client, Server] {
@@ -279,7 +273,6 @@ impl Pair {
         }
     }
 
-    /// Writes a byte at a time.
     pub(crate) fn trickle(&mut self, who: Role, bytes: usize) {
         for _ in 0..bytes {
             self.side(who).write(1);
@@ -287,7 +280,6 @@ impl Pair {
         }
     }
 
-    /// Lets `step` pass several times.
     pub(crate) fn pass(&mut self, step: Duration, times: u64) {
         for _ in 0..times {
             self.advance(step);
@@ -313,7 +305,6 @@ impl Pair {
         assert_eq!((self.client.wrote, self.server.wrote), (self.server.read, self.client.read), "{self:?}");
     }
 
-    /// Notifications of `who` that its peer has not handled.
     pub(crate) fn unhandled(&mut self, who: Role) -> usize {
         let notifies = |request: &&Request| {
             !matches!(request.action, Action::Write { immediate: None, .. } | Action::Disconnect)

@@ -15,7 +15,6 @@ pub(crate) struct SendQueue {
     queued: VecDeque<Window>,
     /// Whether windows are registered ahead, and prove nothing (VM-006). A server needs no proof.
     ahead: bool,
-    /// Bytes written since the last immediate.
     plain: u32,
     outstanding: VecDeque<Outstanding>,
     notified: u64,
@@ -33,10 +32,8 @@ pub(crate) struct SendQueue {
 struct Outstanding {
     id: u64,
     signaled: bool,
-    /// The slot of its message, for a SEND.
     slot: Option<u16>,
     notifies: bool,
-    /// The count of notifications, including this one.
     notified: u64,
 }
 
@@ -59,7 +56,6 @@ impl SendQueue {
         }
     }
 
-    /// The peer said how often our device retries a send that found no receive.
     pub(crate) fn established(&mut self, rnr_retry: u8) {
         self.patient |= rnr_retry >= RNR_RETRY_INFINITE;
     }
@@ -68,7 +64,6 @@ impl SendQueue {
         self.patient
     }
 
-    /// The machine was given this window and accepted it.
     pub(crate) fn window(&mut self, window: Window) {
         if self.room() > 0 {
             self.queued.push_back(window);
@@ -96,7 +91,6 @@ impl SendQueue {
         self.window.map_or(0, |(window, used)| window.length - used)
     }
 
-    /// Returns whether a completion is expected that will wake the machine.
     pub(crate) fn awaits_completion(&self) -> bool {
         self.outstanding.iter().any(|request| request.signaled)
     }
@@ -105,7 +99,6 @@ impl SendQueue {
         self.outstanding.iter().filter(|request| request.notifies).count()
     }
 
-    /// Signalled requests that have not completed, oldest first.
     pub(crate) fn signaled(&self) -> impl Iterator<Item = u64> {
         self.outstanding.iter().filter(|request| request.signaled).map(|request| request.id)
     }
@@ -182,7 +175,7 @@ impl SendQueue {
         }
     }
 
-    /// The signalled request `id` completed, and with it all before it. Returns how many.
+    /// Completes `id` and all before it. Returns how many.
     pub(crate) fn complete(&mut self, id: u64) -> usize {
         let place =
             self.outstanding.iter().position(|request| request.id == id).expect("an outstanding request");

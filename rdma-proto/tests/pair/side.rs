@@ -1,5 +1,3 @@
-//! One end of a pair: a machine with its memory and posted requests.
-
 use std::collections::VecDeque;
 
 use rdma_proto::time::Instant;
@@ -9,7 +7,7 @@ use rdma_proto::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE};
 
 use super::{Client, SendQueue, Server, failure, peer, put, stream_byte, take};
 
-/// A completion that consumed a receive and was not handled yet.
+/// A completion that consumed a receive.
 #[derive(Clone, Debug)]
 pub(crate) enum Arrival {
     Message([u8; MESSAGE_LEN]),
@@ -19,9 +17,8 @@ pub(crate) enum Arrival {
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) action: Action,
-    /// How often its side had lent when it was posted.
     pub(super) lent: usize,
-    /// The bytes that its memory must hold until this is known to have arrived.
+    /// What its memory must hold until this is known to have arrived.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -31,7 +28,7 @@ pub(crate) struct Side {
     pub(crate) log: Vec<Action>,
     pub(crate) arrivals: VecDeque<Arrival>,
     pub(crate) receives: usize,
-    /// How often this side retries a send that found no receive, as its peer chose.
+    /// Our retries without a receive, as the peer chose.
     pub(crate) rnr_retry: u8,
     /// Whether [`Pair::settle`] lets this side handle arrivals.
     pub(crate) handles: bool,
@@ -50,7 +47,6 @@ pub(crate) struct Side {
     pub(super) queue: VecDeque<Request>,
     pub(super) carried: VecDeque<Request>,
     pub(super) completions: VecDeque<(u64, Result<(), CompletionError>)>,
-    /// Whether the peer's disconnect was not reported yet.
     pub(super) left: bool,
     pub(super) broken: bool,
 }
@@ -95,7 +91,6 @@ impl Side {
         self.machine.state()
     }
 
-    /// The control messages it posted, decoded, oldest first.
     pub(crate) fn messages(&self) -> Vec<Message> {
         let message = |action: &Action| match action {
             Action::Send { message, .. } => {
@@ -110,7 +105,6 @@ impl Side {
         self.messages().iter().filter(|message| matches!(message, Message::RegisterXferMemory(_))).count()
     }
 
-    /// Its data requests: bytes, and the immediate if there is one.
     pub(crate) fn writes(&self) -> Vec<(u32, Option<u32>)> {
         let write = |action: &Action| match action {
             Action::Write { from, immediate, .. } => {
@@ -125,7 +119,6 @@ impl Side {
         self.log.iter().filter(|action| matches!(action, Action::Disconnect)).count()
     }
 
-    /// Puts up to `bytes` of its stream into the send buffer. Returns how many.
     pub(crate) fn write(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
         while let Some(Span { offset, len }) = put(&mut self.machine, Instant::default(), left) {
@@ -146,7 +139,6 @@ impl Side {
         self.queue.push_back(Request { action, lent, bytes });
     }
 
-    /// Lends up to `bytes` of its stream. Returns how many.
     pub(crate) fn lend(&mut self, bytes: usize) -> usize {
         let bytes = bytes.min(self.machine.lendable() as usize);
         if self.machine.lend(bytes).is_err() {
@@ -159,7 +151,6 @@ impl Side {
         bytes
     }
 
-    /// Reads up to `bytes` of the peer's stream and compares them. Returns how many.
     pub(crate) fn read(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
         while let Some(readable) = take(&mut self.machine, left) {
@@ -174,7 +165,7 @@ impl Side {
         bytes - left
     }
 
-    /// The bytes of an action that was posted when `lent` memories had been lent.
+    /// `lent` memories had been lent when it was posted.
     pub(super) fn bytes_of(&self, action: &Action, lent: usize) -> Vec<u8> {
         match *action {
             Action::Send { slot, .. } => self.slots[usize::from(slot)].to_vec(),
@@ -193,7 +184,6 @@ impl Side {
         assert_eq!(now, request.bytes, "changed while it was owned by the device");
     }
 
-    /// The device has carried a request.
     pub(super) fn complete(&mut self, request: Request) {
         if let Action::Send { id, signaled: true, .. } | Action::Write { id, signaled: true, .. } =
             request.action
@@ -203,14 +193,13 @@ impl Side {
         self.carried.push_back(request);
     }
 
-    /// Stores bytes that the peer wrote, for any purpose.
     pub(super) fn place(&mut self, rkey: u32, address: u64, bytes: &[u8]) {
         let region = self.addresses.iter().position(|region| region.rkey == rkey).expect("a known rkey");
         let offset = (address - self.addresses[region].address) as usize;
         self.regions[region][offset..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Fails the queue pair: the oldest request with `status`, all others are flushed.
+    /// The oldest request fails with `status`, all others are flushed.
     pub(crate) fn break_down(&mut self, status: CompletionStatus) {
         self.broken = true;
         let mut status = status;

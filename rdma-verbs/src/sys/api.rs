@@ -18,7 +18,6 @@ const RDMACM: &str = "librdmacm.so.1";
 #[cfg(any(not(feature = "rdma-sys"), test))]
 const IBVERBS: &str = "libibverbs.so.1";
 
-/// The prototype of `ibv_reg_mr_iova2`.
 pub(crate) type RegisterOptionally =
     unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
 
@@ -27,17 +26,14 @@ const _: RegisterOptionally = super::generated::ibv_reg_mr_iova2;
 
 macro_rules! api {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        /// The functions of librdmacm and libibverbs that this crate calls, each with its C
-        /// prototype.
         pub(crate) struct Api {
             $($(#[$attribute])* pub(crate) $name: unsafe extern "C" fn($($argument: $type),*) $(-> $result)?,)*
-            /// `ibv_reg_mr_iova2`, which the headers' `ibv_reg_mr` calls for optional rights: it
-            /// leaves out those that the kernel does not know. In libraries since rdma-core 28.
+            /// What the headers' `ibv_reg_mr` calls for optional rights: it leaves out those that
+            /// the kernel does not know. Since rdma-core 28.
             pub(crate) ibv_reg_mr_iova2: Option<RegisterOptionally>,
         }
 
-        // The prototypes above must have the types of the generated declarations (or rdma-sys's).
-        // These constants emit nothing, so nothing needs to be linked.
+        // Compares the prototypes with the generated declarations. It emits nothing to link.
         #[cfg(not(feature = "rdma-sys"))]
         const _: () = {
             $(let _: unsafe extern "C" fn($($type),*) $(-> $result)? = super::generated::$name;)*
@@ -45,14 +41,12 @@ macro_rules! api {
 
         #[cfg(any(not(feature = "rdma-sys"), test))]
         impl Api {
-            /// Opens the libraries of these names and finds every function.
             pub(crate) fn open(rdmacm: &'static str, ibverbs: &'static str) -> Result<Self, Error> {
                 let libraries = Libraries::open(rdmacm, ibverbs)?;
                 let api = Self {
                     $($name: {
                         type Function = unsafe extern "C" fn($($type),*) $(-> $result)?;
-                        // SAFETY: the symbol's C prototype is `Function`: the constants above
-                        // compare it with the header.
+                        // SAFETY: `Function` is the C prototype, compared with the header's.
                         unsafe { libraries.find::<Function>(stringify!($name)) }?
                     },)*
                     // SAFETY: as above.
@@ -65,7 +59,6 @@ macro_rules! api {
 
         #[cfg(feature = "rdma-sys")]
         impl Api {
-            /// The functions as the linker bound them.
             const LINKED: Self = Self {
                 $($name: super::functions::$name,)*
                 ibv_reg_mr_iova2: Some(super::functions::ibv_reg_mr_iova2),
@@ -161,7 +154,7 @@ api! {
 }
 
 impl Api {
-    /// Returns the table, loaded by the first call that succeeds and kept for ever.
+    /// Loads the table once; the first success is kept for ever.
     #[cfg(not(feature = "rdma-sys"))]
     pub(crate) fn get() -> Result<&'static Self, Error> {
         static API: std::sync::OnceLock<Api> = std::sync::OnceLock::new();
@@ -172,7 +165,6 @@ impl Api {
         Ok(API.get_or_init(|| api))
     }
 
-    /// Returns the table that the linker made.
     #[cfg(feature = "rdma-sys")]
     pub(crate) fn get() -> Result<&'static Self, Error> {
         static API: Api = Api::LINKED;
@@ -199,8 +191,6 @@ impl Libraries {
         Ok(Self { rdmacm: (rdmacm, library(rdmacm)?), ibverbs: (ibverbs, std::cell::OnceCell::new()) })
     }
 
-    /// Finds the function `name`.
-    ///
     /// # Safety
     /// `Function` is a function pointer type with the prototype of the C function.
     unsafe fn find<Function: Copy>(&self, name: &'static str) -> Result<Function, Error> {
@@ -223,8 +213,7 @@ impl Libraries {
         }
     }
 
-    /// Leaves the libraries loaded for ever: the table points into them, and providers start
-    /// threads and register exit handlers.
+    /// Stays loaded: the table points into it; providers start threads and register exit handlers.
     fn keep(self) {
         std::mem::forget(self.rdmacm.1);
         std::mem::forget(self.ibverbs.1);
@@ -233,9 +222,7 @@ impl Libraries {
 
 #[cfg(any(not(feature = "rdma-sys"), test))]
 fn library(name: &'static str) -> Result<libloading::Library, Error> {
-    // SAFETY: loading runs the initialisers of rdma-core's libraries, which set up locks and lists
-    // of their own and expect nothing of the process; programs link against them with the same
-    // effect.
+    // SAFETY: the libraries' initialisers set up locks and lists of their own, and expect nothing.
     unsafe { libloading::Library::new(name) }
         .map_err(|error| Error::Library { library: name, reason: error.to_string() })
 }

@@ -1,4 +1,4 @@
-//! Our declarations against those of rdma-sys, made from the installed headers: size, alignment and
+//! Compares our declarations with rdma-sys's, made from the installed headers: size, alignment and
 //! the offset of every used field, of every structure that is passed to C or read.
 
 use core::mem::{align_of, offset_of, size_of};
@@ -22,7 +22,6 @@ macro_rules! same {
             }
         )*
     };
-    // A union that has another name there.
     (@theirs $name:ident $field:ident $theirs:ident) => { offset_of!(rdma_sys::$name, $theirs) };
     (@theirs $name:ident $field:ident) => { offset_of!(rdma_sys::$name, $field) };
 }

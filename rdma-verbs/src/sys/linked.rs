@@ -4,7 +4,7 @@ use core::ffi::c_int;
 
 use libc::sockaddr_storage;
 
-// That crate has the kinds of events as a Rust enum, which a newer library's must never become.
+// That crate has the kinds of events as a Rust enum, but newer libraries add values.
 pub(crate) use super::generated::ibv_async_event;
 
 pub(crate) use rdma_sys::{
@@ -45,51 +45,38 @@ pub(crate) mod functions {
     }
 }
 
-/// Returns the address of a send work request's immediate, which is in network byte order.
-///
 /// # Safety
-/// `wr` points to a live structure, which need not be initialised.
+/// `wr` is a live structure, maybe uninitialised. The immediate is in network byte order.
 pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
-    // are 32-bit integers.
+    // SAFETY: a place in a live structure; nothing is read. Both arms are 32-bit integers.
     unsafe { &raw mut (*wr).imm_data_invalidated_rkey_union }.cast()
 }
 
-/// Returns the address of a completion's immediate, which is in network byte order.
-///
 /// # Safety
-/// `wc` points to a live structure, which need not be initialised.
+/// `wc` is a live structure, maybe uninitialised. The immediate is in network byte order.
 pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
-    // are 32-bit integers.
+    // SAFETY: a place in a live structure; nothing is read. Both arms are 32-bit integers.
     unsafe { &raw const (*wc).imm_data_invalidated_rkey_union }.cast()
 }
 
-/// Returns the connection parameters of an event.
-///
 /// # Safety
 /// `event` came from `rdma_get_cm_event` and has not been acknowledged.
 pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param {
-    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this
-    // arm for every event of an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is
-    // integers and a pointer, valid in any case.
+    // SAFETY: the caller vouches for `event`. The library zeroes it and fills in this arm for
+    // RDMA_PS_TCP (rdma_get_cm_event(3)): integers and a pointer, always valid.
     unsafe { (*event).param.conn }
 }
 
-/// Returns the address of an identifier's local address.
-///
 /// # Safety
 /// `id` is a live identifier.
 pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
-    // SAFETY: a place expression inside a live identifier; nothing is read.
+    // SAFETY: a place in a live identifier; nothing is read.
     unsafe { &raw const (*id).route.addr.src_addr_union }.cast()
 }
 
-/// Returns the address of an identifier's peer address.
-///
 /// # Safety
 /// `id` is a live identifier.
 pub(crate) unsafe fn destination(id: *const rdma_cm_id) -> *const sockaddr_storage {
-    // SAFETY: a place expression inside a live identifier; nothing is read.
+    // SAFETY: a place in a live identifier; nothing is read.
     unsafe { &raw const (*id).route.addr.dst_addr_union }.cast()
 }

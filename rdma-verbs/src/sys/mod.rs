@@ -1,11 +1,9 @@
 //! The C side: declarations, and the table of functions by which this crate calls C.
 //!
-//! * [`generated`]: what bindgen made of the headers, checked in, with its layout assertions.
-//! * [`bindings`]: names of types, and the few places where a C union is entered: the generated
-//!   types, or under the feature `rdma-sys` that crate's.
+//! * [`generated`]: what bindgen made of the headers, checked in. All constants are from here.
+//! * [`bindings`]: names of types, and the few places that enter a C union; under the feature
+//!   `rdma-sys` with that crate's types.
 //! * [`Api`]: the functions, found by `dlopen`, or under `rdma-sys` at link time.
-//!
-//! Constants always come from [`generated`]: enum constants are plain integers on both sides.
 
 mod api;
 
@@ -51,7 +49,6 @@ use core::ffi::c_int;
 pub(crate) use self::api::{Api, RegisterOptionally};
 pub(crate) use self::bindings::*;
 
-/// The part of a send work request besides its local side.
 pub(crate) struct Work {
     pub(crate) id: u64,
     pub(crate) opcode: u32,
@@ -61,15 +58,14 @@ pub(crate) struct Work {
     pub(crate) remote: (u64, u32),
 }
 
-/// Writes a work request with `num_sge` elements at `sg_list` and no successor: all that
-/// `ibv_post_send(3)` defines for operations of a reliable connection. The rest, half of the
-/// structure, stays as it is.
+/// Writes what `ibv_post_send(3)` defines for operations of a reliable connection, with no
+/// successor. The rest, half of the structure, stays as it is.
 ///
 /// # Safety
 /// `to` points to a live structure, which need not be initialised.
 #[inline]
 pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) {
-    // SAFETY: places inside a live structure, as the caller promises; nothing is read.
+    // SAFETY: places inside a live structure; nothing is read.
     unsafe {
         (&raw mut (*to).wr_id).write(work.id);
         (&raw mut (*to).next).write(core::ptr::null_mut());
@@ -78,28 +74,24 @@ pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *
         (&raw mut (*to).opcode).write(work.opcode);
         (&raw mut (*to).send_flags).write(work.flags);
         send_wr_immediate(to).write(work.immediate);
-        // Providers also read what an operation does not have. Of any request, rxe, erdma and
-        // ibv_cmd_post_send (hfi1, ipath) read the immediate, and siw the address and the key. Of a
-        // SEND, rxe reads the address, and before pull request 1033 of rdma-core it read this
-        // field, too, which is padding in the arm below.
+        // Providers also read fields that an operation lacks. rxe, erdma and ibv_cmd_post_send
+        // (hfi1, ipath) read any immediate, siw any address and key. Of a SEND, rxe reads the
+        // address, and before pull request 1033 of rdma-core this field, too: padding below.
         (&raw mut (*to).wr.ud.remote_qkey).write(0);
         (&raw mut (*to).wr.rdma.remote_addr).write(work.remote.0);
         (&raw mut (*to).wr.rdma.rkey).write(work.remote.1);
     }
 }
 
-/// Returns a C structure with every byte zero, as `memset` would leave it.
 pub(crate) const fn zeroed<T: Plain>() -> T {
-    // SAFETY: `Plain` is implemented only for C structures of integers, raw pointers, optional
-    // function pointers and unions of these, for all of which zero is a valid value.
+    // SAFETY: `Plain` types are of integers, raw pointers, optional function pointers and unions.
     unsafe { core::mem::zeroed() }
 }
 
 /// C structures for which zero bytes are a valid value.
 ///
 /// # Safety
-/// The type consists of integers, raw pointers, `Option`s of function pointers, and arrays or
-/// unions of these.
+/// The type consists of integers, raw pointers, optional function pointers, and arrays or unions.
 pub(crate) unsafe trait Plain {}
 
 macro_rules! plain {
@@ -111,14 +103,13 @@ macro_rules! plain {
     };
 }
 
-/// The used attributes that `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the
-/// headers only name). IBVERBS_1.1 writes that structure's 48 bytes; later fields come otherwise.
+/// `struct _compat_ibv_port_attr`, which the headers only name: the 48 bytes that IBVERBS_1.1's
+/// `ibv_query_port` writes; later fields come otherwise.
 #[repr(C)]
 pub(crate) struct PortAttributes {
     /// `state` to `qkey_viol_cntr`.
     _numbers: [u32; 8],
     _pkeys: u16,
-    /// The port's local identifier; 0 on Ethernet.
     pub(crate) lid: u16,
     _after: [u8; 28],
 }

@@ -8,39 +8,28 @@ pub(crate) use super::generated::{
     rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
-/// Returns the address of a send work request's immediate, which is in network byte order.
-///
 /// # Safety
-/// `wr` points to a live structure, which need not be initialised.
+/// `wr` is a live structure, maybe uninitialised. The immediate is in network byte order.
 pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
-    // are 32-bit integers.
+    // SAFETY: a place in a live structure; nothing is read. Both arms are 32-bit integers.
     unsafe { &raw mut (*wr).__bindgen_anon_1 }.cast()
 }
 
-/// Returns the address of a completion's immediate, which is in network byte order.
-///
 /// # Safety
-/// `wc` points to a live structure, which need not be initialised.
+/// `wc` is a live structure, maybe uninitialised. The immediate is in network byte order.
 pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
-    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union
-    // are 32-bit integers.
+    // SAFETY: a place in a live structure; nothing is read. Both arms are 32-bit integers.
     unsafe { &raw const (*wc).__bindgen_anon_1 }.cast()
 }
 
-/// Returns the connection parameters of an event.
-///
 /// # Safety
 /// `event` came from `rdma_get_cm_event` and has not been acknowledged.
 pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param {
-    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this
-    // arm for every event of an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is
-    // integers and a pointer, valid in any case.
+    // SAFETY: the caller vouches for `event`. The library zeroes it and fills in this arm for
+    // RDMA_PS_TCP (rdma_get_cm_event(3)): integers and a pointer, always valid.
     unsafe { (*event).param.conn }
 }
 
-/// Returns the address of an identifier's local address.
-///
 /// # Safety
 /// `id` is a live identifier.
 pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
@@ -48,8 +37,6 @@ pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
     unsafe { &raw const (*id).route.addr.__bindgen_anon_1 }.cast()
 }
 
-/// Returns the address of an identifier's peer address.
-///
 /// # Safety
 /// `id` is a live identifier.
 pub(crate) unsafe fn destination(id: *const rdma_cm_id) -> *const sockaddr_storage {

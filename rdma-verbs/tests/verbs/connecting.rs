@@ -1,5 +1,3 @@
-//! Addresses, connections and their ends.
-
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -146,7 +144,6 @@ fn calls_out_of_order_are_state_errors() {
     assert_eq!(error.kind(), ErrorKind::Argument);
 }
 
-/// A client that has asked `listener` for a connection.
 fn asking(lab: &Lab, remote: SocketAddr) -> (rdma_verbs::EventChannel, End) {
     let clients = lab.verbs.event_channel().unwrap();
     let client = End::new(resolved(&clients, None, remote), Shape::default());
@@ -245,7 +242,6 @@ fn a_disconnect_reaches_both_ends_and_flushes() {
         }
         end.quiet();
     }
-    // What is posted now is flushed too.
     client.post(rdma_backend::SendOp::Send, 0, 4);
     assert_eq!(client.completion().result.unwrap_err().status, CompletionStatus::WR_FLUSH_ERR);
     drop(listener);
@@ -272,7 +268,6 @@ fn the_receiver_not_ready_timer_can_be_set_once_connected() {
 fn an_identifier_takes_its_events_along() {
     let Some(lab) = lab() else { return };
     let Pair { server, client, servers, clients, listener } = lab.pair();
-    // An event waits in the old channel; it moves along.
     client.id.disconnect().unwrap();
     assert!(crate::harness::readable(&servers, PATIENCE));
     let own = lab.verbs.event_channel().unwrap();
@@ -281,7 +276,6 @@ fn an_identifier_takes_its_events_along() {
     assert!(servers.next_event().unwrap().is_none());
     expect(&own, &server.id, |kind| matches!(kind, CmEventKind::Disconnected));
 
-    // A listener moves with what it will be asked.
     listener.migrate(&own).unwrap();
     drop(servers);
     let (later, second) = asking(&lab, listener.local_addr().unwrap());

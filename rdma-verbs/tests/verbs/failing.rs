@@ -1,5 +1,3 @@
-//! Requests that are refused, and how.
-
 use core::sync::atomic::AtomicU8;
 use std::os::fd::AsRawFd;
 
@@ -20,14 +18,13 @@ fn fails(end: &End, status: CompletionStatus) {
 #[test]
 fn without_a_receive_and_without_retries_a_send_fails() {
     let Some(lab) = lab() else { return };
-    // The server lets the client try once, as Valkey's does, and posts nothing.
+    // As Valkey's, the server lets the client try once, and posts nothing.
     let params = ConnectParams { rnr_retry_count: 0, ..PARAMS };
     let server = Shape { receives: 0, params, ..Shape::default() };
     let pair = lab.pair_of(server, Shape::default());
     pair.server.qp.set_min_rnr_timer(RnrTimer::MICROS_640).unwrap();
     pair.client.post(SendOp::Send, 0, 4);
     fails(&pair.client, CompletionStatus::RNR_RETRY_EXC_ERR);
-    // From here on everything is flushed, signalled or not.
     let request = pair.client.request(5, SendOp::Send, 0, 4);
     pair.client.qp.post_send(&[SendRequest { signaled: false, ..request }]).unwrap();
     for _ in 0..=Shape::default().receives {
@@ -48,7 +45,7 @@ fn with_retries_for_ever_a_send_waits_for_its_receive() {
     assert_eq!(pair.client.completed().1, Completed::Send);
 }
 
-/// Memory whose dma-buf is none: a device with dma-bufs looks at it, others say they cannot.
+/// A device with dma-bufs looks at it, others say they cannot.
 #[test]
 fn what_is_no_dma_buf_is_refused() {
     let Some(lab) = lab() else { return };
@@ -70,8 +67,7 @@ impl CallerMemory for NoDmaBuf {
     }
 
     fn dma_buf(&self) -> Option<DmaBuf> {
-        // SAFETY: it is the descriptor of no dma-buf, which the kernel finds out before a device
-        // uses it.
+        // SAFETY: no dma-buf, as the kernel finds out before a device uses it.
         Some(unsafe { DmaBuf::new(self.0.as_raw_fd(), 0) })
     }
 }
@@ -131,7 +127,6 @@ fn a_region_without_local_write_takes_no_receive() {
     let pair = lab.pair_of(Shape { receives: 0, ..Shape::default() }, Shape::default());
     let region = pair.server.domain.register(64, Access::NONE).unwrap();
     let local = Slice { region: &region, offset: 0, len: 64 };
-    // Some devices refuse it when it is posted, others when it is used.
     match pair.server.qp.post_recv(&[RecvRequest { id: 1, local }]) {
         Err(error) => println!("refused at once: {}", error.error),
         Ok(()) => {
@@ -151,7 +146,7 @@ fn a_full_queue_says_how_much_it_took() {
     let client = Shape { limits, receives: 0, ..Shape::default() };
     let pair = lab.pair_of(server, client);
     pair.server.qp.set_min_rnr_timer(RnrTimer::MICROS_640).unwrap();
-    // Nothing completes, for there is no receive: the queue fills.
+    // Without a receive nothing completes: the queue fills.
     let chain: Vec<_> = (0..500).map(|index| pair.client.request(index, SendOp::Send, 0, 4)).collect();
     let error = pair.client.qp.post_send(&chain).unwrap_err();
     assert_eq!(error.error.kind(), ErrorKind::QueueFull);
@@ -159,14 +154,12 @@ fn a_full_queue_says_how_much_it_took() {
     assert!((40..500).contains(&error.posted));
     let again = pair.client.qp.post_send(&chain[error.posted..]).unwrap_err();
     assert_eq!((again.posted, again.error.kind()), (0, ErrorKind::QueueFull));
-    // Exactly those that were posted arrive.
     for index in 0..error.posted {
         pair.server.receive(index..index + 1);
         assert_eq!(pair.server.completed().0, index as u64);
         assert_eq!(pair.client.completed(), (index as u64, Completed::Send));
     }
     pair.client.quiet();
-    // And now there is room again.
     pair.server.receive(0..1);
     pair.client.post(SendOp::Send, 0, 4);
     assert_eq!(pair.client.completed().1, Completed::Send);
@@ -228,7 +221,6 @@ fn impossible_sizes_are_refused() {
     assert_eq!(pair.client.domain.register(1 << 50, Access::NONE).unwrap_err().kind(), ErrorKind::Memory);
 }
 
-/// Registers as a user would who may not lock memory beyond the limit.
 #[test]
 fn the_limit_on_locked_memory_is_named() {
     let Some(lab) = lab() else { return };
@@ -266,8 +258,7 @@ fn without_the_right_to_lock(limit: u64, f: impl FnOnce() + Send) {
             let got = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) };
             assert_eq!(got, 0);
             sets[0] &= !(1 << CAP_IPC_LOCK);
-            // SAFETY: capset(2) of version 3: a header and two structures of three words; it
-            // concerns this thread alone.
+            // SAFETY: capset(2) of version 3: a header and two structures of three words.
             let set = unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) };
             assert_eq!(set, 0);
             f();

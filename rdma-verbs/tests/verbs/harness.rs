@@ -14,13 +14,12 @@ use rdma_verbs::{CompletionQueue, Domain, Error, EventChannel, Identifier, Queue
 
 pub(crate) type Event = rdma_backend::CmEvent<Verbs>;
 
-/// How long anything may take; soft-RoCE in an emulated machine is slow.
+/// Soft-RoCE in an emulated machine is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 4, initiator_depth: 3, retry_count: 6, rnr_retry_count: 7 };
 
-/// Bytes in each region.
 pub(crate) const LEN: usize = 64 * 1024;
 
 pub(crate) struct Lab {
@@ -35,7 +34,6 @@ pub(crate) fn lab() -> Option<Lab> {
     lab_at("LAB_IP4")
 }
 
-/// The lab, with the address in the environment variable `name`.
 pub(crate) fn lab_at(name: &str) -> Option<Lab> {
     static ALONE: Mutex<()> = Mutex::new(());
     let skip = |reason: String| {
@@ -55,11 +53,9 @@ pub(crate) fn lab_at(name: &str) -> Option<Lab> {
     Some(Lab { verbs, ip, _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner) })
 }
 
-/// The parameters of an end that tests vary.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) limits: QueuePairLimits,
-    /// Receives posted before the connection is made.
     pub(crate) receives: usize,
     pub(crate) params: ConnectParams,
 }
@@ -71,11 +67,11 @@ impl Default for Shape {
     }
 }
 
-/// One end. Fields are dropped in this order.
+/// Fields are dropped in this order.
 pub(crate) struct End {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
-    /// Everything is allowed to the peer here; the first bytes are 0, 1, 2, …
+    /// The peer may do anything here; the first bytes are 0, 1, 2, …
     pub(crate) region: Region,
     /// Receives land here, 64 bytes each.
     pub(crate) inbox: Region,
@@ -88,7 +84,6 @@ impl End {
         Self::try_new(id, shape).unwrap()
     }
 
-    /// An error if the peer has gone meanwhile.
     pub(crate) fn try_new(id: Identifier, shape: Shape) -> Result<Self, Error> {
         let domain = id.create_domain()?;
         let cq = id.create_completion_queue(1024, 1)?;
@@ -103,7 +98,6 @@ impl End {
         Ok(end)
     }
 
-    /// Posts receives with these numbers as their ids.
     pub(crate) fn receive(&self, numbers: std::ops::Range<usize>) {
         let requests: Vec<_> = numbers
             .map(|number| RecvRequest {
@@ -114,7 +108,6 @@ impl End {
         self.qp.post_recv(&requests).unwrap();
     }
 
-    /// A request for `len` bytes from `offset` of `region`.
     pub(crate) const fn request(
         &self,
         id: u64,
@@ -130,7 +123,6 @@ impl End {
         self.qp.post_send(&[self.request(1000, op, offset, len)]).unwrap();
     }
 
-    /// Returns the address of byte `offset` of this end's region, for the peer.
     pub(crate) fn remote(&self, offset: usize) -> RemoteAddress {
         RemoteAddress { address: self.region.address() + offset as u64, rkey: self.region.rkey() }
     }
@@ -139,7 +131,6 @@ impl End {
         read(&self.region, offset, len)
     }
 
-    /// The next completion.
     pub(crate) fn completion(&self) -> Completion {
         let mut one = [Completion::EMPTY];
         await_some("a completion", || (self.cq.poll(&mut one).unwrap() == 1).then_some(()));
@@ -147,13 +138,11 @@ impl End {
         one[0]
     }
 
-    /// The next completion, which is a success.
     pub(crate) fn completed(&self) -> (u64, Completed) {
         let completion = self.completion();
         (completion.id, completion.result.expect("a success"))
     }
 
-    /// No completion comes for a while.
     pub(crate) fn quiet(&self) {
         let mut one = [Completion::EMPTY];
         std::thread::sleep(Duration::from_millis(100));
@@ -167,7 +156,6 @@ pub(crate) fn read(region: &Region, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Repeats `attempt` until it has a result.
 pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -179,7 +167,6 @@ pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Returns whether the descriptor becomes readable in time.
 pub(crate) fn readable(of: &impl AsFd, patience: Duration) -> bool {
     let mut poll = libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: poll(2): one live structure.
@@ -188,7 +175,6 @@ pub(crate) fn readable(of: &impl AsFd, patience: Duration) -> bool {
     count == 1
 }
 
-/// The next event, waited for with the descriptor.
 pub(crate) fn event(channel: &EventChannel) -> Event {
     await_some("an event", || {
         let event = channel.next_event().unwrap();
@@ -209,7 +195,6 @@ pub(crate) fn resolved(channel: &EventChannel, local: Option<SocketAddr>, remote
     id
 }
 
-/// The next event is for `id` and of the right kind.
 pub(crate) fn expect(
     channel: &EventChannel,
     id: &Identifier,
@@ -220,7 +205,6 @@ pub(crate) fn expect(
     assert!(right(&event.kind), "{:?}", event.kind);
 }
 
-/// The next event, which is a connect request to `listener`.
 pub(crate) fn request(channel: &EventChannel, listener: &Identifier) -> (Identifier, ConnectParams) {
     let event = event(channel);
     assert_eq!(event.id, listener.key());
@@ -230,7 +214,6 @@ pub(crate) fn request(channel: &EventChannel, listener: &Identifier) -> (Identif
     }
 }
 
-/// Two connected ends, each with a channel of its own.
 pub(crate) struct Pair {
     pub(crate) server: End,
     pub(crate) client: End,

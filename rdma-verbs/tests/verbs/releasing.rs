@@ -1,5 +1,3 @@
-//! Nothing is left behind, in whatever order things go.
-
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,7 +13,6 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Returns the kernel's counts for the device, if the tool that asks for them is there.
 fn resources() -> Option<String> {
     let output = Command::new("rdma").args(["resource", "show"]).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -51,7 +48,7 @@ fn handles_may_go_in_any_order() {
     let Some(lab) = lab() else { return };
     let Pair { server, client, servers, clients, listener } = lab.pair();
     let before = server.qp.number();
-    // What the queue pair needs stays, although it has no other owner.
+    // The queue pair keeps what it needs.
     drop(servers);
     drop(clients);
     drop(listener);
@@ -82,7 +79,6 @@ fn handles_may_go_in_any_order() {
 fn a_region_may_go_while_it_is_in_use() {
     let Some(lab) = lab() else { return };
     let Pair { server, client, .. } = lab.pair();
-    // The receives name the inbox.
     let End { qp, cq, region, inbox, domain, id } = server;
     drop(inbox);
     client.post(SendOp::Send, 0, 4);
@@ -102,7 +98,6 @@ fn identifiers_may_go_while_their_events_are_under_way() {
         for _ in 0..2 {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    // Connect requests are dropped, and thereby refused.
                     drop(channel.next_event().unwrap());
                 }
             });
@@ -142,7 +137,6 @@ fn connections_may_go_while_another_thread_reads_their_events() {
                 let Some(event) = servers.next_event().unwrap() else { continue };
                 match event.kind {
                     CmEventKind::ConnectRequest { id, .. } => {
-                        // The client may be gone already.
                         let Ok(end) = End::try_new(id, Shape::default()) else { continue };
                         if end.id.accept(&PARAMS, &[]).is_ok() {
                             ends.push(end);
@@ -159,7 +153,7 @@ fn connections_may_go_while_another_thread_reads_their_events() {
             let id = resolved(&clients, None, remote);
             let end = End::new(id, Shape::default());
             end.id.connect(&PARAMS, &[]).unwrap();
-            // The answer is read by one thread while the other destroys the queue pair.
+            // One thread reads the answer while the other destroys the queue pair.
             reading.store(true, Ordering::Relaxed);
             thread::scope(|inner| {
                 inner.spawn(|| {

@@ -1,5 +1,3 @@
-//! Bytes from one end to the other.
-
 use std::time::Duration;
 
 use rdma_backend::{
@@ -49,7 +47,7 @@ fn writes_land_unseen_and_immediates_tell() {
     assert_eq!(server.completed(), (0, Completed::RecvWrite { immediate: IMMEDIATE }));
     assert_eq!(read(&target, 0, 1 << 16), client.bytes(0, 1 << 16));
 
-    // No bytes, and so no valid address needed either.
+    // Without bytes no valid address is needed.
     let nowhere = rdma_backend::RemoteAddress { address: 0, rkey: 0 };
     client.post(SendOp::WriteImmediate(nowhere, Immediate(0)), 0, 0);
     assert_eq!(client.completed().1, Completed::Write);
@@ -65,7 +63,7 @@ fn reads_fetch() {
     assert_eq!(client.completed().1, Completed::Read);
     assert_eq!(client.bytes(100, 19), b"what the server has");
     server.quiet();
-    // More of them than may be outstanding at once.
+    // More than may be outstanding at once.
     let many: Vec<_> = (0..20)
         .map(|index| client.request(index, SendOp::Read(server.remote(0)), 200 + 32 * index as usize, 19))
         .collect();
@@ -150,7 +148,6 @@ fn inline_bytes_are_taken_during_the_call() {
     assert_eq!(server.completed().1, took(64));
     assert_eq!(read(&server.inbox, 0, 64), [1; 64]);
     assert_eq!(client.completed(), (3, Completed::Send));
-    // Nothing at all fits inline too.
     let nothing = Slice { len: 0, ..request.local };
     client.qp.post_send(&[SendRequest { local: nothing, ..request }]).unwrap();
     assert_eq!(server.completed().1, took(0));
@@ -177,16 +174,13 @@ fn notification_is_one_shot() {
         client.post(SendOp::Send, 0, 1);
         assert_eq!(client.completed().1, Completed::Send);
     };
-    // Not armed: a completion raises nothing.
     ping();
     assert!(!readable(&server.cq, short));
     assert_eq!(server.cq.take_events().unwrap(), 0);
-    // One that landed before the call raises nothing either.
     server.cq.arm().unwrap();
     println!("an earlier completion raises an event: {}", readable(&server.cq, short));
     server.cq.take_events().unwrap();
     assert_eq!(server.completed().1, took(1));
-    // The next one does, once.
     server.cq.arm().unwrap();
     ping();
     assert!(readable(&server.cq, Duration::from_secs(5)));

@@ -1,15 +1,13 @@
-//! All schedules of two connection machines, explored completely.
+//! All schedules of two connection machines of `rdma-proto`, explored completely.
 //!
-//! The machines are those of `rdma-proto`. The world around them is small: windows of a few bytes,
-//! a send buffer of one to three, queues and receives for two or three. Deadlocks of flow control
-//! need no more. For each [`Scenario`], [`search`] takes every interleaving of two applications,
-//! two drivers and the devices between them. In each state it checks that no byte was lost,
-//! doubled, reordered or written outside the window, that no notification met a missing receive
-//! where that is fatal, and that no buffer was handed out twice; in each final state, that
-//! everything has arrived.
+//! The world around them is small: windows of a few bytes, a send buffer of one to three, queues
+//! and receives for two or three. Deadlocks of flow control need no more. For each [`Scenario`],
+//! [`search`] takes every interleaving of two applications, two drivers and the devices between
+//! them. It checks each state: no byte was lost, doubled, reordered or written outside the window,
+//! no notification met a missing receive where that is fatal, no buffer was handed out twice; and
+//! each final state: everything has arrived.
 //!
-//! A search proves little unless it finds known mistakes: each [`Defect`], put into the driver,
-//! must be found.
+//! A search proves little unless it finds known mistakes: each [`Defect`] must be found.
 
 pub mod search;
 #[cfg(test)]
@@ -134,7 +132,6 @@ fn ahead(scenario: Scenario) -> Scenario {
     Scenario { client: with(scenario.client), server: with(scenario.server), ..scenario }
 }
 
-/// Returns `scenario` with a server that receives into memory of `lands` bytes.
 const fn landing(lands: u32, scenario: Scenario) -> Scenario {
     Scenario { lands, ..scenario }
 }

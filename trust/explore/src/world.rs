@@ -1,11 +1,10 @@
 //! Two connection machines, and between them a channel that keeps the order of connections.
 //!
 //! A step is the smallest event on one side: its application writes or reads a byte, hands memory
-//! over for landing or takes it back; its machine is asked for one action; its device carries one
-//! request; one arrival is handled and its receive posted again; one completion is reported. Every
-//! order that a driver, a device and two applications can produce is an order of these steps. Bytes
-//! are read from the send buffer when they are carried, and compared again at the completion. Time
-//! stands still.
+//! over for landing or takes it back; its machine is asked for an action; its device carries a
+//! request; an arrival is handled and its receive posted again; a completion is reported. Every
+//! order that drivers, devices and applications can produce is an order of these steps. Bytes are
+//! read from the send buffer when carried, and compared again at the completion. Time stands still.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,7 +35,6 @@ pub struct Scenario {
     pub defect: Option<Defect>,
 }
 
-/// Both sides.
 #[derive(Clone, Hash)]
 pub struct World {
     client: Side,
@@ -64,7 +62,6 @@ struct Side {
     queue: VecDeque<Action>,
     /// Carried requests, with their bytes, whose completion was not reported yet.
     carried: VecDeque<(Action, Vec<u8>)>,
-    /// Signaled completions to report.
     completions: VecDeque<u64>,
     receives: u16,
     arrivals: VecDeque<Arrival>,
@@ -113,7 +110,6 @@ const KINDS: [Kind; 11] = [
 
 const NOW: Instant = Instant::from_start(Duration::from_secs(1));
 
-/// Returns the address of a side's region, or of the application's memory.
 const fn region(number: u8) -> RegionAddress {
     RegionAddress { address: 0x1000 * (number as u64 + 1), rkey: number as u32 + 1 }
 }
@@ -178,7 +174,6 @@ impl Scenario {
         }
     }
 
-    /// Returns whether a step is possible, before anything is copied.
     fn is_possible(&self, world: &World, role: Role, kind: Kind) -> bool {
         let (side, other) = world.sides(role);
         let (quota, expected) = self.quota(role);

@@ -1,5 +1,3 @@
-//! The memory that idle clients keep after large values.
-
 use std::io::IoSlice;
 use std::net::SocketAddr;
 
@@ -130,7 +128,6 @@ impl<B: Descriptors> Crowd<B> {
         Ok(())
     }
 
-    /// Reads and discards `left` bytes.
     fn receive(&mut self, id: ConnectionId, mut left: usize, into: &mut [u8]) -> Result<(), Failure> {
         while left > 0 {
             let most = left.min(into.len());

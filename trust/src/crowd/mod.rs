@@ -1,8 +1,6 @@
-//! What many connections cost a server with one thread, on each of three interfaces: `Endpoint`,
-//! the `Server` of rdma-server, and tokio. The clients are the same for all.
-//!
-//! A busy client is measured alone and beside idle clients. Clients that never read their replies
-//! show what a server costs when it has nothing to do.
+//! What many connections cost a server with one thread on `Endpoint`, `Server` of rdma-server, and
+//! tokio. The clients are the same: one is busy, alone and beside idle clients; others never read
+//! their replies, which shows what a server costs when it has nothing to do.
 
 mod idle;
 mod serving;
@@ -237,7 +235,6 @@ fn measure<B: Descriptors>(
     })
 }
 
-/// One busy client, alone, among idle ones, and alone again.
 fn among_idle<B: Descriptors>(
     load: Load,
     backend: &B,
@@ -354,7 +351,6 @@ impl<B: Descriptors> Crowd<B> {
         Ok(())
     }
 
-    /// Idles while `body` runs.
     fn beside<T: Send>(&mut self, body: impl FnOnce() -> T + Send) -> Result<T, Failure> {
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -1,5 +1,3 @@
-//! One store on each interface, in one thread, and the objects that it holds.
-
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};

@@ -74,7 +74,6 @@ fn refused<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     reported(context, Some(&mut *client), context.patience)
 }
 
-/// A session with a client whose first command does not fit into the window.
 fn full<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Session<'a, B>, Stop> {
     let mut session = context.connect(Shape::default())?;
     session.peer.plan = vec![(0, 10)];

@@ -179,7 +179,6 @@ pub fn suite_cases<'a, B: Descriptors>() -> Vec<Case<Context<'a, B>>> {
     conformance::blackbox::cases().into_iter().chain(cases::cases()).collect()
 }
 
-/// Runs a case against our side, beside another client of our server, and judges how it ends.
 fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outcome {
     let options = |options: Options| {
         let mut options = small(options);
@@ -248,7 +247,6 @@ fn by(whom: &'static str) -> impl Fn(Failure) -> Failure {
     move |failure| Failure::wrong(format!("{whom}: {failure}"))
 }
 
-/// A client of ours that got an answer from our server.
 fn connect<B: Descriptors>(
     setting: &Setting<B>,
     server: &BuiltInServer,

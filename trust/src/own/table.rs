@@ -53,7 +53,6 @@ pub enum Times {
 }
 
 impl Row {
-    /// A case in which all connections end in order.
     pub(super) const fn in_order(case: &'static str) -> Self {
         Self { case, role: Roles::Both, options: |_| {}, errors: &[] }
     }
@@ -150,7 +149,6 @@ macro_rules! error {
 /// How long an impatient side waits for a peer.
 const STALL: Duration = Duration::from_millis(300);
 
-/// Our side gives up on a peer early.
 const IMPATIENT: fn(&mut Options) = |options| {
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
@@ -171,7 +169,6 @@ const TOO_LONG: &str = "the peer sent an invalid control message: longer than 32
 
 /// All rows. A case without one ends in order.
 pub const TABLE: &[Row] = rows! {
-    // Connections.
     Server "conn.withdrawn" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Server "conn.never-completed" IMPATIENT => (TimedOut { .. }, INCOMPLETE);
     Server "conn.request-flood" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(20));
@@ -184,7 +181,6 @@ pub const TABLE: &[Row] = rows! {
         => (TimedOut { .. }, "timed out after 300ms waiting for the server to register its window");
     // Without a window the client's connect has not succeeded yet.
     Client "conn.leaves-at-once" => (Protocol(Transport(Disconnected)), GONE);
-    // The connection ends in the middle of something.
     Server "close.last-command" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Server "close.before-the-reply" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Server "close.in-a-reply" => (Protocol(Transport(Disconnected)), GONE);
@@ -192,7 +188,6 @@ pub const TABLE: &[Row] = rows! {
     // Its first command may have been delivered, or not.
     Client "close.registered-only" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Client "own.leaves-in-a-command" => (Protocol(Transport(Disconnected)), GONE);
-    // Control messages.
     Both "ctrl.message-of-0"
         => (Protocol(InvalidMessage(Invalid::Length { .. })), "the peer sent an invalid control message: 0 bytes long, not 32");
     Both "ctrl.message-of-1"
@@ -204,14 +199,12 @@ pub const TABLE: &[Row] = rows! {
     Both "ctrl.opcode-4" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0x0004 is not defined");
     Both "ctrl.opcode-ffff" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0xffff is not defined");
     Both "ctrl.opcode-swapped" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0x0200 is not defined");
-    // Features.
     Server "feat.asked-without-end" => (broke FeatureFlood, "it asks for features faster than it takes the answers");
     // A client that asked gets one answer too many. A client that did not ask gets one.
     Client "feat.unasked" => (broke UnaskedFeatures, "it answered a question for features that was not asked");
     Client "feat.unasked" QUIET => (broke UnaskedFeatures, "it answered a question for features that was not asked");
     Client "feat.other-select" => (broke UnaskedFeatures, "it answered a question for features that was not asked");
     Client "feat.set-by-server" => (broke ServerSent { .. }, "a server sent SetClientFeature, which only a client may");
-    // Windows.
     Both "mem.of-0" => (broke EmptyWindow, "it registered a window of no bytes");
     Both "mem.of-4-gib" => (Protocol(PeerIncompatible(WindowTooLarge { .. })),
         "the peer is incompatible with this side's configuration: it registered a window of 4294967295 bytes; this side \
@@ -232,7 +225,6 @@ pub const TABLE: &[Row] = rows! {
     Server "mem.flood"
         => (broke EarlyRegistration { .. }, "it registered a new window when only 0 of the old one's 65536 bytes");
     Client "mem.flood" => (broke EarlyRegistration { .. }, "it registered a new window when only ");
-    // Immediates.
     Both "flow.beyond-by-1"
         => (broke WindowOverrun { .. }, "it notified 65537 bytes when 0 of the window's 65536 were already used");
     Both "flow.of-4-gib"
@@ -244,7 +236,6 @@ pub const TABLE: &[Row] = rows! {
     Server "own.notified-before-window" => (broke NoWindow { .. }, "it notified 5 bytes before it was given a window");
     // The store rejects whichever of the bytes it reads, and closes.
     Server "xfer.overwritten" => (otherwise);
-    // Peers that keep our side waiting.
     Server "res.never-registers" IMPATIENT
         => (broke NeverRegistered { .. }, "it registered no window for 300ms while data waits for it");
     Server "res.never-drains" IMPATIENT
@@ -262,7 +253,6 @@ pub const TABLE: &[Row] = rows! {
         => (Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))), UNACKNOWLEDGED);
     Client "keep.vanished"
         => (Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))), UNACKNOWLEDGED);
-    // Memory that our side did not grant.
     Both "sec.write-outside" => (stopped Times::Exactly(1));
     Both "sec.write-immediate-outside" => (broke ReachedOutside, "it reached for memory that it was not given");
     Both "sec.write-before" => (stopped Times::Exactly(1));

@@ -1,5 +1,3 @@
-//! `valkey-rdma-trust reqs …`.
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -100,7 +100,6 @@ fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Ve
     surprises.into_inner().map_err(|error| error.to_string())
 }
 
-/// Returns what is wrong with a verdict on a right implementation.
 fn surprise(right: &Right, case: &str, judged: Result<CaseResult, Failure>) -> Option<String> {
     match judged {
         Ok(result) if is_right(right, case, result.verdict) => None,

@@ -12,7 +12,6 @@ use rdma_conn::{Connect, Descriptors, Options, Stream};
 
 /// How long the relay waits for one side before it checks the other.
 const TURN: Duration = Duration::from_millis(1);
-/// How long a program may take to start.
 const STARTING: Duration = Duration::from_secs(60);
 
 /// Builds the client, which asks for a reply of `long` bytes; `None` where there is no C compiler.
@@ -61,7 +60,6 @@ impl<B: Descriptors> TargetClients for Example<B> {
     }
 }
 
-/// Carries bytes in both directions until one side ends.
 fn carry<B: Descriptors>(
     backend: &B,
     address: SocketAddr,

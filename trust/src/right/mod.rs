@@ -1,9 +1,8 @@
 //! Right implementations under the conformance suite. None may fail for anything that is allowed.
 //!
 //! A verdict on other people's software needs stricter tests than our own side. So the suite meets
-//! sides that are right in other ways: windows of any length, devices of every kind, latency, ends
-//! wherever they are allowed, questions at any time, pipelined requests, and the example client in
-//! C. `UNDECIDED` lists the cases that decide nothing for some windows; all others must pass.
+//! sides that are right in other ways: see [`Who`], windows of any length, devices of every kind,
+//! and latency. `UNDECIDED` lists cases that decide nothing for some windows; others must pass.
 
 pub mod command;
 mod example;

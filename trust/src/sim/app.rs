@@ -185,17 +185,14 @@ pub struct App {
     closing: bool,
     /// Whether the bytes before a close are known to be delivered.
     delivered: bool,
-    /// Whether it waits until its data has left.
     flushing: bool,
     /// The last lent buffer, until it has been returned.
     lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
-    /// The position of a byte that differs from the one written.
     wrong: Option<u64>,
     /// The peer's data is not checked.
     trusts_nobody: bool,
 }
 
-/// Bytes that are being received into registered memory.
 struct Landing {
     buffer: Arc<RegisteredBuffer<SoftSim>>,
     receiving: Receiving<SoftSim>,

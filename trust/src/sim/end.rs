@@ -19,7 +19,6 @@ pub struct End {
     open: bool,
     ending: Option<Ending>,
     app: App,
-    /// The number of its queue pair, once it had one.
     pair: Option<u32>,
 }
 

@@ -243,7 +243,6 @@ impl EventLoop {
         Some(place)
     }
 
-    /// Returns an index for a connection that was accepted.
     fn add_accepted(
         &mut self,
         id: ConnectionId,

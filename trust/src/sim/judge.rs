@@ -49,7 +49,6 @@ fn judge(
     Ok(())
 }
 
-/// Checks an end after its endpoint ran.
 pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), Violation> {
     if let Some(at) = end.app().wrong_byte() {
         return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
@@ -96,13 +95,11 @@ impl World<'_> {
         Violation::new("liveness", format!("{cause} at {now:?}: {}", who.join("; ")))
     }
 
-    /// Returns whether something may have ended the connection.
     fn is_excused(&self, place: usize) -> bool {
         let concerned = |host: u32| host == SERVER || host as usize == place + 1;
         self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
     }
 
-    /// Judges the finished run: every promise must have been kept.
     pub(super) fn judge(&mut self) -> Result<(), Violation> {
         for (place, connection) in self.scenario.connections.iter().enumerate() {
             let of = |host_is_server: bool| {

@@ -29,7 +29,6 @@ impl Violation {
 #[derive(Default)]
 pub struct Oracle {
     pairs: BTreeMap<u32, WatchedQueuePair>,
-    /// Windows that were announced before the last one was full.
     windows_ahead: u64,
 }
 
@@ -62,7 +61,6 @@ struct WatchedQueuePair {
 struct Target {
     window: Window,
     used: u32,
-    /// Bytes written since the last immediate.
     unannounced: u32,
     /// Windows that were registered before this one was full, in order (VM-002), also those of a
     /// rogue that registers too early: its own count of what it posted may differ from the wire.

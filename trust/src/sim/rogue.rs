@@ -27,7 +27,6 @@ pub struct Rogue {
     backend: SoftSim,
     stage: Stage,
     until: Instant,
-    /// Whether it began its script.
     acted: bool,
     /// Whether its script was executed by the victim's device.
     pub executed: bool,
@@ -44,7 +43,6 @@ enum Stage {
 struct Connected {
     session: Session<SoftSim>,
     established: bool,
-    /// The victim's first windows.
     windows: Vec<Window>,
     asked: bool,
     told: bool,
@@ -236,7 +234,6 @@ fn question(select: u16) -> Step {
     message(Message::GetServerFeature { select, features: FeatureSet::NONE })
 }
 
-/// Returns the steps that fill a window at once and write into the windows before it.
 fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
     let at = |window: &Window| RemoteAddress { address: window.address, rkey: window.rkey };
     let fill = Step::Post(SendOp::WriteImmediate(at(&window), Immediate(window.length)), Vec::new());

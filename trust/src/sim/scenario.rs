@@ -206,9 +206,8 @@ impl Scenario {
         }
     }
 
-    /// Draws processes that have forked, whose children hold all descriptors; servers' programs
-    /// that begin before their connections are established; and devices that do not report whose
-    /// requests they have flushed.
+    /// Draws forked processes, whose children hold all descriptors; programs of servers that begin
+    /// early; and devices that do not report whose requests they have flushed.
     fn processes(&mut self, random: &mut Random) {
         self.settings.held_descriptors = random.chance(1, 3);
         self.settings.unnamed_flushes = random.chance(1, 4);

@@ -56,7 +56,6 @@ pub fn attempt(scenario: &Scenario, keep_trace: bool) -> Outcome {
     })
 }
 
-/// Halves the time, or the duration.
 fn smaller(injection: Injection) -> Option<Injection> {
     let when = match injection.when {
         When::Event(0) | When::Pass(_, 0) => None,

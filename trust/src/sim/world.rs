@@ -71,7 +71,6 @@ pub(super) struct World<'a> {
     pub(super) struck: Vec<(u32, bool)>,
     /// Whether any runner ran since the descriptors were last checked.
     stirred: bool,
-    /// Turns since the last event.
     idle_turns: u32,
     last_stir: (u64, Instant),
 }
@@ -181,7 +180,6 @@ impl<'a> World<'a> {
         self.look()
     }
 
-    /// A host dials, with its own endpoint if it has one.
     fn dial(
         &mut self,
         backend: &SoftSim,
@@ -396,7 +394,6 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Drops everything, and checks that nothing is left.
     fn clear_up(&mut self) -> Result<(), Violation> {
         self.event_loops.clear();
         self.rogues.clear();

@@ -65,7 +65,6 @@ impl Panel {
     }
 }
 
-/// A period in which the network or a process had a fault.
 struct FaultPeriod {
     from: f64,
     to: f64,

@@ -17,7 +17,6 @@ const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
 /// Within this time after the worst faults each client must have reached its server.
 const UNREACHED: Duration = Duration::from_secs(180);
 
-/// The state that all clients share.
 pub(super) struct LoadState {
     begun: Instant,
     /// Clients finish when it is set.
@@ -67,7 +66,6 @@ pub(super) struct ConditionalFailure {
     pub what: String,
 }
 
-/// A client, as the check for hung clients sees it.
 struct Watched {
     name: String,
     doing: &'static str,
@@ -76,7 +74,6 @@ struct Watched {
     through: Instant,
     /// Whether it needs no more checks.
     told: bool,
-    /// Whether it has finished.
     over: bool,
 }
 
@@ -230,7 +227,6 @@ impl Run<'_> {
         *lock(&self.progress.tally).reasons.entry(reason.to_string()).or_default() += 1;
     }
 
-    /// Makes a call that the check for hung clients watches.
     fn watched<T>(
         &mut self,
         doing: &'static str,

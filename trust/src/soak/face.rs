@@ -24,7 +24,6 @@ pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// How long an orderly end may take.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Why an exchange failed.
 #[derive(Debug)]
 pub(super) enum ExchangeError {
     /// The connection was lost or not established: an effect of faults.
@@ -47,7 +46,6 @@ pub(super) enum SessionEnd {
 
 pub(super) trait Face {
     fn connect(&mut self) -> Result<(), ExchangeError>;
-    /// Sends commands together, and receives their replies.
     fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError>;
     fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError>;
 }

@@ -20,7 +20,6 @@ const fn fault(name: &'static str, netem: &'static str, seconds: u64) -> Fault {
     Fault { name, netem, lasts: Duration::from_secs(seconds) }
 }
 
-/// No fault.
 pub(super) const NONE: Fault = fault("none", "limit 20000", 15);
 
 /// All faults. A link goes down by losing every packet: an interface that is down would break
@@ -60,7 +59,6 @@ pub(super) fn apply(interface: &str, fault: Fault) -> Result<(), String> {
     output.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {}", said.trim()))
 }
 
-/// Applies one fault after another until the end, then none.
 pub(super) fn take_turns(
     interface: &str,
     seed: u64,

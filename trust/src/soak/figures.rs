@@ -168,7 +168,6 @@ pub(super) fn growth(resident_kib: &[u64]) -> Option<String> {
         .then(|| format!("at most {first} KiB in the first half of the run, {second} KiB in the second"))
 }
 
-/// A file of lines, for several threads.
 pub(super) struct Log {
     begun: Instant,
     file: Mutex<File>,

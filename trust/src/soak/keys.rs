@@ -11,9 +11,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 use resp_rs::resp2::Frame;
 
-/// The number of keys of one session.
 const SLOTS: u32 = 12;
-/// The longest value.
 const LONGEST: usize = 2 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +112,6 @@ pub(super) enum Fault {
     Wrong(String),
 }
 
-/// A session that has ended: the keys that must still be there.
 #[derive(Debug)]
 struct EndedSession {
     session: u64,
@@ -125,7 +122,6 @@ pub(super) struct Keys {
     name: String,
     rng: Rng,
     session: u64,
-    /// Whether this session's mark was answered.
     marked: bool,
     /// The value that each key of this session must have. Keys with unknown values are missing.
     certain: BTreeMap<u32, Option<Value>>,
@@ -180,9 +176,8 @@ impl Keys {
         Some(exchange)
     }
 
-    /// Judges the replies to [`Keys::begin`]. A key that is missing although the mark is there is a
-    /// fault. Without the mark all keys are gone, as with a server that was killed: then it returns
-    /// the mark's key.
+    /// Judges the replies to [`Keys::begin`]. A key missing beside the mark is a fault. Without the
+    /// mark all keys are gone, as after a kill: then it returns the mark's key.
     pub(super) fn remembered(
         &mut self,
         exchange: &Exchange,
@@ -219,7 +214,6 @@ impl Keys {
         exchange
     }
 
-    /// Drops what is known, after a fault.
     pub(super) fn forget(&mut self) {
         (self.past, self.marked) = (None, false);
         self.certain.clear();
@@ -261,7 +255,6 @@ impl Keys {
         exchange
     }
 
-    /// Returns commands that leave nothing behind.
     pub(super) fn echoes(&mut self) -> Exchange {
         let mut exchange = Exchange::default();
         let count = self.rng.usize(1..8);

@@ -78,7 +78,6 @@ impl Arguments {
     }
 }
 
-/// Runs the clients on this machine's RDMA.
 pub(super) fn run(arguments: &Arguments) -> ExitCode {
     match Verbs::load() {
         Ok(verbs) if arguments.echoes => echo(&verbs, arguments),
@@ -114,7 +113,6 @@ pub(super) fn clients<B: Descriptors>(
     Ok(clients)
 }
 
-/// Starts clients, each on a thread of its own.
 pub(super) fn start(clients: Vec<LoadClient>, progress: &Arc<LoadState>) {
     for client in clients {
         let progress = Arc::clone(progress);
@@ -335,7 +333,6 @@ fn judge(
     Ok(())
 }
 
-/// Applies one fault after another to the network, and none at the end.
 fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let Some(interface) = &arguments.interface else { return };
     if let Err(error) = faults::take_turns(interface, arguments.seed ^ 1, "clients", log, over) {
@@ -343,7 +340,6 @@ fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadS
     }
 }
 
-/// Starts a client of the same servers and kills it, repeatedly.
 fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let mut rng = fastrand::Rng::with_seed(arguments.seed ^ 2);
     // The command line of this program up to its subcommand.

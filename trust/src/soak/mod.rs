@@ -1,7 +1,6 @@
-//! The soak: our clients against Valkey and against our server, over a network that loses, delays
-//! and reorders packets and goes down, while servers and clients are killed. Every byte is
-//! compared, every wait is timed, and the resources held at the end must equal those at the
-//! beginning. `lab/run soak` runs it in two guests.
+//! The soak: our clients against Valkey and against our server, over a network with faults, while
+//! servers and clients are killed. Every byte is compared, every wait is timed, and the resources
+//! held at the end must equal those at the beginning. `lab/run soak` runs it in two guests.
 
 mod chart;
 mod client;
@@ -19,7 +18,6 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-/// A fault of the software under test.
 const FAILED: u8 = 1;
 /// There is no RDMA here.
 const NO_ENVIRONMENT: u8 = 69;

@@ -1,5 +1,4 @@
-//! The servers' side: runs the servers, kills those that are to be killed, and reports what the
-//! others hold when all clients have left.
+//! The servers' side: runs servers, kills some, and reports what the others hold at the end.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -210,7 +209,6 @@ fn attend(
     Ok(())
 }
 
-/// Kills a server, and starts it again a little later.
 fn kill(server: &mut ServerProcess, rng: &mut Rng, log: &Log, out: &Path) -> std::io::Result<()> {
     let name = &server.program.name;
     log.write(&Line::Fault { at: log.now(), side: "servers".into(), what: format!("{name} is killed") });

@@ -30,7 +30,6 @@ enum Wrong {
     KilledUnseen,
 }
 
-/// A store without a network.
 struct FakeServer {
     store: Store,
     wrong: Wrong,
@@ -145,7 +144,6 @@ fn only_a_server_that_ended_may_lose_everything() {
     }
 }
 
-/// The clients under test, on the embedded fabric.
 #[test]
 fn every_kind_of_client_works() {
     let fabric = Fabric::new();

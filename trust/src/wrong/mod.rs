@@ -1,6 +1,5 @@
-//! Wrong implementations, which the suite must notice: those of [`intercept::mistakes`], which make
-//! one mistake each, and some that do not respond. [`table::rows`] has for each mistake the cases
-//! that must notice it; [`judge`] runs one.
+//! Wrong implementations, which the suite must notice: those of [`intercept::mistakes`], and some
+//! that do not respond. [`table::rows`] has the cases for each mistake; [`judge`] runs one.
 
 pub mod command;
 pub mod table;
@@ -28,8 +27,7 @@ use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
 pub use unresponsive::Unresponsive;
 
-/// How long a right implementation may take for anything, and any to be connected: more than a busy
-/// machine needs.
+/// How long a right implementation, or connecting to any, may take: more than a busy machine needs.
 const MUCH_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a wrong implementation may take: less than our side takes to give up otherwise.
 const PATIENCE: Duration = Duration::from_millis(1500);

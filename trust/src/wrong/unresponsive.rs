@@ -29,7 +29,6 @@ impl Unresponsive {
     pub const ALL: [Self; 3] = [Self::Hung, Self::Silent, Self::Crashed];
 }
 
-/// How often an unresponsive target checks whether to end.
 const TURN: Duration = Duration::from_millis(10);
 
 fn shape() -> Shape {
@@ -48,7 +47,6 @@ fn take<B: Descriptors>(peer: &mut Peer<B>) -> Result<bool, Failure> {
     Ok(true)
 }
 
-/// Ends its thread when it is dropped.
 struct Background {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

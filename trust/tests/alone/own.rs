@@ -68,7 +68,6 @@ fn rows_are_about_cases_that_exist() {
     }
 }
 
-/// Every row of the suite that this one replaced has a counterpart.
 #[test]
 fn nothing_of_the_hostile_suite_was_lost() {
     let cases = own::suite_cases::<SoftSim>();
@@ -95,7 +94,6 @@ fn nothing_of_the_hostile_suite_was_lost() {
     }
 }
 
-/// Output to a pipe fits 120 columns, tables as well: its reader may have no terminal.
 #[test]
 fn what_is_piped_is_not_wide() {
     for arguments in [

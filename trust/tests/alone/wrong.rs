@@ -1,6 +1,4 @@
-//! Does the suite notice mistakes? Every wrong implementation fails the case about its mistake, the
-//! right one passes that case, some mistake fails every case, and an unresponsive target passes
-//! none. `valkey-rdma-trust verdicts` prints the table.
+//! The suite notices mistakes, and fails nothing right: `valkey-rdma-trust verdicts` has the table.
 
 use std::time::Duration;
 
@@ -53,8 +51,7 @@ fn windows_of_any_length_are_right() {
     assert!(tried.sum::<usize>() > 500);
 }
 
-/// What a right side may do in other ways than ours, in the cases that once failed it, on devices
-/// of every kind and with latency.
+/// What a right side may do otherwise than ours, on all devices and with latency.
 #[test]
 fn what_is_allowed_is_right() {
     const ACCUSED: &[(Who, &[Role], &str)] = &[
@@ -89,8 +86,7 @@ fn what_is_allowed_is_right() {
     assert!(told.is_empty(), "{}:\n{}", told.len(), told.join("\n"));
 }
 
-/// The first line that the suite prints names the mistake, or its cause, for nine of ten mistakes.
-/// `docs/mistakes.md` lists the lines.
+/// The suite's first line names the mistake, or its cause, for nine of ten (`docs/mistakes.md`).
 #[test]
 fn first_lines_name_the_mistake() {
     let page = include_str!("../../../docs/mistakes.md");

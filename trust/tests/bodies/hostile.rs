@@ -1,11 +1,8 @@
-//! A peer that does anything, against a client or a server of ours.
+//! A peer of raw verbs, against a client or a server of ours. The fuzzer's input is its program.
 //!
-//! The peer uses raw verbs, and its program is the fuzzer's input. It sends valid and invalid
-//! messages, writes inside and outside its windows, announces bytes that it did not write, takes
-//! its memory and its receives away, and leaves at any time. The test checks: no panic; our side
-//! keeps every rule (the simulator's oracles); an error stays the same, and is never an internal
-//! one; no program spins; everything ends and leaves nothing behind; and another client of the same
-//! server gets every byte.
+//! The test checks: no panic; our side keeps every rule (the simulator's oracles); an error stays
+//! the same, and is never an internal one; no program spins; everything ends and leaves nothing
+//! behind; and another client of the same server gets every byte.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -65,7 +62,6 @@ struct World {
     failed: Option<String>,
 }
 
-/// The workloads of the bystander and of its server.
 struct Workloads {
     client: Workload,
     server: Workload,
@@ -175,7 +171,6 @@ impl World {
         }
     }
 
-    /// Advances time, as event loops see it.
     fn advance(&mut self, by: Duration) {
         let until = self.sim.now().after(by);
         while let Some(next) = self.next().filter(|next| *next <= until) {
@@ -185,7 +180,6 @@ impl World {
         self.sim.advance(until);
     }
 
-    /// Returns when a program wants to run, or an event is due.
     fn next(&self) -> Option<Instant> {
         let victim = self.victim.as_ref().and_then(|(endpoint, _)| endpoint.next_timeout());
         let event_loops =
@@ -233,7 +227,6 @@ impl World {
         woken
     }
 
-    /// Runs the event loop of our side.
     fn drive(&mut self) -> bool {
         let now = self.sim.now();
         let wanted = self.victim.as_ref().is_some_and(|(endpoint, _)| {

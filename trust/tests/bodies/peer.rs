@@ -20,7 +20,6 @@ pub(crate) struct Peer {
     params: ConnectParams,
     /// How it answers a connection request: it accepts, refuses, or lets it wait.
     welcome: u8,
-    /// Receives that it posts before it connects.
     receives: usize,
 }
 

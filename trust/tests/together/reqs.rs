@@ -21,7 +21,6 @@ fn every_must_is_shown_and_every_id_exists() {
     assert_none(&coverage.problems);
 }
 
-/// Every requirement is named where the code meets it.
 #[test]
 fn every_requirement_stands_beside_code() {
     let coverage = Coverage::of(&workspace().unwrap()).unwrap();
@@ -29,8 +28,7 @@ fn every_requirement_stands_beside_code() {
     assert_none(&unnamed);
 }
 
-/// Every requirement of the snapshot protocol is named where the code meets it. A case of its suite
-/// is about it, or the requirement says why none can be.
+/// Code names every requirement of snapshots. A case shows it, or the requirement says why not.
 #[test]
 fn every_requirement_of_snapshots_is_shown() {
     let coverage = Coverage::of_snapshots(&workspace().unwrap()).unwrap();
@@ -76,7 +74,6 @@ fn a_must_that_nothing_shows_is_a_problem() {
     );
 }
 
-/// Requirements about messages or the machine are also shown to other implementations.
 #[test]
 fn every_must_about_messages_or_the_machine_has_a_vector() {
     let no_vector_can_show = [
@@ -128,7 +125,6 @@ fn the_pages_are_up_to_date() {
     }
 }
 
-/// The text explains each requirement, and names none that does not exist.
 #[test]
 fn the_text_and_the_requirements_agree() {
     let text = read(&workspace().unwrap().join("spec/protocol.md"));

@@ -1,7 +1,5 @@
 //! A password is never printed: not by `Debug` of a public type that contains one, not by an error,
-//! and not in a log. Tests in the packages of programs check their output.
-//!
-//! A type that gets a password is added here.
+//! and not in a log. A type that gets a password is added here.
 
 use std::fmt::{Debug, Display};
 use std::io::{self, Write as _};
@@ -35,7 +33,6 @@ fn debug(what: &str, value: &impl Debug) {
     hidden(what, &format!("{value:#?}"));
 }
 
-/// Returns an error and all of its causes.
 #[track_caller]
 fn error(what: &str, error: &(impl std::error::Error + 'static)) {
     let mut next: Option<&dyn std::error::Error> = Some(error);
@@ -71,7 +68,6 @@ fn logged() -> MutexGuard<'static, Vec<u8>> {
     LOGGED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts to record the log.
 fn log() {
     let logging = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(|| Log);
     // Another test of this process may have done it.

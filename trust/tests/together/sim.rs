@@ -135,9 +135,6 @@ fn a_seed_is_one_run_a_thousand_times_beside_forks() {
     beside_forks(|| (0..1000).for_each(|_| a_seed_is_one_run()));
 }
 
-/// Hosts with endpoints, rogues that are never ready, and hosts whose descriptors another process
-/// holds. Programs that begin before their connections are established, and devices that do not
-/// report whose requests they flushed.
 #[test]
 fn processes_of_every_kind_are_drawn() {
     let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, DeviceKind::Ibta)).collect();
@@ -180,14 +177,12 @@ fn seeds_that_found_something_find_nothing_any_more() {
 }
 
 /// No protocol survives the silent loss of both sides' completion queues, so no scenario has both.
-/// As a given plan, this mix shows that a run which never ends is noticed, and what remains of a
-/// plan when it is shrunk.
+/// As a given plan it shows that an endless run is noticed, and what shrinking leaves.
 #[test]
 fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
     let lost = |host| Injection { when: When::Pass(Site::Report, 40), host, fault: Fault::QueueLost };
     let noise = |fault| Injection { when: When::Event(30), host: 0, fault };
-    // No run is known that breaks one of the simulator's own rules. So the rule is the test's: both
-    // sides must not lose their queues.
+    // No run is known to break the simulator's own rules. The test's: not both sides lose queues.
     let breaks = |scenario: &Scenario| {
         let page = timeline::render(&attempt(scenario, true).trace, usize::MAX);
         page.matches("*** FAULT: QueueLost").count() == 2

@@ -14,7 +14,6 @@ pub(crate) const SERVER: SocketAddr =
     SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
 const LONG: Duration = Duration::from_secs(60);
 
-/// The error contains these texts, and becomes an [`io::Error`] of this kind with its text.
 #[track_caller]
 fn says(error: &Error, kind: io::ErrorKind, parts: &[&str]) {
     let text = error.to_string();
@@ -30,7 +29,6 @@ fn failure(client: &SoftSim, host: &str) -> Error {
     Stream::connect_with(client, host, &Connect::default().timeout(LONG)).expect_err("this cannot work")
 }
 
-/// Where a time-out is expected.
 fn soon(client: &SoftSim, host: &str) -> Error {
     let impatient = Connect::default().timeout(Duration::from_millis(300));
     Stream::connect_with(client, host, &impatient).expect_err("this cannot work")

@@ -1,5 +1,3 @@
-//! The mistakes there are.
-
 use std::time::Duration;
 
 use clap::ValueEnum;

@@ -1,5 +1,3 @@
-//! A backend that makes one mistake.
-
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,7 +20,6 @@ pub type Wrong = Intercepted<SoftSim, Mistaken>;
 type Error = <SoftSim as Backend>::Error;
 type Inner = <SoftSim as Backend>::Region;
 
-/// The receives of a side that posts few.
 const FEW: usize = 16;
 
 /// The length of receives that take messages of any length.
@@ -43,7 +40,6 @@ pub struct Mistaken {
 }
 
 impl Mistaken {
-    /// Creates an interceptor with this conduct, at `made`.
     pub(crate) fn new(conduct: Conduct, made: Instant) -> Self {
         Self {
             mistake: conduct.mistake,
@@ -70,21 +66,17 @@ impl Mistaken {
 /// The place of a received message: a region, an offset in it, and the number of the receive.
 type Place = (Weak<Inner>, usize, usize);
 
-/// The state of a queue pair.
 pub struct MistakenQueuePair {
     tamper: Mutex<Tamper>,
     /// Receives by work request id.
     receives: Mutex<HashMap<u64, Place>>,
-    /// The number of posted receives.
     posted: Mutex<usize>,
     /// Memory for messages that the mistake adds.
     spare: Region<SoftSim>,
-    /// Receives that take messages of any length, if that is the mistake.
     wide: Option<Region<SoftSim>>,
 }
 
 impl MistakenQueuePair {
-    /// Sends a message that the mistake adds.
     fn add(&self, below: &LowerQueuePair<'_, SoftSim>, message: &[u8]) {
         let written = self.spare.memory().write(0, message);
         debug_assert!(written, "as long as a message");

@@ -11,7 +11,6 @@ use super::{Conduct, Mistake, Variant};
 
 type Bytes = [u8; MESSAGE_LEN];
 
-/// A send request about to leave.
 pub(super) struct OutgoingSend {
     pub(super) op: SendOp,
     pub(super) offset: usize,
@@ -108,7 +107,6 @@ impl Tamper {
         }
     }
 
-    /// Returns true once in the life of the queue pair.
     const fn once(&mut self) -> bool {
         !std::mem::replace(&mut self.done, true)
     }
@@ -146,7 +144,6 @@ impl Tamper {
         }
     }
 
-    /// Returns the destination of a write.
     fn place(&mut self, to: RemoteAddress, len: usize) -> RemoteAddress {
         let Some((first, latest)) = self.windows.filter(|_| len > 0) else { return to };
         match self.mistake {
@@ -271,7 +268,6 @@ impl Tamper {
         told
     }
 
-    /// Applies the mistake to a message before the side gets it, and returns an answer to send.
     pub(super) fn receive(&mut self, incoming: &mut IncomingMessage) -> Option<Vec<u8>> {
         let keepalive = Message::Keepalive.encode();
         if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, incoming.immediate) {
@@ -338,7 +334,6 @@ impl Tamper {
         None
     }
 
-    /// Returns whether the variant ends the connection at such a message.
     fn refuses(&self, message: Message, immediate: Option<Immediate>) -> bool {
         match (self.variant, message) {
             (Some(Variant::EndsAtOnce), Message::RegisterXferMemory(window)) => {

@@ -1,5 +1,3 @@
-//! The ways there are to be right that our own side does not take.
-
 use clap::ValueEnum;
 
 /// What a right implementation does otherwise than ours: allowed, and so no reason to accuse it.

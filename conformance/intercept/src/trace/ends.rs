@@ -5,22 +5,18 @@ use std::net::SocketAddr;
 
 use super::recording::{Entry, EntryKind, Recording};
 
-/// One end of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ConnectionEnd {
     /// Whether its beginning is recorded.
     pub(super) begun: bool,
     /// Whether it accepted the connection.
     pub(super) server: bool,
-    /// The queue pair's number.
     pub(super) pair: Option<u32>,
     /// Its address, and the peer's.
     pub(super) addresses: Option<(SocketAddr, SocketAddr)>,
-    /// The other end, if recorded.
     pub(super) other: Option<u32>,
 }
 
-/// Returns the ends by their numbers.
 pub(super) fn of(recording: &Recording) -> BTreeMap<u32, ConnectionEnd> {
     let mut ends = BTreeMap::<u32, ConnectionEnd>::new();
     for Entry { end, what, .. } in recording.entries.iter().filter(|entry| entry.end > 0) {

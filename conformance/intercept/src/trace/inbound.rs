@@ -1,8 +1,6 @@
-//! The places of a peer's bytes.
-//!
-//! Only completions report a peer's messages. The recorder knows the places of their bytes from the
-//! posted receives and the announced windows, and copies the bytes when the completion is polled.
-//! It holds regions weakly, so that recording keeps nothing registered.
+//! The places of a peer's bytes. Only completions report its messages, so the recorder knows their
+//! places from the posted receives and the announced windows. It holds regions weakly, so that
+//! recording keeps nothing registered.
 
 use std::collections::HashMap;
 use std::sync::Weak;
@@ -12,7 +10,6 @@ use rdma_proto::wire::Window;
 
 use super::recording::Remote;
 
-/// Entries that come to one queue pair.
 pub(super) struct Inbound<R> {
     receives: HashMap<u64, Place<R>>,
     /// The last announced window, and how much of it was notified.
@@ -21,7 +18,6 @@ pub(super) struct Inbound<R> {
     next: Option<(Window, Weak<R>)>,
 }
 
-/// The place of a received message.
 pub(super) struct Place<R> {
     pub(super) region: Weak<R>,
     pub(super) offset: usize,
@@ -41,17 +37,14 @@ impl<R> Default for Inbound<R> {
 }
 
 impl<R: Region> Inbound<R> {
-    /// Records a posted receive.
     pub(super) fn receive(&mut self, id: u64, place: Place<R>) {
         self.receives.insert(id, place);
     }
 
-    /// Returns whether `id` is a receive, which has completed.
     pub(super) fn is_received(&mut self, id: u64) -> bool {
         self.receives.remove(&id).is_some()
     }
 
-    /// Returns at most `most` bytes of the SEND of `len` bytes in the receive `id`.
     pub(super) fn received(&mut self, id: u64, len: u32, most: usize) -> Vec<u8> {
         let Some(place) = self.receives.remove(&id) else { return Vec::new() };
         let len = (len as usize).min(place.len).min(most);

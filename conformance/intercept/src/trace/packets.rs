@@ -1,10 +1,9 @@
 //! Converts a recording into packets of RoCE v2, in a file for Wireshark.
 //!
-//! A posted request counts as sent, and a completion as an acknowledgement. Queue pair numbers,
-//! addresses and times are the recording's. Packet sequence numbers are invented, and so is
-//! everything unrecorded of the peer except its notifications. The connection manager's packets are
-//! omitted. Zeros stand for bytes that were not recorded, and a comment in the packet says so:
-//! Wireshark treats truncated packets as malformed.
+//! A posted request counts as sent, a completion as an acknowledgement. Queue pair numbers,
+//! addresses and times are the recording's. Packet sequence numbers are invented, and so is all of
+//! the peer but its notifications. The connection manager's packets are omitted. Zeros stand for
+//! bytes that were not recorded, with a comment: Wireshark treats truncated packets as malformed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;

@@ -1,5 +1,3 @@
-//! A backend that records its calls.
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -64,7 +62,6 @@ impl<B: Backend> Drop for RecordedEnd<B> {
     }
 }
 
-/// A queue pair of an end.
 pub struct RecordedQueuePair<B: Backend> {
     end: Arc<RecordedEnd<B>>,
     inbound: Mutex<Inbound<B::Region>>,

@@ -266,12 +266,10 @@ impl Recorder {
         Self { limits, kept: Arc::default() }
     }
 
-    /// Returns the bytes to keep of a request; `None` if nothing is recorded.
     pub(super) fn bytes(&self) -> Option<usize> {
         (self.limits.entries > 0).then_some(self.limits.bytes)
     }
 
-    /// Returns the number of a new end.
     pub(super) fn end(&self) -> u32 {
         let mut kept = self.kept();
         kept.ends = kept.ends.wrapping_add(1);
@@ -331,7 +329,6 @@ impl Recorder {
     }
 }
 
-/// A recording's first line.
 #[derive(Serialize, Deserialize)]
 struct Header {
     #[serde(rename = "valkey-rdma-recording")]

@@ -122,7 +122,6 @@ mod tests {
         assert!(page.steps[5].is_trouble() && !page.steps[4].is_trouble());
     }
 
-    /// If both sides are recorded, the other side's call crosses, and the event does not.
     #[test]
     fn an_event_crosses_only_from_a_side_that_is_not_recorded() {
         let lines = [(Column::Server, "event: ConnectRequest, retry 6, rnr_retry 7")];

@@ -165,7 +165,6 @@ fn page(count: usize, number: u32, ends: &BTreeMap<u32, ConnectionEnd>, lines: &
     format!("connection {count}: client {client}; server {server}\n{lanes}")
 }
 
-/// Returns the client's and the server's end of a connection, if recorded.
 fn sides(number: u32, ends: &BTreeMap<u32, ConnectionEnd>) -> [Option<ConnectionEnd>; 2] {
     let first = ends.get(&number).copied().unwrap_or_default();
     let second = first.other.and_then(|other| ends.get(&other)).copied();

@@ -166,7 +166,6 @@ fn go<B: Descriptors>(
         return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
     }
     let bar = bar(cases.len() as u64);
-    // The first case of each cause.
     let mut causes: Vec<(String, String)> = Vec::new();
     let mut run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),
@@ -203,7 +202,6 @@ fn interrupts() -> std::io::Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// Returns a bar on a terminal, and a hidden one elsewhere.
 fn bar(length: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:32} [{wide_bar}] {pos}/{len} {elapsed:>4}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());

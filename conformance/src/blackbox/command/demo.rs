@@ -19,7 +19,6 @@ use crate::exit::{BROKEN, DONE, FAILED};
 use intercept::trace::recording::{Entry, EntryKind};
 use intercept::trace::{Limits, Recorded, Recorder, Recording, timeline};
 
-/// How long connecting and closing may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The client's window, small so that a value of 40 kB needs several.
 const WINDOW: u32 = 16 << 10;
@@ -94,7 +93,6 @@ fn right() -> Result<Recording, Failure> {
     Ok(wire.recorder.recording())
 }
 
-/// Sends a command. Returns the reply in a few words.
 fn ask(client: &mut RespClient<Stream<Recorded<SoftSim>>>, words: &[&str]) -> Result<String, Failure> {
     let words: Vec<_> = words.iter().map(|word| word.as_bytes()).collect();
     Ok(match client.call(&words)? {
@@ -111,7 +109,6 @@ struct Wire {
 }
 
 impl Wire {
-    /// Returns whether the server has seen the end of the connection.
     fn is_over(&self) -> bool {
         let is_end =
             |entry: &Entry| matches!(&entry.what, EntryKind::Event { event } if event == "Disconnected");
@@ -129,7 +126,6 @@ impl Wire {
     }
 }
 
-/// Shows the suite's verdict on a server with one mistake, by its own command.
 fn wrong() -> Result<u8, CommandError> {
     let line = format!("run server --select {CASE} --demo-mistake {MISTAKE}");
     println!("a server with one mistake, under the suite:\nvalkey-rdma-conformance {line}");

@@ -26,7 +26,6 @@ pub struct Doctor {
     json: bool,
 }
 
-/// A requirement of a run on a device, or an option for it.
 #[derive(Serialize)]
 struct Finding {
     what: &'static str,
@@ -203,7 +202,6 @@ fn valkey() -> String {
     on_path(VALKEY).map_or_else(|| format!("no {VALKEY} on the PATH"), |file| file.display().to_string())
 }
 
-/// The server that many will want to try.
 const VALKEY: &str = "valkey-server";
 
 fn on_path(program: &str) -> Option<PathBuf> {

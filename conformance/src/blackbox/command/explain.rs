@@ -1,5 +1,3 @@
-//! `explain`: describes a case or a requirement.
-
 use std::fmt::Write;
 use std::process::ExitCode;
 

@@ -1,5 +1,3 @@
-//! `list`: lists the cases.
-
 use std::process::ExitCode;
 
 use clap::Args;

@@ -1,5 +1,3 @@
-//! The command line of `run`.
-
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -168,7 +166,6 @@ impl Common {
             .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
     }
 
-    /// Returns the harm that a run may do to a target, which may be `local`.
     pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),

@@ -10,7 +10,6 @@ use crate::blackbox::results::Run;
 use crate::exit::{BROKEN, FAILED, worse};
 use suite::{Verdict, terminal};
 
-/// Judges a run, writes the requested files, and prints the result.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, CommandError> {
     let code = judge(run, baseline, common.strict);
     if let Some(file) = &common.write_baseline {
@@ -25,7 +24,6 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
     Ok(code)
 }
 
-/// Prints a report, wrapped if it is for people.
 pub(super) fn tell(text: &str, format: Format) {
     match format {
         Format::Pretty => print!("{}", folded(text, terminal::columns())),

@@ -1,5 +1,3 @@
-//! `report`: creates pages from results.
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -91,7 +91,6 @@ pub(super) fn run(options: &PairRun) -> Result<u8, CommandError> {
     Ok(code)
 }
 
-/// Returns the exit code, from the ends of both and what was seen of them.
 const fn code(client: Option<&Exit>, server_ended: bool, breaches: usize, relayed: usize) -> u8 {
     match client {
         _ if server_ended => LOST,
@@ -201,7 +200,6 @@ fn pass_on(
 mod tests {
     use super::*;
 
-    /// A client that never came shows nothing about either.
     #[test]
     fn nothing_is_well_that_was_not_seen() {
         let failed = Exit::Failure("1".into());

@@ -1,5 +1,3 @@
-//! Repeats cases that failed in an earlier run.
-
 use std::path::PathBuf;
 use std::process::ExitCode;
 

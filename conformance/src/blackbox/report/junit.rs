@@ -1,6 +1,5 @@
-//! JUnit's XML: a test suite for each profile, the wire contract first, with its score as a
-//! property. Cases that were not run or not decided, and failures that do not count, are skipped
-//! there.
+//! JUnit's XML: a suite for each profile, the wire contract first, with its score as a property.
+//! Cases not run or not decided, and failures that do not count, are skipped there.
 
 use askama::Template;
 

@@ -105,7 +105,6 @@ pub fn failures(run: &Run, strict: bool) -> String {
     text
 }
 
-/// Groups results of one cause, in the order of their first cases.
 fn alike(results: Vec<&CaseResult>) -> Vec<Vec<&CaseResult>> {
     let key = |result: &CaseResult| {
         let CaseResult { verdict, cause, expected, .. } = result;
@@ -128,7 +127,6 @@ pub fn first_lines(result: &CaseResult) -> String {
     format!("    shown: {intent}\n    seen: {reason}{hint}")
 }
 
-/// Returns the ids of a few cases, or the number of many.
 fn named(results: &[&CaseResult]) -> String {
     match results {
         [_, _, _, _, ..] if results.iter().all(|one| !one.verdict.is_tried()) => {

@@ -146,7 +146,6 @@ impl<B: Descriptors> Session<'_, B> {
         self.client.as_ref().is_some_and(|client| client.is_observed())
     }
 
-    /// Disconnects from a server, and waits for its disconnect.
     fn part(&mut self) -> Judged {
         let mut early = false;
         while let Some(incoming) = self.peer.receive_within(Duration::ZERO)? {
@@ -287,7 +286,6 @@ impl<B: Descriptors> Session<'_, B> {
         reported(context, client.as_deref_mut(), context.patience)
     }
 
-    /// Adds the last lines of the client under test to a reason.
     pub(super) fn with_last_lines(&self, reason: String) -> String {
         let lines = self.client.as_ref().map(|client| client.last_lines()).unwrap_or_default();
         with_last_lines(reason, &lines)
@@ -303,7 +301,6 @@ impl<B: Descriptors> Session<'_, B> {
         let _either = self.awaits_end(self.context.patience.min(KEPT));
     }
 
-    /// Returns how the connection ends within `patience`.
     fn awaits_end(&mut self, patience: Duration) -> Result<Notice, Stop> {
         let mut deadline = Instant::now() + patience;
         let mut end = if self.peer.is_lost() { Notice::Failed } else { Notice::None };
@@ -355,7 +352,6 @@ impl<B: Descriptors> Session<'_, B> {
     }
 }
 
-/// How a client disconnects.
 enum ClientEnd {
     /// By itself, or after QUIT.
     Itself,

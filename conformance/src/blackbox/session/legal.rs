@@ -1,8 +1,6 @@
 //! A peer that does anything the specification allows, drawn at random: its windows, writes,
-//! notifications, messages, pauses, and when it disconnects.
-//!
-//! Beside the rules of every case, two oracles judge the target: the stream, and the windows (the
-//! suite's memory holds the notified bytes and is untouched elsewhere).
+//! notifications, messages, pauses, and when it disconnects. Beside the rules of every case, two
+//! oracles judge the target: the stream, and the suite's memory but for notified bytes.
 
 use std::time::Duration;
 

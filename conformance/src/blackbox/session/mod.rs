@@ -116,7 +116,6 @@ impl<'a, B: Descriptors> Session<'a, B> {
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
     }
 
-    /// Waits for commands of a client.
     fn hear(&mut self) -> Result<Heard, Stop> {
         loop {
             let heard = self.peer.take_received();
@@ -281,7 +280,6 @@ impl<'a, B: Descriptors> Session<'a, B> {
     }
 }
 
-/// A client's next action within the suite's patience.
 enum Heard {
     /// It sent commands, with these replies.
     Commands {

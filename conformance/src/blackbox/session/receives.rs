@@ -34,7 +34,6 @@ struct Scarce<'a, B: Descriptors> {
     windows: usize,
 }
 
-/// How far a client went.
 enum Reached {
     /// It waits, and has asked.
     Asked,
@@ -149,7 +148,6 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
     }
 }
 
-/// Notifications stay within the receives.
 pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     judged(context, "", |scarce, unhandled| {
         // If it can still be reached, it has lost nothing.
@@ -160,7 +158,6 @@ pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> J
     })
 }
 
-/// Payload leaves room for the question.
 pub(in crate::blackbox) fn finds_room<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     judged(context, "asked with ", |_, unhandled| {
         let told = "notifications unhandled it waits for a proof, and has not asked for one";

@@ -1,5 +1,3 @@
-//! Traces.
-
 use serde::{Deserialize, Serialize};
 
 use super::{Bytes, Fields, Hex};
@@ -194,7 +192,6 @@ pub enum OutputKind {
 }
 
 impl Output {
-    /// Its kind.
     pub const fn kind(&self) -> OutputKind {
         match self {
             Self::Send(Fields::GetServerFeature { .. }) => OutputKind::GetServerFeature,
