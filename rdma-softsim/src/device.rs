@@ -397,8 +397,8 @@ impl QueuePair {
         self.post_all(requests, true)
     }
 
-    /// Posts like [`QueuePair::post_named`], for a program that is not told of a refusal: no injected
-    /// fault refuses a request.
+    /// Posts like [`QueuePair::post_named`], for a program that is not told of a refusal: no
+    /// injected fault refuses a request.
     pub fn submit_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
         self.post_all(requests, false)
     }

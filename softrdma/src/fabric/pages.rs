@@ -107,9 +107,9 @@ pub(super) struct Place {
 
 impl Place {
     fn page(&self) -> &Page {
-        // SAFETY: `take` gave a number of at most `MOST_QUEUES`, so it is a page of the mapping, which
-        // lasts as long as `pages`. It is made of atomics, for which any bytes are valid and which
-        // others may write meanwhile.
+        // SAFETY: `take` gave a number of at most `MOST_QUEUES`, so it is a page of the mapping,
+        // which lasts as long as `pages`. It is made of atomics, for which any bytes are valid and
+        // which others may write meanwhile.
         unsafe { self.pages.base.add(self.number as usize).as_ref() }
     }
 }
