@@ -4,7 +4,7 @@ use core::ops::ControlFlow;
 use std::net::IpAddr;
 
 use rdma_backend::time::Instant;
-use rdma_backend::{CompletionStatus, RnrTimer, SendOp};
+use rdma_backend::{CompletionStatus, Immediate, RnrTimer, SendOp};
 
 /// Records the messages on a fabric, like a mirror port of a switch.
 ///
@@ -51,6 +51,17 @@ pub enum Content<'a> {
         /// Number of bytes that the operation moves.
         len: usize,
         /// The bytes it carries, as far as they are known.
+        bytes: &'a [u8],
+    },
+    /// A datagram with its bytes.
+    Datagram {
+        /// The number of the queue pair that sent it.
+        source: u32,
+        /// Its Q_Key.
+        key: u32,
+        /// Its immediate, if it has one.
+        immediate: Option<Immediate>,
+        /// Its bytes.
         bytes: &'a [u8],
     },
     /// The bytes of a READ, which acknowledge it.

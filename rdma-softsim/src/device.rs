@@ -21,6 +21,7 @@ use crate::model::{
     About, Bytes, ContextId, DomainId, ForeignMemory, HostId, Mirror, Model, PairAttributes, Parts,
     PostedReceive, QueuePairState, Registration, Request, Wake,
 };
+use crate::request::{Op, Service};
 use crate::shared::SharedInner;
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SharedReceives, SoftSim};
@@ -95,11 +96,12 @@ impl Device {
         Ok(CompletionQueue::new(&self.driver, id, signal))
     }
 
-    /// `ibv_create_qp(3)`, in RESET. Asynchronous events use `name` for the queue pair. Completions
+    /// `ibv_create_qp(3)`, of this service, in RESET. Asynchronous events use `name` for the queue pair. Completions
     /// go to `queues`, those of sends to the first. Receives are in `shared`, if given.
     pub fn create_queue_pair(
         &self,
         name: u64,
+        service: Service,
         domain: &Domain,
         queues: [&CompletionQueue; 2],
         shared: Option<&SharedReceives>,
@@ -118,6 +120,7 @@ impl Device {
             send_queue,
             receive_queue,
             shared: shared.map(|shared| shared.inner.id),
+            service,
             limits,
         };
         let (id, number, inline) =
@@ -236,7 +239,7 @@ pub struct NamedSend<'a> {
     /// Returned in the completion.
     pub id: u64,
     /// The operation.
-    pub op: SendOp,
+    pub op: Op,
     /// The source of its bytes, or their target.
     pub local: Local<'a>,
     /// Whether success is reported.
@@ -272,6 +275,8 @@ pub enum Transition {
         /// When a peer that found no receive may retry.
         timer: RnrTimer,
     },
+    /// To RTR, of a queue pair for datagrams.
+    ReceiveDatagrams,
     /// To RTS.
     Send {
         /// Retries without acknowledgement.
@@ -372,6 +377,7 @@ impl QueuePair {
             Transition::Receive { local, remote, number, timer } => {
                 model.begin_receiving(self.id, local, remote, number, timer)
             }
+            Transition::ReceiveDatagrams => model.begin_receiving_datagrams(self.id),
             Transition::Send { retry, rnr_retry, read_depth } => {
                 model.begin_sending(self.id, retry, rnr_retry, read_depth)
             }
@@ -402,18 +408,29 @@ impl QueuePair {
             let domain = model.domain_of(self.id);
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
+                let (op, to) = match op {
+                    Op::Connected(op) => (op, None),
+                    Op::Datagram(to, immediate) => {
+                        (immediate.map_or(SendOp::Send, SendOp::SendImmediate), Some(to))
+                    }
+                };
                 let local = match local {
                     Local::Inline(bytes) => Ok(bytes),
                     Local::Memory(list) => Err(parts(model, domain, list)),
                 };
                 model
-                    .post_named(self.id, Request { id, op, signaled, solicited }, local)
+                    .post_named(self.id, Request { id, op, signaled, solicited, to }, local)
                     .map_err(|error| PostError { posted, error })
             });
             // One doorbell for all posted requests.
             model.ring(self.id);
             posted
         })
+    }
+
+    /// `qkey` of `ibv_modify_qp(3)`: the key of the datagrams that it hears.
+    pub fn set_key(&self, key: u32) -> Result<(), Error> {
+        self.driver.with(|model| model.set_key(self.id, key))
     }
 
     /// `timeout` of `ibv_modify_qp(3)`: how long to wait for an acknowledgement, 4.096 µs ·

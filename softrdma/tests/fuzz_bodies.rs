@@ -30,6 +30,7 @@ fn honest() -> Vec<u8> {
                 send_queue: 4,
                 receive_queue: 4,
                 shared: None,
+                service: softrdma_wire::Service::Connected,
                 send_depth: 4,
                 receive_depth: 4,
                 inline: MAX_INLINE as u32,

@@ -15,8 +15,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Completion, Connected, Connections, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Receive,
-    Reply, Request, Send, Sge, Socket, Transition, VERSION, When,
+    Access, Completion, Connected, Connections, Destination, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params,
+    Receive, Reply, Request, Send, Service, Sge, Socket, Transition, VERSION, When,
 };
 use userfault::{PAGE, Pages};
 
@@ -39,12 +39,22 @@ fn sge() -> impl Strategy<Value = Sge> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    (0..5, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, address, rkey, immediate)| match kind {
+    (0..7, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, at, rkey, immediate)| match kind {
         0 => Op::Send,
         1 => Op::SendImmediate(immediate),
-        2 => Op::Write { address, rkey },
-        3 => Op::WriteImmediate { address, rkey, immediate },
-        _ => Op::Read { address, rkey },
+        2 => Op::Write { address: at, rkey },
+        3 => Op::WriteImmediate { address: at, rkey, immediate },
+        4 => Op::Read { address: at, rkey },
+        // Of any address, its own or not, to any queue pair.
+        _ => {
+            let to = Destination {
+                local: address(at as u8 % 4),
+                remote: address(immediate as u8 % 4),
+                number: rkey % 8,
+                key: rkey & 1,
+            };
+            Op::Datagram { to, immediate: (kind == 6).then_some(immediate) }
+        }
     })
 }
 
@@ -62,6 +72,7 @@ fn transition() -> impl Strategy<Value = Transition> {
         Just(Transition::Reset),
         Just(Transition::Initialise),
         Just(Transition::Fail),
+        Just(Transition::ReceiveDatagrams),
         any::<bool>().prop_map(|notify| Transition::Drain { notify }),
         any::<u8>().prop_map(Transition::Timer),
         (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(retry, rnr_retry, read_depth)| Transition::Send {
@@ -113,6 +124,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     send_queue,
                     receive_queue,
                     shared,
+                    service: if inline % 2 == 0 { Service::Connected } else { Service::Datagram },
                     send_depth,
                     receive_depth,
                     inline,
@@ -122,6 +134,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::DestroyPair),
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
+        (name(), 0..2_u32).prop_map(|(pair, key)| Request::SetKey { pair, key }),
         (name(), any::<u8>()).prop_map(|(id, class)| Request::SetTrafficClass { id, class }),
         name().prop_map(Request::QueryPair),
         (0..3_u32).prop_map(Request::TakeAsyncEvent),
@@ -326,6 +339,7 @@ impl Program {
             send_queue: queue,
             receive_queue: queue,
             shared: None,
+            service: Service::Connected,
             send_depth: 4,
             receive_depth: 4,
             inline: 64,

@@ -26,6 +26,8 @@ pub enum Kind {
     ReadResponse,
     /// Acknowledgement, positive or negative.
     Acknowledge,
+    /// SEND of an unreliable datagram.
+    Datagram,
 }
 
 impl Kind {
@@ -40,6 +42,7 @@ impl Kind {
             Self::ReadResponse if first && last => return 16,
             Self::ReadResponse => 13,
             Self::Acknowledge => return 17,
+            Self::Datagram => 96,
         };
         base + match (first, last) {
             (true, false) => 0,
@@ -55,6 +58,12 @@ impl Kind {
 pub fn remote(address: u64, rkey: u32, len: usize) -> Vec<u8> {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     [&address.to_be_bytes()[..], &rkey.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// Returns the header of a datagram (DETH): its Q_Key, and the queue pair that sent it.
+#[must_use]
+pub fn datagram(key: u32, source: u32) -> Vec<u8> {
+    [key.to_be_bytes(), (source % SEQUENCES).to_be_bytes()].concat()
 }
 
 /// Returns the header of a response (AETH): its syndrome, and how many messages were executed.

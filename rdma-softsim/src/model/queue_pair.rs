@@ -15,6 +15,7 @@ use crate::Error;
 use crate::device_kind::Flush;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
+use crate::request::Destination;
 use crate::trace::EntryKind;
 
 const MAX_MESSAGE: usize = 1 << 31;
@@ -32,6 +33,8 @@ pub(crate) struct QueuePair {
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
     pub(super) state: QueuePairState,
+    /// The Q_Key, of a queue pair for datagrams.
+    pub(super) key: Option<u32>,
     /// The other end, once connected.
     pub(super) path: Option<Path>,
     pub(super) requester: Requester,
@@ -42,7 +45,7 @@ pub(crate) struct QueuePair {
     /// Whether a fault blocks its messages.
     pub(super) cut: bool,
     /// Copies of its long messages in progress.
-    pub(super) bulks: u8,
+    pub(super) bulks: u32,
 }
 
 /// Who gets the events of an object.
@@ -64,6 +67,11 @@ impl QueuePair {
             WorkQueue::Send => self.send_queue,
             WorkQueue::Receive => self.receive_queue,
         }
+    }
+
+    /// Returns the path of a message.
+    pub(super) fn path_of(&self, work: &SendWork) -> Option<Path> {
+        work.to.map_or(self.path, |to| Some(to.path))
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -124,6 +132,8 @@ pub(crate) struct Request {
     pub(crate) signaled: bool,
     /// Whether its receive raises a solicited event.
     pub(crate) solicited: bool,
+    /// Where a datagram goes.
+    pub(crate) to: Option<Destination>,
 }
 
 pub(crate) struct PostedReceive {
@@ -191,7 +201,7 @@ impl Model {
             Source::Memory(Parts::One(request.local))
         };
         let &PostedSend { id: work, op, signaled, .. } = request;
-        self.enqueue(id, Request { id: work, op, signaled, solicited: false }, source, len);
+        self.enqueue(id, Request { id: work, op, signaled, solicited: false, to: None }, source, len);
         Ok(())
     }
 
@@ -206,6 +216,7 @@ impl Model {
         if len > MAX_MESSAGE {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
+        self.check_destination(id, request.to)?;
         self.may_send(id, request.op, len, local.is_ok())?;
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         let source = match local {
@@ -253,9 +264,10 @@ impl Model {
     fn enqueue(&mut self, id: PairId, request: Request, source: Source, len: usize) {
         let Some(pair) = self.pairs.get(id) else { return };
         let number = pair.number;
-        let Request { id: work, op, signaled, solicited } = request;
+        let Request { id: work, op, signaled, solicited, to } = request;
+        let to = to.map(|to| self.addressed(pair, to));
         let shows = ClassSet::EMPTY;
-        let work = SendWork { id: work, op, source, len, signaled, solicited, shows, brought: None };
+        let work = SendWork { id: work, op, source, len, to, signaled, solicited, shows, brought: None };
         let failed = pair.state == QueuePairState::Error;
         if self.is_observed() {
             let posted = self.describe(&work);

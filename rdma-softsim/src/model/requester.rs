@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use rdma_backend::{Access, AsyncEvent, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp};
 
 use super::completions::{Entry, failure, success};
+use super::datagrams::Addressed;
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
 use super::party::Target;
@@ -26,6 +27,8 @@ pub(super) struct SendWork {
     pub(super) op: SendOp,
     pub(super) source: Source,
     pub(super) len: usize,
+    /// Where a datagram goes.
+    pub(super) to: Option<Addressed>,
     pub(super) signaled: bool,
     pub(super) solicited: bool,
     pub(super) shows: ClassSet,
@@ -324,18 +327,21 @@ impl Model {
     }
 
     pub(super) fn answered(&mut self, id: PairId, epoch: u32, sequence: u64, answer: Answer) {
-        let Some(pair) = self.pairs.get_mut(id) else { return };
+        let Some(pair) = self.pairs.get(id) else { return };
         // Only the oldest message may end. An answer that overtook a lost one comes again with the
         // repetition.
-        if pair.requester.flight(epoch, sequence).is_none() || pair.requester.first != sequence {
+        let Some(work) = pair.requester.flight(epoch, sequence).filter(|_| pair.requester.first == sequence)
+        else {
             return;
-        }
+        };
+        // A datagram has no answer: this comes from its own device.
+        let crosses = work.to.is_none();
         let cut = pair.path.is_none_or(|path| self.is_cut(id, path));
         let party = self.party(id);
         let strikes = |fault: &Fault, on: &Target| {
             party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::LoseAnswer)
         };
-        let lost = cut || self.strike(Site::Answer, strikes).is_some();
+        let lost = crosses && (cut || self.strike(Site::Answer, strikes).is_some());
         match answer {
             Answer::Fault(status) => self.fail(id, status),
             _ if lost => self.unanswered(id, epoch),

@@ -14,12 +14,14 @@ use rdma_backend::{
     SendOp,
 };
 use rdma_softsim::{
-    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, FailureClass,
-    Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState,
-    Parameters, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
+    About, Arming, Calls, Chance, CompletionQueue, Connections, Destination, Detail, Device, Domain, Error,
+    Fabric, FailureClass, Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive,
+    NamedSend, Op, PairState, Parameters, QueuePair, Resources, Service, Sge, Signal, Site, SoftSim, Source,
+    Transition, When,
 };
 
 mod connecting;
+mod datagrams;
 mod faults;
 mod kept_memory;
 mod queues;
@@ -82,7 +84,7 @@ struct Shown(Arc<Mutex<Page>>);
 
 #[derive(Default)]
 struct Page {
-    shown: Vec<(Completion, u32)>,
+    shown: Vec<(Completion, Detail)>,
     /// What the program has done since the model looked.
     done: Look,
     calls: Calls,
@@ -107,7 +109,7 @@ enum Moment {
 
 impl Page {
     /// The program takes all that is there.
-    fn take(&mut self) -> Vec<(Completion, u32)> {
+    fn take(&mut self) -> Vec<(Completion, Detail)> {
         let shown = core::mem::take(&mut self.shown);
         let taken = if self.done.armed.is_some() { &mut self.done.after } else { &mut self.done.before };
         *taken += shown.len();
@@ -131,7 +133,7 @@ const ROOM: usize = 4;
 
 impl Shown {
     /// Takes all that is there.
-    fn take(&self) -> Vec<(Completion, u32)> {
+    fn take(&self) -> Vec<(Completion, Detail)> {
         self.0.lock().unwrap().take()
     }
 
@@ -162,12 +164,12 @@ impl Mirror for Shown {
         core::mem::take(&mut page.done)
     }
 
-    fn show(&self, completion: &Completion, bytes: u32) -> bool {
+    fn show(&self, completion: &Completion, detail: Detail) -> bool {
         let mut page = self.0.lock().unwrap();
         let room = page.shown.len() < ROOM;
         if room {
             page.pass(Moment::Showing);
-            page.shown.push((*completion, bytes));
+            page.shown.push((*completion, detail));
             page.pass(Moment::Shown);
         }
         room
@@ -207,7 +209,8 @@ fn end_with(host: &SoftSim, program: Program, memory: Arc<dyn ForeignMemory>) ->
     let queue = device.create_completion_queue(7, 16, signal, Box::new(shown.clone())).unwrap();
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
     let region = domain.register_foreign(BASE, LEN, memory, access).unwrap();
-    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
+    let pair =
+        device.create_queue_pair(9, Service::Connected, &domain, [&queue, &queue], None, LIMITS).unwrap();
     End { pair, region, queue, domain, device, signals, shown, program }
 }
 
@@ -264,15 +267,12 @@ impl End {
     }
 
     fn post_list(&self, op: SendOp, local: &[Sge]) {
-        self.pair
-            .post_named(&[NamedSend {
-                id: 1,
-                op,
-                local: Local::Memory(local),
-                signaled: true,
-                solicited: false,
-            }])
-            .unwrap();
+        self.try_post(op.into(), Local::Memory(local)).unwrap();
+    }
+
+    fn try_post(&self, op: Op, local: Local<'_>) -> Result<(), Error> {
+        let work = NamedSend { id: 1, op, local, signaled: true, solicited: false };
+        self.pair.post_named(&[work]).map_err(|refused| refused.error)
     }
 
     fn completions(&self) -> Vec<Result<Completed, CompletionStatus>> {
@@ -283,7 +283,7 @@ impl End {
     }
 
     /// Takes all completions, with the bytes of their messages.
-    fn taken(&self) -> Vec<(Completion, u32)> {
+    fn taken(&self) -> Vec<(Completion, Detail)> {
         let mut taken = Vec::new();
         loop {
             self.queue.called().unwrap();

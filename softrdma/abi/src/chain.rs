@@ -6,9 +6,11 @@ use std::borrow::Cow;
 
 use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Op, Receive, Reply, Request, Send, Sge};
 
+use crate::handles::destination;
 use crate::layout::{
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+    IBV_QPT_UD, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr,
+    ibv_sge,
 };
 use crate::link::{call, keep};
 use crate::pair::{Pair, name};
@@ -65,8 +67,13 @@ unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
 ///
 /// # Safety
 /// `wr` is as ibv_post_send(3) demands, and its inline bytes do not change during `'a`.
-unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> Result<Send<'a>, c_int> {
-    // SAFETY: the caller vouches for the list; both variants of the unions are integers.
+unsafe fn send<'a>(
+    wr: &ibv_send_wr,
+    most_elements: u32,
+    all_signaled: bool,
+    datagrams_of: Option<*mut ibv_pd>,
+) -> Result<Send<'a>, c_int> {
+    // SAFETY: the caller vouches for the list; all variants of the unions are integers and pointers.
     let (list, immediate, rdma) = unsafe {
         (
             elements(wr.sg_list, wr.num_sge, most_elements)?,
@@ -75,12 +82,20 @@ unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> 
         )
     };
     let (address, rkey) = (rdma.remote_addr, rdma.rkey);
-    let op = match wr.opcode {
-        IBV_WR_SEND => Op::Send,
-        IBV_WR_SEND_WITH_IMM => Op::SendImmediate(immediate),
-        IBV_WR_RDMA_WRITE => Op::Write { address, rkey },
-        IBV_WR_RDMA_WRITE_WITH_IMM => Op::WriteImmediate { address, rkey, immediate },
-        IBV_WR_RDMA_READ => Op::Read { address, rkey },
+    let datagram = |pd, immediate| {
+        // SAFETY: as above; of such a queue pair this is the variant, whose handle is alive.
+        let to = unsafe { destination(wr.wr.ud.ah.cast(), pd, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) };
+        to.map(|to| Op::Datagram { to, immediate })
+    };
+    let op = match (wr.opcode, datagrams_of) {
+        (IBV_WR_SEND, Some(pd)) => datagram(pd, None)?,
+        (IBV_WR_SEND_WITH_IMM, Some(pd)) => datagram(pd, Some(immediate))?,
+        (_, Some(_)) => return Err(libc::EINVAL),
+        (IBV_WR_SEND, None) => Op::Send,
+        (IBV_WR_SEND_WITH_IMM, None) => Op::SendImmediate(immediate),
+        (IBV_WR_RDMA_WRITE, None) => Op::Write { address, rkey },
+        (IBV_WR_RDMA_WRITE_WITH_IMM, None) => Op::WriteImmediate { address, rkey, immediate },
+        (IBV_WR_RDMA_READ, None) => Op::Read { address, rkey },
         _ => return Err(libc::EINVAL),
     };
     let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
@@ -158,16 +173,17 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these fields do
     // not change.
-    let (pair, most, all_signaled) = unsafe {
+    let (pair, most, all_signaled, datagrams_of) = unsafe {
         let made = qp.cast::<Pair>();
-        (name(qp), (*made).cap.max_send_sge, (*made).all_signaled)
+        let datagrams_of = ((*qp).qp_type == IBV_QPT_UD).then_some((*qp).pd);
+        (name(qp), (*made).cap.max_send_sge, (*made).all_signaled, datagrams_of)
     };
     let posted = chain(
         first,
         // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
-        |wr| unsafe { send(&*wr, most, all_signaled) },
+        |wr| unsafe { send(&*wr, most, all_signaled, datagrams_of) },
         |work| call(&Request::PostSend { pair, room: 0, work }),
     );
     // SAFETY: ibv_post_send(3): a place for the pointer to the refused request.

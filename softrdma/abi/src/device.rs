@@ -323,6 +323,8 @@ fn describe(device: &Attached) -> Result<ibv_device_attr, c_int> {
     answer.max_qp_init_rd_atom = limits.max_qp_rd_atom.into();
     answer.max_pkeys = 1;
     answer.phys_port_cnt = PORT;
+    // They cost the device nothing.
+    answer.max_ah = c_int::MAX;
     answer.max_srq = most(limits.max_qp);
     answer.max_srq_wr = most(limits.max_qp_wr);
     answer.max_srq_sge = MAX_SGE;

@@ -239,6 +239,13 @@ impl Recorder {
                     self.send(transfer, packet);
                 }
             }
+            Content::Datagram { source, key, immediate, bytes } => {
+                let opcode = Kind::Datagram.opcode(true, true, immediate.is_some());
+                let mut headers = roce::datagram(key, source);
+                headers.extend(immediate.into_iter().flat_map(|immediate| immediate.0.to_be_bytes()));
+                let packet = Packet::new(opcode, sequence as u32 % SEQUENCES);
+                self.send(transfer, Packet { headers, payload: bytes, len: bytes.len(), ..packet });
+            }
             Content::Bytes { bytes, len } => {
                 let (first, _) = sequences.of(sequence, roce::count(len));
                 sequences.answered(sequence);

@@ -51,6 +51,7 @@ impl Program {
             send_queue: program.queue.name,
             receive_queue: program.queue.name,
             shared: None,
+            service: softrdma_wire::Service::Connected,
             send_depth: 4,
             receive_depth: 4,
             inline: 64,

@@ -4,7 +4,9 @@ use rdma_backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
     Immediate, RemoteAddress, RnrTimer, SendOp,
 };
-use rdma_softsim::{About, Connection, Error, PairState, SoftSim, Transition};
+use rdma_softsim::{
+    About, Connection, Destination, Detail, Error, Op, PairState, Service, SoftSim, Source, Transition,
+};
 use rustix::io::Errno;
 use softrdma_wire as wire;
 
@@ -50,6 +52,7 @@ pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
         wire::Transition::Receive { local, remote, number, timer } => {
             Transition::Receive { local, remote, number, timer: RnrTimer::from_code(timer)? }
         }
+        wire::Transition::ReceiveDatagrams => Transition::ReceiveDatagrams,
         wire::Transition::Send { retry, rnr_retry, read_depth } => {
             Transition::Send { retry, rnr_retry, read_depth }
         }
@@ -71,8 +74,15 @@ pub(super) const fn state(state: PairState) -> u8 {
     }
 }
 
-pub(super) const fn op(op: wire::Op) -> SendOp {
-    match op {
+pub(super) const fn service(service: wire::Service) -> Service {
+    match service {
+        wire::Service::Connected => Service::Connected,
+        wire::Service::Datagram => Service::Datagram,
+    }
+}
+
+pub(super) fn op(op: wire::Op) -> Op {
+    let op = match op {
         wire::Op::Send => SendOp::Send,
         wire::Op::SendImmediate(immediate) => SendOp::SendImmediate(Immediate(immediate)),
         wire::Op::Write { address, rkey } => SendOp::Write(RemoteAddress { address, rkey }),
@@ -80,7 +90,12 @@ pub(super) const fn op(op: wire::Op) -> SendOp {
             SendOp::WriteImmediate(RemoteAddress { address, rkey }, Immediate(immediate))
         }
         wire::Op::Read { address, rkey } => SendOp::Read(RemoteAddress { address, rkey }),
-    }
+        wire::Op::Datagram { to: wire::Destination { local, remote, number, key }, immediate } => {
+            let to = Destination { local, remote, number, key };
+            return Op::Datagram(to, immediate.map(Immediate));
+        }
+    };
+    op.into()
 }
 
 pub(super) fn connection(connection: &Connection) -> wire::Pair {
@@ -89,7 +104,8 @@ pub(super) fn connection(connection: &Connection) -> wire::Pair {
 }
 
 /// Converts a completion to `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
-pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion {
+pub(super) fn completion(completion: &Completion, detail: Detail) -> wire::Completion {
+    let Detail { bytes: len, source } = detail;
     let &Completion { id, queue_pair: pair, result } = completion;
     let (mut status, mut vendor, mut opcode, mut immediate) = (0, 0, 0, None);
     match result {
@@ -104,7 +120,16 @@ pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion 
         }
         Err(error) => (status, vendor) = (error.status.0, error.vendor),
     }
-    wire::Completion { id, pair, status, vendor, opcode, len, immediate }
+    wire::Completion {
+        id,
+        pair,
+        status,
+        vendor,
+        opcode,
+        len,
+        immediate,
+        source: source.map(|Source { number, ip4 }| wire::Source { number, ip4 }),
+    }
 }
 
 pub(super) const fn params(params: wire::Params) -> ConnectParams {

@@ -24,11 +24,11 @@ use serde::{Deserialize, Serialize};
 pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
 pub use page::{ARMS, PAGE, POLLS, Page, SHOWN};
 pub use socket::{Error, Listener, Socket};
-pub use work::{Completion, Local, Op, Receive, Send, Sge};
+pub use work::{Completion, Destination, Local, Op, Receive, Send, Sge, Source};
 
 /// The version of this protocol. Both sides come from one build, so a different version means that
 /// they were started wrongly.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// The most bytes of a message. Longer chains of work requests take several messages.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The most faults or queue pairs in one message.
@@ -164,6 +164,7 @@ pub enum Request<'a> {
         receive_queue: Name,
         /// The shared queue of its receives, if it has none of its own.
         shared: Option<Name>,
+        service: Service,
         send_depth: u32,
         receive_depth: u32,
         inline: u32,
@@ -178,6 +179,11 @@ pub enum Request<'a> {
     SetTimeout {
         pair: Name,
         timeout: u8,
+    },
+    /// Sets the Q_Key of a queue pair for datagrams.
+    SetKey {
+        pair: Name,
+        key: u32,
     },
     /// Asks for a queue pair's state. Answer: [`Reply::State`].
     QueryPair(Name),
@@ -257,6 +263,15 @@ pub enum Request<'a> {
         id: Name,
         channel: Name,
     },
+}
+
+/// The service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Service {
+    /// `IBV_QPT_RC`.
+    Connected,
+    /// `IBV_QPT_UD`.
+    Datagram,
 }
 
 /// The queue pair of a connection.
@@ -475,6 +490,8 @@ pub enum Transition {
         number: u32,
         timer: u8,
     },
+    /// To RTR, of a queue pair for datagrams.
+    ReceiveDatagrams,
     /// To RTS.
     Send {
         retry: u8,

@@ -344,12 +344,13 @@ impl Session {
                 send_queue,
                 receive_queue,
                 shared,
+                service,
                 send_depth,
                 receive_depth: recv_depth,
                 inline,
             } => {
                 let limits = QueuePairLimits { send_depth, recv_depth, inline };
-                self.create_pair(domain, [send_queue, receive_queue], shared, limits)
+                self.create_pair(domain, [send_queue, receive_queue], shared, service, limits)
             }
             Request::CreateShared { domain, depth, limit } => self.create_shared(domain, depth, limit),
             Request::DestroyShared(name) => take(&mut self.shared, name, SharedReceives::is_used),
@@ -361,6 +362,9 @@ impl Session {
             Request::DestroyPair(name) => take(&mut self.pairs, name, |_| false),
             Request::SetTimeout { pair, timeout } => find(&self.pairs, pair)
                 .and_then(|pair| Ok(pair.set_ack_timeout(timeout).map(|()| Reply::Done)?)),
+            Request::SetKey { pair, key } => {
+                find(&self.pairs, pair).and_then(|pair| Ok(pair.set_key(key).map(|()| Reply::Done)?))
+            }
             Request::Modify { pair, to } => self.modify(pair, to),
             Request::QueryPair(name) => find(&self.pairs, name).and_then(|pair| {
                 Ok(Reply::State { state: translate::state(pair.state()?), ends: pair.ends() })
@@ -438,6 +442,7 @@ impl Session {
         domain: Name,
         [sends, receives]: [Name; 2],
         shared: Option<Name>,
+        service: wire::Service,
         mut limits: QueuePairLimits,
     ) -> Result<Reply, Refusal> {
         limits.inline = limits.inline.min(MAX_INLINE as u32);
@@ -446,7 +451,14 @@ impl Session {
         let queues = [&find(&self.queues, sends)?.0, &find(&self.queues, receives)?.0];
         let shared = shared.map(|shared| find(&self.shared, shared)).transpose()?;
         let device = &self.opened(*device)?.device;
-        let pair = device.create_queue_pair(name.into(), domain, queues, shared, limits)?;
+        let pair = device.create_queue_pair(
+            name.into(),
+            translate::service(service),
+            domain,
+            queues,
+            shared,
+            limits,
+        )?;
         let (number, inline) = (pair.number(), pair.max_inline() as u32);
         self.pairs.insert(name, pair);
         Ok(Reply::Pair { name, number, inline })
