@@ -4,7 +4,9 @@ use core::ops::ControlFlow;
 use std::net::IpAddr;
 
 use rdma_backend::time::Instant;
-use rdma_backend::{CompletionStatus, Immediate, RnrTimer, SendOp};
+use rdma_backend::{CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp};
+
+use crate::request::Atomic;
 
 /// Records the messages on a fabric, like a mirror port of a switch.
 ///
@@ -64,6 +66,15 @@ pub enum Content<'a> {
         /// Its bytes.
         bytes: &'a [u8],
     },
+    /// An atomic operation.
+    Atomic {
+        /// Where.
+        remote: RemoteAddress,
+        /// The operation.
+        atomic: Atomic,
+    },
+    /// What an atomic operation found, which acknowledges it.
+    Found(u64),
     /// The bytes of a READ, which acknowledge it.
     Bytes {
         /// The known bytes.

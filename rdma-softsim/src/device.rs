@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_backend::{
-    Access, AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
+    AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
 };
 
 use crate::connection::{EventChannel, Identifier};
@@ -21,7 +21,7 @@ use crate::model::{
     About, Bytes, ContextId, DomainId, ForeignMemory, HostId, Mirror, Model, PairAttributes, Parts,
     PostedReceive, QueuePairState, Registration, Request, Wake,
 };
-use crate::request::{Op, Service};
+use crate::request::{Op, Rights, Service};
 use crate::shared::SharedInner;
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SharedReceives, SoftSim};
@@ -184,11 +184,12 @@ impl Domain {
         address: u64,
         len: usize,
         memory: Arc<dyn ForeignMemory>,
-        access: Access,
+        rights: impl Into<Rights>,
     ) -> Result<ForeignRegion, Error> {
+        let rights = rights.into();
         let DomainInner { driver, id } = &*self.inner;
         let bytes = Bytes::Foreign { memory, len };
-        let registration = driver.with(|model| model.register_at(*id, address, bytes, access))?;
+        let registration = driver.with(|model| model.register_at(*id, address, bytes, rights))?;
         Ok(ForeignRegion { registration, domain: Arc::clone(&self.inner) })
     }
 
@@ -408,10 +409,11 @@ impl QueuePair {
             let domain = model.domain_of(self.id);
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
-                let (op, to) = match op {
-                    Op::Connected(op) => (op, None),
+                let (op, atomic, to) = match op {
+                    Op::Connected(op) => (op, None, None),
+                    Op::Atomic(remote, atomic) => (SendOp::Read(remote), Some(atomic), None),
                     Op::Datagram(to, immediate) => {
-                        (immediate.map_or(SendOp::Send, SendOp::SendImmediate), Some(to))
+                        (immediate.map_or(SendOp::Send, SendOp::SendImmediate), None, Some(to))
                     }
                 };
                 let local = match local {
@@ -419,13 +421,18 @@ impl QueuePair {
                     Local::Memory(list) => Err(parts(model, domain, list)),
                 };
                 model
-                    .post_named(self.id, Request { id, op, signaled, solicited, to }, local)
+                    .post_named(self.id, Request { id, op, atomic, signaled, solicited, to }, local)
                     .map_err(|error| PostError { posted, error })
             });
             // One doorbell for all posted requests.
             model.ring(self.id);
             posted
         })
+    }
+
+    /// `qp_access_flags` of `ibv_modify_qp(3)`: what its peer may do. A new queue pair allows all.
+    pub fn set_rights(&self, rights: Rights) -> Result<(), Error> {
+        self.driver.with(|model| model.set_rights(self.id, rights))
     }
 
     /// `qkey` of `ibv_modify_qp(3)`: the key of the datagrams that it hears.

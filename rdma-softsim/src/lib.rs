@@ -146,7 +146,7 @@ pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
 pub use load::Load;
 pub use model::{About, Arming, Calls, Detail, ForeignMemory, Look, Mirror, Source};
 pub use random::Random;
-pub use request::{Destination, Op, Service};
+pub use request::{Atomic, Destination, Op, Rights, Service};
 pub use settings::{Limits, Link, Parameters, Resources};
 pub use shared::SharedReceives;
 pub use simulation::Simulation;

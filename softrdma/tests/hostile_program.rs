@@ -39,12 +39,14 @@ fn sge() -> impl Strategy<Value = Sge> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    (0..7, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, at, rkey, immediate)| match kind {
+    (0..9, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, at, rkey, immediate)| match kind {
         0 => Op::Send,
         1 => Op::SendImmediate(immediate),
         2 => Op::Write { address: at, rkey },
         3 => Op::WriteImmediate { address: at, rkey, immediate },
         4 => Op::Read { address: at, rkey },
+        5 => Op::FetchAdd { address: at, rkey, add: at },
+        6 => Op::CompareSwap { address: at, rkey, compare: 0, swap: at },
         // Of any address, its own or not, to any queue pair.
         _ => {
             let to = Destination {
@@ -53,7 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
                 number: rkey % 8,
                 key: rkey & 1,
             };
-            Op::Datagram { to, immediate: (kind == 6).then_some(immediate) }
+            Op::Datagram { to, immediate: (kind == 8).then_some(immediate) }
         }
     })
 }
@@ -95,9 +97,9 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (0..3_u32).prop_map(Request::AllocateDomain),
         any::<u64>().prop_map(|probe| Request::OfferMemory { probe }),
         name().prop_map(Request::FreeDomain),
-        (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 3]>()).prop_map(
-            |(domain, at, address, len, [local_write, remote_write, remote_read])| {
-                let access = Access { local_write, remote_write, remote_read };
+        (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 4]>()).prop_map(
+            |(domain, at, address, len, [local_write, remote_write, remote_read, remote_atomic])| {
+                let access = Access { local_write, remote_write, remote_read, remote_atomic };
                 Request::Register { domain, at, address, len, access }
             }
         ),
@@ -135,6 +137,11 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
         (name(), 0..2_u32).prop_map(|(pair, key)| Request::SetKey { pair, key }),
+        (name(), any::<bool>()).prop_map(|(pair, set)| {
+            let access =
+                Access { local_write: false, remote_write: set, remote_read: !set, remote_atomic: set };
+            Request::SetAccess { pair, access }
+        }),
         (name(), any::<u8>()).prop_map(|(id, class)| Request::SetTrafficClass { id, class }),
         name().prop_map(Request::QueryPair),
         (0..3_u32).prop_map(Request::TakeAsyncEvent),
@@ -322,7 +329,7 @@ impl Program {
         let mut socket = open(fabric, last);
         let Reply::Made(domain) = ask(&mut socket, &Request::AllocateDomain(0)) else { panic!("no domain") };
         let queue = Queue::create(&mut socket, 8, None);
-        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
         let len = 3 * PAGE;
         let Reply::Region { key, .. } =
             ask(&mut socket, &Request::Register { domain, at, address: at, len, access })

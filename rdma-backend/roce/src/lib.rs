@@ -11,5 +11,6 @@ mod packet;
 pub use file::File;
 pub use message::{MTU, Message, count};
 pub use packet::{
-    ACKNOWLEDGED, Kind, NOT_READY, Packet, SEQUENCES, answer, datagram, invariant_crc, refused, remote,
+    ACKNOWLEDGED, Kind, NOT_READY, Packet, SEQUENCES, answer, atomic, datagram, invariant_crc, refused,
+    remote,
 };

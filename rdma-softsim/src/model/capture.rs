@@ -37,12 +37,13 @@ impl Model {
                 to: path.remote,
                 pair: self.pair_number(path.peer),
                 traffic_class: self.traffic_class(from),
-                content: match work.to {
-                    Some(Addressed { key, .. }) => {
+                content: match (work.to, work.atomic, work.op) {
+                    (Some(Addressed { key, .. }), ..) => {
                         let (source, immediate) = (pair.number, sent_immediate(work.op));
                         Content::Datagram { source, key, immediate, bytes }
                     }
-                    None => Content::Message { op: work.op, len: work.len, bytes },
+                    (None, Some(atomic), SendOp::Read(remote)) => Content::Atomic { remote, atomic },
+                    _ => Content::Message { op: work.op, len: work.len, bytes },
                 },
             });
             if seen.is_break() {
@@ -86,7 +87,11 @@ impl Model {
                 }
                 _ => Vec::new(),
             };
+            let is_atomic = read.is_some_and(|read| read.atomic.is_some());
             let content = match answer {
+                Answer::Ack if is_atomic => {
+                    Some(Content::Found(bytes.first_chunk().copied().map_or(0, u64::from_ne_bytes)))
+                }
                 Answer::Ack if read.is_some() => Some(Content::Bytes { bytes: &bytes, len }),
                 Answer::Ack => Some(Content::Acknowledged),
                 Answer::RnrNak(timer) => Some(Content::NotReady(timer)),

@@ -22,7 +22,7 @@ use super::datagrams::{Datagram, MTU};
 use super::freight::{End, Freight, Origin, Outcome, Stretch, Track};
 use super::memory::{Bytes, Unreachable};
 use super::parts::{Part, Parts};
-use super::queue_pair::QueuePairState;
+use super::queue_pair::{ATOMIC, QueuePairState};
 use super::requester::{SendWork, Source};
 use super::responder::Arrival;
 use super::{Event, Model, PairId, RegionId};
@@ -39,6 +39,7 @@ pub(super) struct Carried {
     target: Option<Parts>,
     /// Whether a receive was reserved for it.
     reserves: bool,
+    is_atomic: bool,
     /// The datagram, of one that is being stored at its receiver: both ends are the receiver's.
     datagram: Option<Datagram>,
     track: Arc<Track>,
@@ -92,7 +93,7 @@ impl Model {
         };
         let onto = target.as_ref().map(|parts| self.stretches(parts, len));
         let sends = matches!(work.op, SendOp::Send | SendOp::SendImmediate(_));
-        let keeps = work.to.is_some();
+        let (keeps, atomic) = (work.to.is_some(), work.atomic);
         let Some(pair) = self.pairs.get_mut(from) else { return false };
         let repeats = pair.requester.late;
         let reach = match repeats {
@@ -103,7 +104,9 @@ impl Model {
         };
         pair.requester.carrying = true;
         let reserves = sends && target.is_some();
-        let freight = self.load(reads, (origin, onto, len), [self.capture.is_some(), keeps]);
+        let mut freight = self.load(reads, (origin, onto, len), [self.capture.is_some(), keeps]);
+        freight.atomic = atomic;
+        let is_atomic = atomic.is_some();
         let deadline = self.event_queue.now().after(reach);
         let (open, holds, track) = (true, [true; 2], Arc::clone(freight.track()));
         let datagram = None;
@@ -118,6 +121,7 @@ impl Model {
                 reads,
                 target,
                 reserves,
+                is_atomic,
                 datagram,
                 track,
                 open,
@@ -150,6 +154,7 @@ impl Model {
                 reads: false,
                 target: Some(target),
                 reserves: true,
+                is_atomic: false,
                 datagram: Some(datagram),
                 track,
                 open: true,
@@ -223,8 +228,10 @@ impl Model {
         let (reads, source, target) = match (work.op, &work.source) {
             (SendOp::Read(remote), Source::Memory(into)) => {
                 let peer = self.pairs.get(to).filter(|_| heard)?;
-                let (region, offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
-                if !self.allows(into, len, Access::LOCAL_WRITE) {
+                let (region, offset) = self.remote(peer, remote, len, work.wanted())?;
+                let done = work.atomic.is_some() && work.brought.is_some();
+                let aligned = work.atomic.is_none() || remote.address % ATOMIC as u64 == 0;
+                if done || !aligned || !self.allows(into, len, Access::LOCAL_WRITE) {
                     return None;
                 }
                 (true, Some(Parts::One(Part { region, offset, len })), Some(into.clone()))
@@ -238,7 +245,9 @@ impl Model {
         };
         let foreign = |parts: &Parts| self.is_any_foreign(parts);
         let wanted = target.is_some() || self.capture.is_some() || work.to.is_some();
-        let far = (wanted && source.as_ref().is_some_and(foreign)) || target.as_ref().is_some_and(foreign);
+        let far = (wanted && source.as_ref().is_some_and(foreign))
+            || target.as_ref().is_some_and(foreign)
+            || work.atomic.is_some();
         far.then_some((to, reads, source, target, len))
     }
 
@@ -250,8 +259,8 @@ impl Model {
                 if matches!(work.op, SendOp::WriteImmediate(..)) {
                     receive?;
                 }
-                let domain = self.pairs.get(to)?.domain;
-                let (region, offset) = self.remote(domain, remote, work.len, Access::REMOTE_WRITE)?;
+                let peer = self.pairs.get(to)?;
+                let (region, offset) = self.remote(peer, remote, work.len, work.wanted())?;
                 Some(Parts::One(Part { region, offset, len: work.len }))
             }
             SendOp::Send | SendOp::SendImmediate(_) => {
@@ -440,6 +449,11 @@ impl Model {
         let arrival = match carried.track.at() {
             // A receiver whose memory is not reached.
             End::Responder if carried.datagram.is_some() => Some(Arrival::default()),
+            // It may have been done, and is not repeated.
+            End::Responder if carried.is_atomic => {
+                let moved = Some(Err(Unreachable::Source));
+                Some(Arrival { struck: Some(carried.struck), moved, seen: None, carried: true })
+            }
             End::Requester if !carried.repeats => {
                 let own = if carried.reads { Unreachable::Target } else { Unreachable::Source };
                 let struck = Some(carried.struck);

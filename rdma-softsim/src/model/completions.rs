@@ -14,6 +14,7 @@ use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
+use crate::request::Atomic;
 use crate::sync::AtomicBool;
 use crate::trace::EntryKind;
 
@@ -55,6 +56,8 @@ pub struct Detail {
     pub bytes: u32,
     /// Where a received datagram came from. Its first 40 bytes are the network header.
     pub source: Option<Source>,
+    /// The operation, if it was an atomic one and not a READ.
+    pub atomic: Option<Atomic>,
 }
 
 /// The source of a datagram, beside the address in its header.
@@ -178,7 +181,7 @@ impl Entry {
             completion,
             pair,
             frees: None,
-            detail: Detail { bytes: 0, source: None },
+            detail: Detail { bytes: 0, source: None, atomic: None },
             solicited: false,
             lands: None,
             shows: ClassSet::EMPTY,

@@ -17,6 +17,7 @@ use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::device::Offered;
+use crate::request::Rights;
 
 pub(crate) struct Context {
     pub(super) host: HostId,
@@ -162,6 +163,12 @@ impl Model {
             return Err(Error::State("RTR comes after INIT"));
         }
         pair.state = QueuePairState::Receiving;
+        Ok(())
+    }
+
+    /// `qp_access_flags` of `ibv_modify_qp(3)`.
+    pub(crate) fn set_rights(&mut self, id: PairId, rights: Rights) -> Result<(), Error> {
+        self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?.rights = rights;
         Ok(())
     }
 

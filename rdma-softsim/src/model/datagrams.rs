@@ -136,7 +136,7 @@ impl Model {
         if let Some(receive) = self.consume_receive(at) {
             let &Datagram { len, source, immediate, solicited, .. } = datagram;
             let completion = success(receive.id, number, Completed::Recv { len, immediate });
-            let detail = Detail { bytes: len, source: Some(source) };
+            let detail = Detail { bytes: len, source: Some(source), atomic: None };
             self.report(queue, Entry { detail, solicited, ..Entry::new(completion, at) });
         }
         self.store_datagrams(at);

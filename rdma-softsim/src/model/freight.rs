@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::{Bytes, ForeignMemory, Unreachable};
+use crate::request::Atomic;
 
 /// Bytes moved in one step.
 const STEP: usize = 256 * 1024;
@@ -141,6 +142,9 @@ pub(crate) struct Freight {
     /// Bytes per step, fixed by the first step.
     most: usize,
     unreachable: Option<Unreachable>,
+    /// The change of what is read, of an atomic operation: in the same step, so that no other
+    /// access of the fabric comes between.
+    pub(super) atomic: Option<Atomic>,
 }
 
 pub(super) struct Outcome {
@@ -178,6 +182,7 @@ impl Freight {
             held: Held::new(held),
             most: 0,
             unreachable: None,
+            atomic: None,
         }
     }
 
@@ -270,6 +275,17 @@ impl Freight {
         });
         if !reached {
             return false;
+        }
+        if let Some(atomic) = self.atomic
+            && let Some(found) = self.buffer.first_chunk()
+            && let Some(new) = atomic.apply(*found)
+        {
+            // A message that has ended while its page came is not executed.
+            let changed = !self.track.lock().ended
+                && within(list, self.done, len).all(|(memory, offset, _)| memory.reach_write(offset, &new));
+            if !changed {
+                return false;
+            }
         }
         if let Some(seen) = &mut self.seen
             && (self.keeps || self.held.has_room())

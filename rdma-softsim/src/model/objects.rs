@@ -11,7 +11,7 @@ use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, SharedId};
 use crate::Error;
 use crate::failure_class::FailureClass;
-use crate::request::Service;
+use crate::request::{Rights, Service};
 use crate::trace::EntryKind;
 
 /// The attributes that `ibv_create_qp(3)` is given.
@@ -117,6 +117,7 @@ impl Model {
                 Owner::Identifier(_) => QueuePairState::Idle,
                 Owner::Context(..) => QueuePairState::Reset,
             },
+            rights: Rights::ALL,
             path: None,
             requester: Requester::new(),
             responder: Responder::new(),

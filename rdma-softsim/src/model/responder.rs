@@ -13,11 +13,12 @@ use super::completions::{Detail, Entry, failure, success};
 use super::datagrams::{Datagram, MTU};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
-use super::queue_pair::Path;
+use super::queue_pair::{ATOMIC, Path};
 use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId};
 use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
+use crate::request::Rights;
 use crate::trace::EntryKind;
 
 #[derive(Clone)]
@@ -108,6 +109,14 @@ impl Model {
         };
         if !arrival.carried && self.begin_freight(from, epoch, sequence, struck) {
             return;
+        }
+        if arrival.moved == Some(Ok(()))
+            && let Some(work) =
+                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
+            && work.atomic.is_some()
+        {
+            // It is not done again, whatever becomes of its answer.
+            work.brought = Some(arrival.seen.clone().unwrap_or_default());
         }
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
@@ -229,6 +238,10 @@ impl Model {
     pub(super) fn readable(&self, work: &SendWork) -> bool {
         match work.source {
             Source::Memory(ref parts) if work.reads_memory() => self.allows(parts, work.len, Access::NONE),
+            // Not done at the peer if its result cannot be stored.
+            Source::Memory(ref parts) if work.atomic.is_some() => {
+                self.allows(parts, work.len, Access::LOCAL_WRITE)
+            }
             _ => true,
         }
     }
@@ -271,7 +284,7 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
         };
-        let (op, len, solicited) = (work.op, work.len, work.solicited);
+        let (op, len, solicited, wanted) = (work.op, work.len, work.solicited, work.wanted());
         let Some(peer) = self.pairs.get(at) else { return Answer::Ack };
         let receive = match op {
             SendOp::Write(_) | SendOp::Read(_) => None,
@@ -285,10 +298,10 @@ impl Model {
         let consumes = receive.is_some();
         let checked = match (op, receive) {
             (SendOp::Read(remote), _) => {
-                self.check_remote(at, remote, len, Access::REMOTE_READ).map(|_nothing_to_put| None)
+                self.check_remote(at, remote, len, wanted).map(|place| place.filter(|_| wanted.atomics))
             }
             (SendOp::Write(remote) | SendOp::WriteImmediate(remote, _), _) => {
-                self.check_remote(at, remote, len, Access::REMOTE_WRITE)
+                self.check_remote(at, remote, len, wanted)
             }
             (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(receive, len),
             (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
@@ -338,7 +351,7 @@ impl Model {
                 Ok(completed) => success(receive.id, number, completed),
                 Err(status) => failure(receive.id, number, status),
             };
-            let detail = Detail { bytes, source: None };
+            let detail = Detail { bytes, source: None, atomic: None };
             let entry = Entry { lands: Some(sequence), detail, solicited, ..Entry::new(completion, at) };
             self.report(queue, entry);
         }
@@ -413,12 +426,19 @@ impl Model {
         at: PairId,
         remote: RemoteAddress,
         len: usize,
-        access: Access,
+        wanted: Rights,
     ) -> Result<Option<Parts>, Refusal> {
         if len == 0 {
             return Ok(None);
         }
-        let found = self.pairs.get(at).and_then(|peer| self.remote(peer.domain, remote, len, access));
+        let invalid = CompletionStatus::REM_INV_REQ_ERR;
+        let peer = self.pairs.get(at);
+        if peer.is_some_and(|peer| !peer.rights.allow(wanted))
+            || (wanted.atomics && remote.address % ATOMIC as u64 != 0)
+        {
+            return Err(Refusal { requester: invalid, receive: CompletionStatus::LOC_ACCESS_ERR });
+        }
+        let found = peer.and_then(|peer| self.remote(peer, remote, len, wanted));
         if let Some((region, offset)) = found {
             return Ok(Some(Parts::One(Part { region, offset, len })));
         }
@@ -458,6 +478,10 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Ok(());
         };
+        if work.atomic.is_some() {
+            // Done when its bytes were moved, or before its answer was lost.
+            return if work.brought.is_some() { Ok(()) } else { Err(Unreachable::Source) };
+        }
         // Only in simulations: a real program may poll its memory for bytes that would then never
         // land.
         if self.is_observed() && self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {

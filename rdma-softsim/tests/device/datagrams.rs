@@ -56,7 +56,11 @@ fn datagrams_come_from_anyone_behind_a_header() {
     let taken: Vec<_> =
         b.taken().into_iter().map(|(completion, detail)| (completion.result, detail)).collect();
     let told = |len, immediate, from: &End| {
-        let detail = Detail { bytes: len, source: Some(Source { number: from.pair.number(), ip4: true }) };
+        let detail = Detail {
+            bytes: len,
+            source: Some(Source { number: from.pair.number(), ip4: true }),
+            atomic: None,
+        };
         (Ok(Completed::Recv { len, immediate }), detail)
     };
     assert_eq!(taken, [told(45, immediate, &a), told(44, None, &c), told(40, None, &c)]);

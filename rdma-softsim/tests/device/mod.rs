@@ -14,12 +14,13 @@ use rdma_backend::{
     SendOp,
 };
 use rdma_softsim::{
-    About, Arming, Calls, Chance, CompletionQueue, Connections, Destination, Detail, Device, Domain, Error,
-    Fabric, FailureClass, Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive,
-    NamedSend, Op, PairState, Parameters, QueuePair, Resources, Service, Sge, Signal, Site, SoftSim, Source,
-    Transition, When,
+    About, Arming, Atomic, Calls, Chance, CompletionQueue, Connections, Destination, Detail, Device, Domain,
+    Error, Fabric, FailureClass, Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror,
+    NamedReceive, NamedSend, Op, PairState, Parameters, QueuePair, Resources, Rights, Service, Sge, Signal,
+    Site, SoftSim, Source, Transition, When,
 };
 
+mod atomics;
 mod connecting;
 mod datagrams;
 mod faults;
@@ -220,8 +221,12 @@ fn address(last: u8) -> IpAddr {
 
 /// Moves a queue pair to RTS with the peer's number, like programs that exchange it themselves.
 fn connect(end: &End, own: u8, peer: u8, number: u32) {
-    let to = |transition| end.pair.modify(transition).unwrap();
-    assert_eq!(end.pair.state(), Ok(PairState::Reset));
+    connect_pair(&end.pair, own, peer, number);
+}
+
+fn connect_pair(pair: &QueuePair, own: u8, peer: u8, number: u32) {
+    let to = |transition| pair.modify(transition).unwrap();
+    assert_eq!(pair.state(), Ok(PairState::Reset));
     to(Transition::Initialise);
     to(Transition::Receive {
         local: address(own),
@@ -230,8 +235,8 @@ fn connect(end: &End, own: u8, peer: u8, number: u32) {
         timer: RnrTimer::MICROS_640,
     });
     to(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 });
-    assert_eq!(end.pair.state(), Ok(PairState::Ready));
-    assert_eq!(end.pair.ends(), Some((address(own), address(peer), number)));
+    assert_eq!(pair.state(), Ok(PairState::Ready));
+    assert_eq!(pair.ends(), Some((address(own), address(peer), number)));
 }
 
 /// Waits for completions.

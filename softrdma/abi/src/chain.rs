@@ -8,9 +8,9 @@ use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Op, Receive, Reply, Request, Se
 
 use crate::handles::destination;
 use crate::layout::{
-    IBV_QPT_UD, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr,
-    ibv_sge,
+    IBV_QPT_UD, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
 };
 use crate::link::{call, keep};
 use crate::pair::{Pair, name};
@@ -74,11 +74,12 @@ unsafe fn send<'a>(
     datagrams_of: Option<*mut ibv_pd>,
 ) -> Result<Send<'a>, c_int> {
     // SAFETY: the caller vouches for the list; all variants of the unions are integers and pointers.
-    let (list, immediate, rdma) = unsafe {
+    let (list, immediate, rdma, atomic) = unsafe {
         (
             elements(wr.sg_list, wr.num_sge, most_elements)?,
             u32::from_be(wr.__bindgen_anon_1.imm_data),
             wr.wr.rdma,
+            wr.wr.atomic,
         )
     };
     let (address, rkey) = (rdma.remote_addr, rdma.rkey);
@@ -96,9 +97,17 @@ unsafe fn send<'a>(
         (IBV_WR_RDMA_WRITE, None) => Op::Write { address, rkey },
         (IBV_WR_RDMA_WRITE_WITH_IMM, None) => Op::WriteImmediate { address, rkey, immediate },
         (IBV_WR_RDMA_READ, None) => Op::Read { address, rkey },
+        (IBV_WR_ATOMIC_FETCH_AND_ADD, None) => {
+            Op::FetchAdd { address: atomic.remote_addr, rkey: atomic.rkey, add: atomic.compare_add }
+        }
+        (IBV_WR_ATOMIC_CMP_AND_SWP, None) => {
+            let (compare, swap) = (atomic.compare_add, atomic.swap);
+            Op::CompareSwap { address: atomic.remote_addr, rkey: atomic.rkey, compare, swap }
+        }
         _ => return Err(libc::EINVAL),
     };
-    let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
+    let brings = matches!(op, Op::Read { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. });
+    let local = if wr.send_flags & IBV_SEND_INLINE == 0 || brings {
         Local::Memory(on_wire(list))
     } else {
         // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the elements name bytes of this process,

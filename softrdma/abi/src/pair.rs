@@ -12,16 +12,18 @@ use crate::acknowledged::Unacknowledged;
 use crate::device::{MAX_SGE, PORT, gid};
 use crate::handles;
 use crate::layout::{
-    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
-    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
-    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY,
-    IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET,
-    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC, IBV_QPT_UD, PairAttributes, PairEx, ibv_ah_attr,
-    ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, zeroed,
+    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
+    IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC,
+    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
+    IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
+    IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD,
+    IBV_QPT_RC, IBV_QPT_UD, PairAttributes, PairEx, ibv_ah_attr, ibv_context, ibv_gid, ibv_pd, ibv_qp,
+    ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, zeroed,
 };
 use crate::link::{Attached, ask, call, link, pointer, returned};
 use crate::names;
 use crate::posting::{OPERATIONS, SENDS, functions};
+use crate::region::on_wire;
 use crate::shared;
 
 /// A queue pair, and the parameters that it was made with.
@@ -310,12 +312,16 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
         // SAFETY: as above.
         _ if stated => transition(attributes, mask, is_datagrams, unsafe { (*qp).context }).and_then(modify),
         IBV_QP_MIN_RNR_TIMER => modify(Transition::Timer(attributes.min_rnr_timer)),
-        IBV_QP_QKEY => Ok(()),
+        IBV_QP_QKEY | IBV_QP_ACCESS_FLAGS => Ok(()),
         _ => Err(libc::EINVAL),
     };
     let modified = modified.and_then(|()| match mask & IBV_QP_TIMEOUT {
         0 => Ok(()),
         _ => ask(&Request::SetTimeout { pair, timeout: attributes.timeout }),
+    });
+    let modified = modified.and_then(|()| match mask & IBV_QP_ACCESS_FLAGS {
+        0 => Ok(()),
+        _ => ask(&Request::SetAccess { pair, access: on_wire(attributes.qp_access_flags) }),
     });
     let modified = modified.and_then(|()| match mask & IBV_QP_QKEY {
         0 => Ok(()),
@@ -380,7 +386,7 @@ fn transition(
 /// Fills in the attributes that move a queue pair to INIT. Returns their mask.
 pub(crate) fn to_init(attributes: &mut ibv_qp_attr) -> u32 {
     (attributes.port_num, attributes.pkey_index) = (PORT, 0);
-    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
 }
 

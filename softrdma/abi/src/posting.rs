@@ -17,9 +17,9 @@ use crate::layout::{
 use crate::link::converse;
 use crate::pair::Pair;
 
-/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and
-/// `…_RDMA_READ`.
-pub(crate) const OPERATIONS: u64 = 0x1f;
+/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM`,
+/// `…_RDMA_READ`, `…_ATOMIC_CMP_AND_SWP` and `…_ATOMIC_FETCH_AND_ADD`.
+pub(crate) const OPERATIONS: u64 = 0x7f;
 /// Those of queue pairs for datagrams.
 pub(crate) const SENDS: u64 = 0xc;
 
@@ -43,6 +43,8 @@ thread_local! {
 pub(crate) fn functions(qp_base: ibv_qp) -> PairEx {
     PairEx {
         qp_base,
+        wr_atomic_cmp_swp: Some(compare_swap),
+        wr_atomic_fetch_add: Some(fetch_add),
         wr_rdma_read: Some(rdma_read),
         wr_rdma_write: Some(rdma_write),
         wr_rdma_write_imm: Some(rdma_write_imm),
@@ -164,6 +166,16 @@ unsafe extern "C" fn rdma_write_imm(pair: *mut PairEx, rkey: u32, address: u64, 
 unsafe extern "C" fn rdma_read(pair: *mut PairEx, rkey: u32, address: u64) {
     // SAFETY: as above.
     unsafe { begin(pair, Op::Read { address, rkey }) };
+}
+
+unsafe extern "C" fn fetch_add(pair: *mut PairEx, rkey: u32, address: u64, add: u64) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::FetchAdd { address, rkey, add }) };
+}
+
+unsafe extern "C" fn compare_swap(pair: *mut PairEx, rkey: u32, address: u64, compare: u64, swap: u64) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::CompareSwap { address, rkey, compare, swap }) };
 }
 
 unsafe extern "C" fn set_ud_addr(pair: *mut PairEx, ah: *mut AddressHandle, number: u32, key: u32) {

@@ -180,6 +180,11 @@ pub enum Request<'a> {
         pair: Name,
         timeout: u8,
     },
+    /// Sets what the peer of a queue pair may do.
+    SetAccess {
+        pair: Name,
+        access: Access,
+    },
     /// Sets the Q_Key of a queue pair for datagrams.
     SetKey {
         pair: Name,
@@ -454,13 +459,14 @@ pub enum Reply {
     },
 }
 
-/// The access rights of a region: the lowest three of `enum ibv_access_flags`.
+/// The access rights of a region or a queue pair: the lowest four of `enum ibv_access_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the flags' own names")]
 pub struct Access {
     pub local_write: bool,
     pub remote_write: bool,
     pub remote_read: bool,
+    pub remote_atomic: bool,
 }
 
 /// What a device can do.

@@ -55,6 +55,17 @@ pub enum Op {
         address: u64,
         rkey: u32,
     },
+    FetchAdd {
+        address: u64,
+        rkey: u32,
+        add: u64,
+    },
+    CompareSwap {
+        address: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    },
     /// SEND of a queue pair for datagrams.
     Datagram {
         to: Destination,

@@ -104,8 +104,10 @@ pub(crate) struct PairEx {
     pub(crate) comp_mask: u64,
     pub(crate) wr_id: u64,
     pub(crate) wr_flags: c_uint,
-    /// Atomics, windows and local invalidation.
-    pub(crate) before: [Absent; 4],
+    pub(crate) wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut Self, u32, u64, u64, u64)>,
+    pub(crate) wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut Self, u32, u64, u64)>,
+    /// Windows and local invalidation.
+    pub(crate) before: [Absent; 2],
     pub(crate) wr_rdma_read: Option<unsafe extern "C" fn(*mut Self, u32, u64)>,
     pub(crate) wr_rdma_write: Option<unsafe extern "C" fn(*mut Self, u32, u64)>,
     pub(crate) wr_rdma_write_imm: Option<unsafe extern "C" fn(*mut Self, u32, u64, u32)>,

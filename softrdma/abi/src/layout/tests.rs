@@ -105,7 +105,7 @@ fn assertions() -> String {
     }
     offsets! {
         "ibv_qp_ex" PairEx {
-            qp_base, comp_mask, wr_id, wr_flags, before / wr_atomic_cmp_swp, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm,
+            qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add, before / wr_bind_mw, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm,
             wr_send, wr_send_imm, between / wr_send_inv, wr_set_ud_addr, wr_set_xrc_srqn, wr_set_inline_data, wr_set_inline_data_list, wr_set_sge,
             wr_set_sge_list, wr_start, wr_complete, wr_abort, wr_atomic_write
         } from 0, "0";

@@ -362,6 +362,8 @@ impl Session {
             Request::DestroyPair(name) => take(&mut self.pairs, name, |_| false),
             Request::SetTimeout { pair, timeout } => find(&self.pairs, pair)
                 .and_then(|pair| Ok(pair.set_ack_timeout(timeout).map(|()| Reply::Done)?)),
+            Request::SetAccess { pair, access } => find(&self.pairs, pair)
+                .and_then(|pair| Ok(pair.set_rights(translate::rights(access)).map(|()| Reply::Done)?)),
             Request::SetKey { pair, key } => {
                 find(&self.pairs, pair).and_then(|pair| Ok(pair.set_key(key).map(|()| Reply::Done)?))
             }
