@@ -145,6 +145,17 @@ fn datagrams() {
     home.is_left();
 }
 
+/// Results, refusals, and several threads that add to one number.
+#[test]
+fn atomic_operations() {
+    let home = Home::new("atomics");
+    let Some(program) = compiled(&home, "atomics") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
 /// Receives of a queue pair that is not connected cost no requests.
 #[test]
 fn receives_that_are_kept() {

@@ -45,7 +45,7 @@ static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
 {
     struct ibv_qp_attr attributes = {
         .qp_state = IBV_QPS_RTS, .timeout = 32, .retry_cnt = 1, .rnr_retry = 2, .max_rd_atomic = 1, .sq_psn = 9 };
-    begin_receiving(pair, peer, IBV_ACCESS_REMOTE_READ, 7);
+    begin_receiving(pair, peer, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, 7);
     /* A refused call changes nothing: a timeout has five bits. */
     struct ibv_qp_attr found;
     struct ibv_qp_init_attr made;
