@@ -485,6 +485,12 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
+/// Says that the bytes of a message may become visible in any order, as of most devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _opcode: c_uint, _flags: u32) -> c_int {
+    0
+}
+
 /// Returns the index of an address in the table of the device that has it.
 fn index_of(address: IpAddr) -> u8 {
     let place = |device: &Attached| device.addresses.iter().position(|own| *own == address);
