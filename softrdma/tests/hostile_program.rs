@@ -340,13 +340,17 @@ impl Program {
     }
 
     fn pair(&mut self) -> Pair {
+        self.pair_for(Service::Connected)
+    }
+
+    fn pair_for(&mut self, service: Service) -> Pair {
         let (domain, queue) = (self.domain, self.queue.name);
         let request = Request::CreatePair {
             domain,
             send_queue: queue,
             receive_queue: queue,
             shared: None,
-            service: Service::Connected,
+            service,
             send_depth: 4,
             receive_depth: 4,
             inline: 64,
@@ -364,6 +368,31 @@ impl Program {
         ] {
             assert_eq!(ask(&mut self.socket, &Request::Modify { pair, to }), Reply::Done);
         }
+    }
+
+    /// Makes a queue pair for datagrams, with a receive in the middle page.
+    fn for_datagrams(&mut self) -> Pair {
+        let (pair, number) = self.pair_for(Service::Datagram);
+        let to = |to| Request::Modify { pair, to };
+        let local = vec![Sge { address: self.at + PAGE, len: 1000, lkey: self.key }];
+        for request in [
+            to(Transition::Initialise),
+            Request::SetKey { pair, key: 1 },
+            to(Transition::ReceiveDatagrams),
+            to(Transition::Send { retry: 0, rnr_retry: 0, read_depth: 0 }),
+        ] {
+            assert_eq!(ask(&mut self.socket, &request), Reply::Done);
+        }
+        let receive = Request::PostReceive { pair, work: vec![Receive { id: 100, local }] };
+        assert_eq!(ask(&mut self.socket, &receive), Reply::Posted { count: 1, errno: 0 });
+        (pair, number)
+    }
+
+    /// Posts one request with bytes of the first page.
+    fn post(&mut self, (pair, _): Pair, id: u64, op: Op) -> Reply {
+        let local = Local::Memory(vec![Sge { address: self.at, len: 8, lkey: self.key }]);
+        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
+        ask(&mut self.socket, &Request::PostSend { pair, room: 0, work })
     }
 
     /// Writes some bytes to the middle page of the peer.
@@ -481,4 +510,76 @@ fn pages_of_several_programs_that_do_not_come_stop_nobody_else() {
         assert_eq!(writer.completion(), (last + 100, 0));
     }
     serves(&fabric);
+}
+
+/// A program's datagrams come from addresses of its own, and a queue pair sends what it is for.
+#[test]
+fn datagrams_name_their_sender() {
+    use rustix::io::Errno;
+    let fabric = Fabric::new().expect("a fabric");
+    let mut sender = Program::new(&fabric, 1, pages());
+    let mut receiver = Program::new(&fabric, 2, pages());
+    let (own, theirs) = (sender.for_datagrams(), receiver.for_datagrams());
+    let connected = sender.pair();
+    let to = |local: u8| Op::Datagram {
+        to: Destination { local: address(local), remote: address(2), number: theirs.1, key: 1 },
+        immediate: None,
+    };
+    let refused = |errno: Errno| Reply::Posted { count: 0, errno: errno.raw_os_error() };
+    assert_eq!(sender.post(own, 1, to(2)), refused(Errno::ADDRNOTAVAIL));
+    assert_eq!(sender.post(own, 1, Op::Send), refused(Errno::INVAL));
+    assert_eq!(sender.post(connected, 1, to(1)), refused(Errno::INVAL));
+    // Of a queue pair of another program there is no name here.
+    let key = Request::SetKey { pair: 1000, key: 1 };
+    assert_eq!(ask(&mut sender.socket, &key), Reply::Refused(Errno::INVAL.raw_os_error()));
+    assert_eq!(sender.post(own, 1, to(1)), Reply::Posted { count: 1, errno: 0 });
+    assert_eq!((sender.completion(), receiver.completion()), ((1, 0), (100, 0)));
+}
+
+/// A receiver of datagrams whose page does not come costs their sender nothing.
+#[test]
+fn a_datagram_waits_for_its_receiver_alone() {
+    let Some(stuck) = Pages::new() else { return };
+    let fabric = Fabric::new().expect("a fabric");
+    let mut sender = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let mut other = Program::new(&fabric, 3, pages());
+    let own = sender.for_datagrams();
+    let (to_owner, to_other) = (owner.for_datagrams(), other.for_datagrams());
+    let to = |last: u8, (_, number): Pair| Op::Datagram {
+        to: Destination { local: address(1), remote: address(last), number, key: 1 },
+        immediate: None,
+    };
+    assert_eq!(sender.post(own, 1, to(2, to_owner)), Reply::Posted { count: 1, errno: 0 });
+    stuck.is_wanted();
+    assert_eq!(sender.completion(), (1, 0));
+    for id in 2..200 {
+        assert_eq!(sender.post(own, id, to(2, to_owner)), Reply::Posted { count: 1, errno: 0 });
+        assert_eq!(sender.completion(), (id, 0));
+    }
+    assert_eq!(sender.post(own, 200, to(3, to_other)), Reply::Posted { count: 1, errno: 0 });
+    assert_eq!((sender.completion(), other.completion()), ((200, 0), (100, 0)));
+    serves(&fabric);
+    stuck.let_go();
+    assert_eq!(owner.completion(), (100, 0));
+}
+
+/// An atomic operation on a page that does not come is done once it has come, and nothing else
+/// waits for it.
+#[test]
+fn an_atomic_operation_waits_for_its_page() {
+    let Some(stuck) = Pages::new() else { return };
+    let fabric = Fabric::new().expect("a fabric");
+    let mut writer = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let mut other = Program::new(&fabric, 3, pages());
+    let (to_owner, _) = connected(&mut writer, &mut owner);
+    let (to_other, _) = connected(&mut writer, &mut other);
+    let add = |peer: &Program| Op::FetchAdd { address: peer.at + PAGE, rkey: peer.key, add: 1 };
+    assert_eq!(writer.post(to_owner, 1, add(&owner)), Reply::Posted { count: 1, errno: 0 });
+    stuck.is_wanted();
+    assert_eq!(writer.post(to_other, 2, add(&other)), Reply::Posted { count: 1, errno: 0 });
+    assert_eq!(writer.completion(), (2, 0));
+    stuck.let_go();
+    assert_eq!(writer.completion(), (1, 0));
 }
