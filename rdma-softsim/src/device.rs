@@ -96,8 +96,9 @@ impl Device {
         Ok(CompletionQueue::new(&self.driver, id, signal))
     }
 
-    /// `ibv_create_qp(3)`, of this service, in RESET. Asynchronous events use `name` for the queue pair. Completions
-    /// go to `queues`, those of sends to the first. Receives are in `shared`, if given.
+    /// `ibv_create_qp(3)`, of this service, in RESET. Asynchronous events use `name` for the queue
+    /// pair. Completions go to `queues`, those of sends to the first. Receives are in `shared`, if
+    /// given.
     pub fn create_queue_pair(
         &self,
         name: u64,

@@ -33,9 +33,9 @@ impl From<SendOp> for Op {
 
 /// An atomic operation. Numbers are in the byte order of the machine.
 ///
-/// It is atomic among the operations of the fabric on the memory of that program, if one thread at a
-/// time takes its steps ([`ForeignMemory::carry`](crate::ForeignMemory::carry)); that is
-/// `IBV_ATOMIC_HCA`. The program's own processor may come between.
+/// It is one step ([`ForeignMemory::carry`](crate::ForeignMemory::carry)) in the memory of the
+/// program. If one thread at a time takes such steps, it is atomic among the operations of the
+/// fabric on that memory: `IBV_ATOMIC_HCA`. The program's own processor may come between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
     /// FETCH and ADD, modulo 2⁶⁴.

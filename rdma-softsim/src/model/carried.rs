@@ -175,7 +175,7 @@ impl Model {
         Freight::new(self.freight_count, reads, bytes, [captured, keeps], &self.held)
     }
 
-    /// Moves the bytes, or passes them to whoever does.
+    /// Moves the bytes, or passes them to the driver.
     fn carry(&mut self, mut freight: Freight, carried: Carried) {
         for end in [carried.from, carried.to] {
             if let Some(pair) = self.pairs.get_mut(end) {
@@ -230,7 +230,7 @@ impl Model {
                 let peer = self.pairs.get(to).filter(|_| heard)?;
                 let (region, offset) = self.remote(peer, remote, len, work.wanted())?;
                 let done = work.atomic.is_some() && work.brought.is_some();
-                let aligned = work.atomic.is_none() || remote.address % ATOMIC as u64 == 0;
+                let aligned = work.atomic.is_none() || remote.address.is_multiple_of(ATOMIC as u64);
                 if done || !aligned || !self.allows(into, len, Access::LOCAL_WRITE) {
                     return None;
                 }

@@ -254,7 +254,7 @@ impl Model {
         let path = pair.path_of(work).filter(|path| !self.is_cut(from, *path))?;
         let peer = self.pairs.get(path.peer).filter(|peer| peer.state.responds())?;
         match work.to {
-            // Each is alone, for whoever has this key.
+            // Each stands alone: its key decides.
             Some(to) => (peer.key == Some(to.key)).then_some(Ordering::Equal),
             // A connected queue pair accepts messages only from its peer.
             None if peer.path.is_some_and(|theirs| theirs.peer == from) => {
@@ -434,7 +434,7 @@ impl Model {
         let invalid = CompletionStatus::REM_INV_REQ_ERR;
         let peer = self.pairs.get(at);
         if peer.is_some_and(|peer| !peer.rights.allow(wanted))
-            || (wanted.atomics && remote.address % ATOMIC as u64 != 0)
+            || (wanted.atomics && !remote.address.is_multiple_of(ATOMIC as u64))
         {
             return Err(Refusal { requester: invalid, receive: CompletionStatus::LOC_ACCESS_ERR });
         }

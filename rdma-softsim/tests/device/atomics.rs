@@ -24,7 +24,7 @@ impl ForeignMemory for Lane {
 
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         let read = self.0.read(offset, into);
-        // Whoever else is in the memory changes it now.
+        // Another thread in the memory would change it now.
         std::thread::yield_now();
         read
     }

@@ -86,7 +86,7 @@ fn of_ipv6_the_header_is_the_whole_one() {
     assert_eq!(held(&b, 8, 37), [&one.octets()[..], &other.octets(), b"hello"].concat());
 }
 
-/// Nobody learns of a datagram that finds no queue pair, another Q_Key, or no receive.
+/// A datagram that finds no queue pair, another Q_Key or no receive: neither side is told.
 #[test]
 fn what_does_not_arrive_is_lost_in_silence() {
     let (_fabric, a, b) = two();

@@ -73,7 +73,7 @@ unsafe fn send<'a>(
     all_signaled: bool,
     datagrams_of: Option<*mut ibv_pd>,
 ) -> Result<Send<'a>, c_int> {
-    // SAFETY: the caller vouches for the list; all variants of the unions are integers and pointers.
+    // SAFETY: the caller vouches for the list; the unions are of integers and pointers.
     let (list, immediate, rdma, atomic) = unsafe {
         (
             elements(wr.sg_list, wr.num_sge, most_elements)?,

@@ -25,7 +25,7 @@ fn a_message_holds_the_longest_work_requests() {
 
 fn completion(id: u64, immediate: Option<u32>) -> Completion {
     let most = u32::MAX;
-    let source = (id % 3 == 0).then_some(Source { number: most - 2, ip4: id % 2 == 0 });
+    let source = id.is_multiple_of(3).then_some(Source { number: most - 2, ip4: id.is_multiple_of(2) });
     Completion { id, pair: most, status: 1, vendor: most, opcode: 129, len: most - 1, immediate, source }
 }
 
