@@ -4,7 +4,9 @@ use core::ops::ControlFlow;
 use std::net::IpAddr;
 
 use rdma_backend::time::Instant;
-use rdma_backend::{CompletionStatus, RnrTimer, SendOp};
+use rdma_backend::{CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp};
+
+use crate::request::Atomic;
 
 /// Records the messages on a fabric, like a mirror port of a switch.
 ///
@@ -53,6 +55,26 @@ pub enum Content<'a> {
         /// The bytes it carries, as far as they are known.
         bytes: &'a [u8],
     },
+    /// A datagram with its bytes.
+    Datagram {
+        /// The number of the queue pair that sent it.
+        source: u32,
+        /// Its Q_Key.
+        key: u32,
+        /// Its immediate, if it has one.
+        immediate: Option<Immediate>,
+        /// Its bytes.
+        bytes: &'a [u8],
+    },
+    /// An atomic operation.
+    Atomic {
+        /// Where.
+        remote: RemoteAddress,
+        /// The operation.
+        atomic: Atomic,
+    },
+    /// What an atomic operation found, which acknowledges it.
+    Found(u64),
     /// The bytes of a READ, which acknowledge it.
     Bytes {
         /// The known bytes.

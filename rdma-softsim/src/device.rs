@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_backend::{
-    Access, AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
+    AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
 };
 
 use crate::connection::{EventChannel, Identifier};
@@ -21,6 +21,7 @@ use crate::model::{
     About, Bytes, ContextId, DomainId, ForeignMemory, HostId, Mirror, Model, PairAttributes, Parts,
     PostedReceive, QueuePairState, Registration, Request, Wake,
 };
+use crate::request::{Op, Rights, Service};
 use crate::shared::SharedInner;
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SharedReceives, SoftSim};
@@ -95,11 +96,13 @@ impl Device {
         Ok(CompletionQueue::new(&self.driver, id, signal))
     }
 
-    /// `ibv_create_qp(3)`, in RESET. Asynchronous events use `name` for the queue pair. Completions
-    /// go to `queues`, those of sends to the first. Receives are in `shared`, if given.
+    /// `ibv_create_qp(3)`, of this service, in RESET. Asynchronous events use `name` for the queue
+    /// pair. Completions go to `queues`, those of sends to the first. Receives are in `shared`, if
+    /// given.
     pub fn create_queue_pair(
         &self,
         name: u64,
+        service: Service,
         domain: &Domain,
         queues: [&CompletionQueue; 2],
         shared: Option<&SharedReceives>,
@@ -118,6 +121,7 @@ impl Device {
             send_queue,
             receive_queue,
             shared: shared.map(|shared| shared.inner.id),
+            service,
             limits,
         };
         let (id, number, inline) =
@@ -181,11 +185,12 @@ impl Domain {
         address: u64,
         len: usize,
         memory: Arc<dyn ForeignMemory>,
-        access: Access,
+        rights: impl Into<Rights>,
     ) -> Result<ForeignRegion, Error> {
+        let rights = rights.into();
         let DomainInner { driver, id } = &*self.inner;
         let bytes = Bytes::Foreign { memory, len };
-        let registration = driver.with(|model| model.register_at(*id, address, bytes, access))?;
+        let registration = driver.with(|model| model.register_at(*id, address, bytes, rights))?;
         Ok(ForeignRegion { registration, domain: Arc::clone(&self.inner) })
     }
 
@@ -236,7 +241,7 @@ pub struct NamedSend<'a> {
     /// Returned in the completion.
     pub id: u64,
     /// The operation.
-    pub op: SendOp,
+    pub op: Op,
     /// The source of its bytes, or their target.
     pub local: Local<'a>,
     /// Whether success is reported.
@@ -272,6 +277,8 @@ pub enum Transition {
         /// When a peer that found no receive may retry.
         timer: RnrTimer,
     },
+    /// To RTR, of a queue pair for datagrams.
+    ReceiveDatagrams,
     /// To RTS.
     Send {
         /// Retries without acknowledgement.
@@ -372,6 +379,7 @@ impl QueuePair {
             Transition::Receive { local, remote, number, timer } => {
                 model.begin_receiving(self.id, local, remote, number, timer)
             }
+            Transition::ReceiveDatagrams => model.begin_receiving_datagrams(self.id),
             Transition::Send { retry, rnr_retry, read_depth } => {
                 model.begin_sending(self.id, retry, rnr_retry, read_depth)
             }
@@ -412,18 +420,35 @@ impl QueuePair {
             let domain = model.domain_of(self.id);
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
+                let (op, atomic, to) = match op {
+                    Op::Connected(op) => (op, None, None),
+                    Op::Atomic(remote, atomic) => (SendOp::Read(remote), Some(atomic), None),
+                    Op::Datagram(to, immediate) => {
+                        (immediate.map_or(SendOp::Send, SendOp::SendImmediate), None, Some(to))
+                    }
+                };
                 let local = match local {
                     Local::Inline(bytes) => Ok(bytes),
                     Local::Memory(list) => Err(parts(model, domain, list)),
                 };
                 model
-                    .post_named(self.id, Request { id, op, signaled, solicited }, local, answered)
+                    .post_named(self.id, Request { id, op, atomic, signaled, solicited, to }, local, answered)
                     .map_err(|error| PostError { posted, error })
             });
             // One doorbell for all posted requests.
             model.ring(self.id);
             posted
         })
+    }
+
+    /// `qp_access_flags` of `ibv_modify_qp(3)`: what its peer may do. A new queue pair allows all.
+    pub fn set_rights(&self, rights: Rights) -> Result<(), Error> {
+        self.driver.with(|model| model.set_rights(self.id, rights))
+    }
+
+    /// `qkey` of `ibv_modify_qp(3)`: the key of the datagrams that it hears.
+    pub fn set_key(&self, key: u32) -> Result<(), Error> {
+        self.driver.with(|model| model.set_key(self.id, key))
     }
 
     /// `timeout` of `ibv_modify_qp(3)`: how long to wait for an acknowledgement, 4.096 µs ·

@@ -91,6 +91,8 @@
 //! | READs in flight are at most our `initiator_depth` and the peer's `responder_resources` | `rdma_connect(3)` |
 //! | The active side is ready when `Established` is *read*, and only then is the passive one connected | `rdma_get_cm_event(3)` |
 //! | No listener: `Rejected(8)`. Rejected, dropped or beyond the backlog of unread requests: `Rejected(28)` | `rdma_reject(3)`, `rdma_listen(3)` |
+//! | Datagrams ([`Op::Datagram`]): 40 bytes of header come in front. Lost in silence without a queue pair of that Q_Key, or a receive. At most 4096 bytes, else `LOC_LEN_ERR` | `ibv_post_send(3)`, IBA 9.8.3 |
+//! | Atomic operations ([`Op::Atomic`]) are done once, however often they are repeated, and count as READs. Not aligned, or not allowed by the queue pair: `REM_INV_REQ_ERR`; by the region: `REM_ACCESS_ERR` | `ibv_post_send(3)`, IBA 9.4.5, 9.7.4.1 |
 //! | Disconnecting flushes our queue pair and leaves the peer's unchanged. Our own `Disconnected` comes when the peer has disconnected too or [`Parameters::cm_timeout`] has passed; `TimewaitExit` follows | `rdma_disconnect(3)` |
 //! | Dropping a connected identifier disconnects. Dropping only the queue pair notifies neither side | `rdma_destroy_id(3)`, `rdma_destroy_qp(3)` |
 //!
@@ -103,9 +105,9 @@
 //!
 //! # Not modelled
 //!
-//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics and
-//! fences; more than one device on a host; the hours after which a real connection manager gives up
-//! on an application that never decides on a request.
+//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; fences; the
+//! state SQE; multicast; more than one device on a host; the hours after which a real connection
+//! manager gives up on an application that never decides on a request.
 //!
 //! The bytes of a READ in this process are read when its answer arrives, which is late but allowed
 //! without a fence. Completions of a dropped queue pair stay in their queue. Soft-RoCE leaves them
@@ -124,6 +126,7 @@ mod faults;
 mod load;
 mod model;
 mod random;
+mod request;
 mod settings;
 mod shared;
 mod simulation;
@@ -143,8 +146,9 @@ pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
 pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
 pub use load::Load;
-pub use model::{About, Arming, Calls, ForeignMemory, Look, Mirror};
+pub use model::{About, Arming, Calls, Detail, ForeignMemory, Look, Mirror, Source};
 pub use random::Random;
+pub use request::{Atomic, Destination, Op, Rights, Service};
 pub use settings::{Limits, Link, Parameters, Resources};
 pub use shared::SharedReceives;
 pub use simulation::Simulation;

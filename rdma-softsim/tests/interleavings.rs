@@ -11,7 +11,9 @@ use rdma_backend::{
     Access, Completed, Completion, CompletionQueue as _, Domain as _, QueuePair as _, QueuePairLimits,
     Region as _, RemoteAddress, RnrTimer, SendOp, Slice,
 };
-use rdma_softsim::{Arming, Calls, Fabric, Local, Look, Mirror, NamedSend, Resources, Signal, Transition};
+use rdma_softsim::{
+    Arming, Calls, Detail, Fabric, Local, Look, Mirror, NamedSend, Resources, Service, Signal, Transition,
+};
 use shuttle::sync::atomic::{AtomicU32 as Word, Ordering::SeqCst};
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread;
@@ -200,7 +202,7 @@ impl Mirror for Shown {
         Look { before, armed: (armed > 0).then_some(Arming::All), after: advance(taken) }
     }
 
-    fn show(&self, _completion: &Completion, _bytes: u32) -> bool {
+    fn show(&self, _completion: &Completion, _detail: Detail) -> bool {
         let room = self.0.shown.load(SeqCst) == self.0.seen.load(Relaxed);
         if room {
             self.0.shown.fetch_add(1, SeqCst);
@@ -264,7 +266,8 @@ fn a_program_beside_a_page_is_woken() {
         let signal: Arc<dyn Signal> = Arc::<Raised>::clone(&raised);
         let queue = device.create_completion_queue(1, 8, signal, Box::new(Shown(Arc::clone(&page)))).unwrap();
         let limits = QueuePairLimits { send_depth: 8, recv_depth: 1, inline: 0 };
-        let pair = device.create_queue_pair(2, &domain, [&queue, &queue], None, limits).unwrap();
+        let pair =
+            device.create_queue_pair(2, Service::Connected, &domain, [&queue, &queue], None, limits).unwrap();
         let (local, timer) = (ip(1), RnrTimer::MICROS_640);
         for to in [
             Transition::Initialise,
@@ -277,7 +280,8 @@ fn a_program_beside_a_page_is_woken() {
             let op = SendOp::Write(RemoteAddress { address: 0, rkey: 0 });
             for id in 0..COMPLETIONS.into() {
                 let local = Local::Inline(&[]);
-                pair.post_named(&[NamedSend { id, op, local, signaled: true, solicited: false }]).unwrap();
+                pair.post_named(&[NamedSend { id, op: op.into(), local, signaled: true, solicited: false }])
+                    .unwrap();
             }
             pair
         });

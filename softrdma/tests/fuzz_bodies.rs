@@ -18,7 +18,7 @@ fn honest() -> Vec<u8> {
     let mut input = Vec::new();
     let machine = |program: u8| std::net::IpAddr::from([192, 0, 2, program + 1]);
     for program in [0, 1] {
-        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
         for request in [
             Request::AllocateDomain(0),
             Request::Register { domain: 1, at: 0, address: 4096, len: 4096, access },
@@ -30,6 +30,7 @@ fn honest() -> Vec<u8> {
                 send_queue: 4,
                 receive_queue: 4,
                 shared: None,
+                service: softrdma_wire::Service::Connected,
                 send_depth: 4,
                 receive_depth: 4,
                 inline: MAX_INLINE as u32,

@@ -33,6 +33,7 @@ impl Program {
             send_queue: queue.name,
             receive_queue: queue.name,
             shared: None,
+            service: softrdma_wire::Service::Connected,
             send_depth: SENDS,
             receive_depth: 4,
             inline: 0,

@@ -15,8 +15,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Completion, Connected, Connections, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Receive,
-    Reply, Request, Send, Sge, Socket, Transition, VERSION, When,
+    Access, Completion, Connected, Connections, Destination, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params,
+    Receive, Reply, Request, Send, Service, Sge, Socket, Transition, VERSION, When,
 };
 use userfault::{PAGE, Pages};
 
@@ -39,12 +39,24 @@ fn sge() -> impl Strategy<Value = Sge> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    (0..5, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, address, rkey, immediate)| match kind {
+    (0..9, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, at, rkey, immediate)| match kind {
         0 => Op::Send,
         1 => Op::SendImmediate(immediate),
-        2 => Op::Write { address, rkey },
-        3 => Op::WriteImmediate { address, rkey, immediate },
-        _ => Op::Read { address, rkey },
+        2 => Op::Write { address: at, rkey },
+        3 => Op::WriteImmediate { address: at, rkey, immediate },
+        4 => Op::Read { address: at, rkey },
+        5 => Op::FetchAdd { address: at, rkey, add: at },
+        6 => Op::CompareSwap { address: at, rkey, compare: 0, swap: at },
+        // Of any address, its own or not, to any queue pair.
+        _ => {
+            let to = Destination {
+                local: address(at as u8 % 4),
+                remote: address(immediate as u8 % 4),
+                number: rkey % 8,
+                key: rkey & 1,
+            };
+            Op::Datagram { to, immediate: (kind == 8).then_some(immediate) }
+        }
     })
 }
 
@@ -62,6 +74,7 @@ fn transition() -> impl Strategy<Value = Transition> {
         Just(Transition::Reset),
         Just(Transition::Initialise),
         Just(Transition::Fail),
+        Just(Transition::ReceiveDatagrams),
         any::<bool>().prop_map(|notify| Transition::Drain { notify }),
         any::<u8>().prop_map(Transition::Timer),
         (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(retry, rnr_retry, read_depth)| Transition::Send {
@@ -84,9 +97,9 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (0..3_u32).prop_map(Request::AllocateDomain),
         any::<u64>().prop_map(|probe| Request::OfferMemory { probe }),
         name().prop_map(Request::FreeDomain),
-        (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 3]>()).prop_map(
-            |(domain, at, address, len, [local_write, remote_write, remote_read])| {
-                let access = Access { local_write, remote_write, remote_read };
+        (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 4]>()).prop_map(
+            |(domain, at, address, len, [local_write, remote_write, remote_read, remote_atomic])| {
+                let access = Access { local_write, remote_write, remote_read, remote_atomic };
                 Request::Register { domain, at, address, len, access }
             }
         ),
@@ -113,6 +126,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     send_queue,
                     receive_queue,
                     shared,
+                    service: if inline % 2 == 0 { Service::Connected } else { Service::Datagram },
                     send_depth,
                     receive_depth,
                     inline,
@@ -122,6 +136,12 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::DestroyPair),
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
+        (name(), 0..2_u32).prop_map(|(pair, key)| Request::SetKey { pair, key }),
+        (name(), any::<bool>()).prop_map(|(pair, set)| {
+            let access =
+                Access { local_write: false, remote_write: set, remote_read: !set, remote_atomic: set };
+            Request::SetAccess { pair, access }
+        }),
         (name(), any::<u8>()).prop_map(|(id, class)| Request::SetTrafficClass { id, class }),
         name().prop_map(Request::QueryPair),
         (0..3_u32).prop_map(Request::TakeAsyncEvent),
@@ -322,7 +342,7 @@ impl Program {
         let mut socket = open(fabric, last);
         let Reply::Made(domain) = ask(&mut socket, &Request::AllocateDomain(0)) else { panic!("no domain") };
         let queue = Queue::create(&mut socket, 8, None);
-        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
         let len = 3 * PAGE;
         let Reply::Region { key, .. } =
             ask(&mut socket, &Request::Register { domain, at, address: at, len, access })
@@ -333,12 +353,17 @@ impl Program {
     }
 
     fn pair(&mut self) -> Pair {
+        self.pair_for(Service::Connected)
+    }
+
+    fn pair_for(&mut self, service: Service) -> Pair {
         let (domain, queue) = (self.domain, self.queue.name);
         let request = Request::CreatePair {
             domain,
             send_queue: queue,
             receive_queue: queue,
             shared: None,
+            service,
             send_depth: 4,
             receive_depth: 4,
             inline: 64,
@@ -355,6 +380,34 @@ impl Program {
             Transition::Send { retry: 7, rnr_retry: 7, read_depth: 1 },
         ] {
             assert_eq!(ask(&mut self.socket, &Request::Modify { pair, to }), Reply::Done);
+        }
+    }
+
+    /// Makes a queue pair for datagrams, with a receive in the middle page.
+    fn for_datagrams(&mut self) -> Pair {
+        let (pair, number) = self.pair_for(Service::Datagram);
+        let to = |to| Request::Modify { pair, to };
+        let local = vec![Sge { address: self.at + PAGE, len: 1000, lkey: self.key }];
+        for request in [
+            to(Transition::Initialise),
+            Request::SetKey { pair, key: 1 },
+            to(Transition::ReceiveDatagrams),
+            to(Transition::Send { retry: 0, rnr_retry: 0, read_depth: 0 }),
+        ] {
+            assert_eq!(ask(&mut self.socket, &request), Reply::Done);
+        }
+        let receive = Request::PostReceive { pair, work: vec![Receive { id: 100, local }] };
+        assert_eq!(ask(&mut self.socket, &receive), Reply::Posted { count: 1, errno: 0, room: 0 });
+        (pair, number)
+    }
+
+    /// Posts one request with bytes of the first page.
+    fn post(&mut self, (pair, _): Pair, id: u64, op: Op) -> Reply {
+        let local = Local::Memory(vec![Sge { address: self.at, len: 8, lkey: self.key }]);
+        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
+        match ask(&mut self.socket, &Request::PostSend { pair, room: 0, work }) {
+            Reply::Posted { count, errno, .. } => Reply::Posted { count, errno, room: 0 },
+            other => other,
         }
     }
 
@@ -473,4 +526,76 @@ fn pages_of_several_programs_that_do_not_come_stop_nobody_else() {
         assert_eq!(writer.completion(), (last + 100, 0));
     }
     serves(&fabric);
+}
+
+/// A program's datagrams come from addresses of its own, and a queue pair sends what it is for.
+#[test]
+fn datagrams_name_their_sender() {
+    use rustix::io::Errno;
+    let fabric = Fabric::new().expect("a fabric");
+    let mut sender = Program::new(&fabric, 1, pages());
+    let mut receiver = Program::new(&fabric, 2, pages());
+    let (own, theirs) = (sender.for_datagrams(), receiver.for_datagrams());
+    let connected = sender.pair();
+    let to = |local: u8| Op::Datagram {
+        to: Destination { local: address(local), remote: address(2), number: theirs.1, key: 1 },
+        immediate: None,
+    };
+    let refused = |errno: Errno| Reply::Posted { count: 0, errno: errno.raw_os_error(), room: 0 };
+    assert_eq!(sender.post(own, 1, to(2)), refused(Errno::ADDRNOTAVAIL));
+    assert_eq!(sender.post(own, 1, Op::Send), refused(Errno::INVAL));
+    assert_eq!(sender.post(connected, 1, to(1)), refused(Errno::INVAL));
+    // Of a queue pair of another program there is no name here.
+    let key = Request::SetKey { pair: 1000, key: 1 };
+    assert_eq!(ask(&mut sender.socket, &key), Reply::Refused(Errno::INVAL.raw_os_error()));
+    assert_eq!(sender.post(own, 1, to(1)), Reply::Posted { count: 1, errno: 0, room: 0 });
+    assert_eq!((sender.completion(), receiver.completion()), ((1, 0), (100, 0)));
+}
+
+/// A receiver of datagrams whose page does not come costs their sender nothing.
+#[test]
+fn a_datagram_waits_for_its_receiver_alone() {
+    let Some(stuck) = Pages::new() else { return };
+    let fabric = Fabric::new().expect("a fabric");
+    let mut sender = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let mut other = Program::new(&fabric, 3, pages());
+    let own = sender.for_datagrams();
+    let (to_owner, to_other) = (owner.for_datagrams(), other.for_datagrams());
+    let to = |last: u8, (_, number): Pair| Op::Datagram {
+        to: Destination { local: address(1), remote: address(last), number, key: 1 },
+        immediate: None,
+    };
+    assert_eq!(sender.post(own, 1, to(2, to_owner)), Reply::Posted { count: 1, errno: 0, room: 0 });
+    stuck.is_wanted();
+    assert_eq!(sender.completion(), (1, 0));
+    for id in 2..200 {
+        assert_eq!(sender.post(own, id, to(2, to_owner)), Reply::Posted { count: 1, errno: 0, room: 0 });
+        assert_eq!(sender.completion(), (id, 0));
+    }
+    assert_eq!(sender.post(own, 200, to(3, to_other)), Reply::Posted { count: 1, errno: 0, room: 0 });
+    assert_eq!((sender.completion(), other.completion()), ((200, 0), (100, 0)));
+    serves(&fabric);
+    stuck.let_go();
+    assert_eq!(owner.completion(), (100, 0));
+}
+
+/// An atomic operation on a page that does not come is done once it has come, and nothing else
+/// waits for it.
+#[test]
+fn an_atomic_operation_waits_for_its_page() {
+    let Some(stuck) = Pages::new() else { return };
+    let fabric = Fabric::new().expect("a fabric");
+    let mut writer = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let mut other = Program::new(&fabric, 3, pages());
+    let (to_owner, _) = connected(&mut writer, &mut owner);
+    let (to_other, _) = connected(&mut writer, &mut other);
+    let add = |peer: &Program| Op::FetchAdd { address: peer.at + PAGE, rkey: peer.key, add: 1 };
+    assert_eq!(writer.post(to_owner, 1, add(&owner)), Reply::Posted { count: 1, errno: 0, room: 0 });
+    stuck.is_wanted();
+    assert_eq!(writer.post(to_other, 2, add(&other)), Reply::Posted { count: 1, errno: 0, room: 0 });
+    assert_eq!(writer.completion(), (2, 0));
+    stuck.let_go();
+    assert_eq!(writer.completion(), (1, 0));
 }

@@ -103,6 +103,30 @@ fn ucx_moves_bytes_by_rc_verbs() {
     }
 }
 
+/// UCX's protocols: `rc_verbs`, which is connected by datagrams of `ud_verbs`, and these alone.
+#[test]
+fn ucx_protocols() {
+    for (transport, test, size, port) in [
+        ("rc_v", "tag_lat", "8", "18635"),
+        ("rc_v", "tag_bw", "100000", "18636"),
+        ("rc_v", "stream_lat", "20000", "18637"),
+        ("ud_v", "tag_lat", "20000", "18638"),
+    ] {
+        let transport_only = format!("UCX_TLS={transport}");
+        let server = [
+            &["env", &transport_only, "ucx_perftest", "-p", port][..],
+            &["-t", test, "-s", size, "-n", "100", "-w", "10"],
+        ]
+        .concat();
+        let client = [&server[..], &["127.0.0.1"]].concat();
+        if installed("ucx_perftest").is_some()
+            && let Some(text) = pair(&format!("ucx-{transport}-{test}"), &server, &client, success)
+        {
+            assert!(text.contains("Final:                   100"), "{text}");
+        }
+    }
+}
+
 #[test]
 fn libfabric_finds_the_device() {
     if installed("fi_info").is_none() {

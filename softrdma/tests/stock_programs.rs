@@ -30,6 +30,22 @@ fn ibv_rc_pingpong_with_events() {
     }
 }
 
+/// Datagrams: their own programs, and perftest by both ways to post.
+#[test]
+fn datagrams_of_stock_programs() {
+    let perftest = ["ib_send_lat", "-c", "UD", "-x", "0", "-n", "100", "-s", "2048", "-F", "-p", "18617"];
+    for server in [
+        &["ibv_ud_pingpong", "-e", "-g", "0", "-n", "100", "-p", "18616"][..],
+        &perftest,
+        &[&perftest[..], &["--use_old_post_send"]].concat(),
+    ] {
+        let client = [server, &["127.0.0.1"]].concat();
+        if let Some(text) = pair("datagrams-stock", server, &client, success) {
+            assert!(text.contains("100 iters") || text.contains("2048    100"), "{text}");
+        }
+    }
+}
+
 #[test]
 fn perftest_write_and_read() {
     for (program, port) in [
@@ -112,6 +128,28 @@ fn completion_vectors_have_threads() {
 fn the_newer_calls() {
     let home = Home::new("extended");
     let Some(program) = compiled(&home, "extended") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
+/// Address handles, the header of received bytes, Q_Keys, what is lost and what is refused.
+#[test]
+fn datagrams() {
+    let home = Home::new("datagrams");
+    let Some(program) = compiled(&home, "datagrams") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
+/// Results, refusals, and several threads that add to one number.
+#[test]
+fn atomic_operations() {
+    let home = Home::new("atomics");
+    let Some(program) = compiled(&home, "atomics") else { return };
     let output = home.run(SERVER, &[&program]).output().expect("runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(succeeded(&output), "done\n", "{said}");

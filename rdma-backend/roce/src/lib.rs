@@ -9,4 +9,7 @@ mod packet;
 
 pub use file::File;
 pub use message::{MTU, Message, count};
-pub use packet::{ACKNOWLEDGED, Kind, NOT_READY, Packet, SEQUENCES, answer, invariant_crc, refused, remote};
+pub use packet::{
+    ACKNOWLEDGED, Kind, NOT_READY, Packet, SEQUENCES, answer, atomic, datagram, invariant_crc, refused,
+    remote,
+};

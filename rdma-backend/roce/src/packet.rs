@@ -26,6 +26,14 @@ pub enum Kind {
     ReadResponse,
     /// Acknowledgement, positive or negative.
     Acknowledge,
+    /// The request of COMPARE and SWAP.
+    CompareSwap,
+    /// The request of FETCH and ADD.
+    FetchAdd,
+    /// The response to either.
+    AtomicAcknowledge,
+    /// SEND of an unreliable datagram.
+    Datagram,
 }
 
 impl Kind {
@@ -40,6 +48,10 @@ impl Kind {
             Self::ReadResponse if first && last => return 16,
             Self::ReadResponse => 13,
             Self::Acknowledge => return 17,
+            Self::AtomicAcknowledge => return 18,
+            Self::CompareSwap => return 19,
+            Self::FetchAdd => return 20,
+            Self::Datagram => 96,
         };
         base + match (first, last) {
             (true, false) => 0,
@@ -55,6 +67,19 @@ impl Kind {
 pub fn remote(address: u64, rkey: u32, len: usize) -> Vec<u8> {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     [&address.to_be_bytes()[..], &rkey.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// Returns the header of an atomic operation (AtomicETH): what is added or stored, and what is
+/// expected.
+#[must_use]
+pub fn atomic(address: u64, rkey: u32, new: u64, compare: u64) -> Vec<u8> {
+    [&address.to_be_bytes()[..], &rkey.to_be_bytes(), &new.to_be_bytes(), &compare.to_be_bytes()].concat()
+}
+
+/// Returns the header of a datagram (DETH): its Q_Key, and the queue pair that sent it.
+#[must_use]
+pub fn datagram(key: u32, source: u32) -> Vec<u8> {
+    [key.to_be_bytes(), (source % SEQUENCES).to_be_bytes()].concat()
 }
 
 /// Returns the header of a response (AETH): its syndrome, and how many messages were executed.

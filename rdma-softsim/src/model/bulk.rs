@@ -109,7 +109,7 @@ impl Model {
         };
         let Source::Memory(Parts::One(part)) = &work.source else { return None };
         let (region, offset) =
-            self.remote(self.pairs.get(to)?.domain, remote, work.len, Access::REMOTE_WRITE)?;
+            self.remote(self.pairs.get(to)?, remote, work.len, Access::REMOTE_WRITE.into())?;
         let (Bytes::Own(source), Bytes::Own(target)) =
             (self.local(part.region, Access::NONE)?, self.local(region, Access::LOCAL_WRITE)?)
         else {

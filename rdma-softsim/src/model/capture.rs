@@ -2,6 +2,7 @@
 
 use rdma_backend::SendOp;
 
+use super::datagrams::{Addressed, sent_immediate};
 use super::requester::{Answer, SendWork, Source};
 use super::{Model, PairId};
 use crate::capture::{Capture, Content, Transfer};
@@ -23,7 +24,8 @@ impl Model {
     pub(super) fn capture_message(&mut self, from: PairId, epoch: u32, sequence: u64, seen: Option<&[u8]>) {
         let Some(mut capture) = self.capture.take() else { return };
         if let Some(pair) = self.pairs.get(from)
-            && let (Some(path), Some(work)) = (pair.path, pair.requester.flight(epoch, sequence))
+            && let Some(work) = pair.requester.flight(epoch, sequence)
+            && let Some(path) = pair.path_of(work)
         {
             let read = if seen.is_none() { self.bytes_of(work) } else { Vec::new() };
             let bytes = seen.unwrap_or(&read);
@@ -35,7 +37,14 @@ impl Model {
                 to: path.remote,
                 pair: self.pair_number(path.peer),
                 traffic_class: self.traffic_class(from),
-                content: Content::Message { op: work.op, len: work.len, bytes },
+                content: match (work.to, work.atomic, work.op) {
+                    (Some(Addressed { key, .. }), ..) => {
+                        let (source, immediate) = (pair.number, sent_immediate(work.op));
+                        Content::Datagram { source, key, immediate, bytes }
+                    }
+                    (None, Some(atomic), SendOp::Read(remote)) => Content::Atomic { remote, atomic },
+                    _ => Content::Message { op: work.op, len: work.len, bytes },
+                },
             });
             if seen.is_break() {
                 return;
@@ -50,7 +59,7 @@ impl Model {
             _ if matches!(work.op, SendOp::Read(_)) => Vec::new(),
             Source::Inline(bytes) => bytes.clone(),
             Source::Memory(parts) => {
-                if parts.list().iter().any(|part| self.is_foreign(part.region)) {
+                if self.is_any_foreign(parts) {
                     return Vec::new();
                 }
                 let mut bytes = vec![0; work.len];
@@ -78,7 +87,11 @@ impl Model {
                 }
                 _ => Vec::new(),
             };
+            let is_atomic = read.is_some_and(|read| read.atomic.is_some());
             let content = match answer {
+                Answer::Ack if is_atomic => {
+                    Some(Content::Found(bytes.first_chunk().copied().map_or(0, u64::from_ne_bytes)))
+                }
                 Answer::Ack if read.is_some() => Some(Content::Bytes { bytes: &bytes, len }),
                 Answer::Ack => Some(Content::Acknowledged),
                 Answer::RnrNak(timer) => Some(Content::NotReady(timer)),

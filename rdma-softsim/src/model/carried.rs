@@ -12,15 +12,17 @@
 //! A mover may be inside the memory of one end at that time. Until it has left, the queue pair at
 //! that end is not flushed, and a thread that takes the memory away waits.
 
+use core::cmp::Ordering;
 use std::sync::Arc;
 
 use rdma_backend::time::Instant;
 use rdma_backend::{Access, SendOp};
 
+use super::datagrams::{Datagram, MTU};
 use super::freight::{End, Freight, Origin, Outcome, Stretch, Track};
 use super::memory::{Bytes, Unreachable};
 use super::parts::{Part, Parts};
-use super::queue_pair::QueuePairState;
+use super::queue_pair::{ATOMIC, QueuePairState};
 use super::requester::{SendWork, Source};
 use super::responder::Arrival;
 use super::{Event, Model, PairId, RegionId};
@@ -35,6 +37,11 @@ pub(super) struct Carried {
     struck: Option<Fault>,
     reads: bool,
     target: Option<Parts>,
+    /// Whether a receive was reserved for it.
+    reserves: bool,
+    is_atomic: bool,
+    /// The datagram, of one that is being stored at its receiver: both ends are the receiver's.
+    datagram: Option<Datagram>,
     track: Arc<Track>,
     /// Whether the message has no outcome yet.
     open: bool,
@@ -86,6 +93,7 @@ impl Model {
         };
         let onto = target.as_ref().map(|parts| self.stretches(parts, len));
         let sends = matches!(work.op, SendOp::Send | SendOp::SendImmediate(_));
+        let (keeps, atomic) = (work.to.is_some(), work.atomic);
         let Some(pair) = self.pairs.get_mut(from) else { return false };
         let repeats = pair.requester.late;
         let reach = match repeats {
@@ -95,22 +103,15 @@ impl Model {
             }
         };
         pair.requester.carrying = true;
-        pair.bulks += 1;
-        if let Some(peer) = self.pairs.get_mut(to) {
-            peer.bulks += 1;
-        }
-        if sends && target.is_some() {
-            self.reserve_receive(to);
-        }
-        self.freight_count += 1;
-        let number = self.freight_count;
-        let captured = self.capture.is_some();
-        let mut freight = Freight::new(number, reads, (origin, onto, len), captured, &self.held);
+        let reserves = sends && target.is_some();
+        let mut freight = self.load(reads, (origin, onto, len), [self.capture.is_some(), keeps]);
+        freight.atomic = atomic;
+        let is_atomic = atomic.is_some();
         let deadline = self.event_queue.now().after(reach);
-        let holds = [true; 2];
-        let (open, track) = (true, Arc::clone(freight.track()));
-        self.carried.insert(
-            number,
+        let (open, holds, track) = (true, [true; 2], Arc::clone(freight.track()));
+        let datagram = None;
+        self.carry(
+            freight,
             Carried {
                 from,
                 to,
@@ -119,6 +120,9 @@ impl Model {
                 struck,
                 reads,
                 target,
+                reserves,
+                is_atomic,
+                datagram,
                 track,
                 open,
                 holds,
@@ -126,6 +130,63 @@ impl Model {
                 repeats,
             },
         );
+        true
+    }
+
+    /// Starts storing a datagram in the memory of its receiver.
+    pub(super) fn begin_storing(&mut self, at: PairId, mut datagram: Datagram, target: Parts) {
+        let bytes = core::mem::take(&mut datagram.bytes);
+        let len = bytes.len();
+        let onto = Some(self.stretches(&target, len));
+        if let Some(pair) = self.pairs.get_mut(at) {
+            pair.responder.storing = true;
+        }
+        let freight = self.load(false, (Origin::Inline(bytes), onto, len), [false; 2]);
+        let track = Arc::clone(freight.track());
+        self.carry(
+            freight,
+            Carried {
+                from: at,
+                to: at,
+                epoch: 0,
+                sequence: 0,
+                struck: None,
+                reads: false,
+                target: Some(target),
+                reserves: true,
+                is_atomic: false,
+                datagram: Some(datagram),
+                track,
+                open: true,
+                holds: [true; 2],
+                deadline: self.event_queue.now().after(self.parameters.reach),
+                repeats: false,
+            },
+        );
+    }
+
+    fn load(
+        &mut self,
+        reads: bool,
+        bytes: (Origin, Option<Vec<Stretch>>, usize),
+        [captured, keeps]: [bool; 2],
+    ) -> Freight {
+        self.freight_count += 1;
+        Freight::new(self.freight_count, reads, bytes, [captured, keeps], &self.held)
+    }
+
+    /// Moves the bytes, or passes them to the driver.
+    fn carry(&mut self, mut freight: Freight, carried: Carried) {
+        for end in [carried.from, carried.to] {
+            if let Some(pair) = self.pairs.get_mut(end) {
+                pair.bulks += 1;
+            }
+        }
+        if carried.reserves {
+            self.reserve_receive(carried.to);
+        }
+        let deadline = carried.deadline;
+        self.carried.insert(freight.number(), carried);
         if self.carries {
             self.freights.push_back(freight);
             self.sweep_at(deadline);
@@ -135,12 +196,11 @@ impl Model {
             }
             self.end_freight(freight);
         }
-        true
     }
 
     /// Returns the responder of a message with an end in another process, whether it is a READ, the
     /// source of its bytes if not the request, their target if it can be executed, and their
-    /// number.
+    /// number. Those of a datagram are only read: its own queue pair is at both ends.
     #[expect(clippy::type_complexity, reason = "taken apart at once")]
     fn route(
         &self,
@@ -151,33 +211,43 @@ impl Model {
     ) -> Option<(PairId, bool, Option<Parts>, Option<Parts>, usize)> {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
-        let path = pair.path?;
-        let (to, len) = (path.peer, work.len);
+        let len = work.len;
+        let to = match work.to {
+            Some(_) if len > MTU => return None,
+            Some(_) => from,
+            None => pair.path?.peer,
+        };
         let refused = matches!(
             struck,
             Some(Fault::KeyRefused | Fault::RequestRefused | Fault::ReceiveGone | Fault::Lose)
         );
-        let heard = !refused && self.listening(from, path) == Some(sequence);
+        let heard = !refused && self.listening(from, epoch, sequence) == Some(Ordering::Equal);
         if len == 0 || (work.reads_memory() && (!self.readable(work) || struck == Some(Fault::SourceGone))) {
             return None;
         }
         let (reads, source, target) = match (work.op, &work.source) {
             (SendOp::Read(remote), Source::Memory(into)) => {
                 let peer = self.pairs.get(to).filter(|_| heard)?;
-                let (region, offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
-                if !self.allows(into, len, Access::LOCAL_WRITE) {
+                let (region, offset) = self.remote(peer, remote, len, work.wanted())?;
+                let done = work.atomic.is_some() && work.brought.is_some();
+                let aligned = work.atomic.is_none() || remote.address.is_multiple_of(ATOMIC as u64);
+                if done || !aligned || !self.allows(into, len, Access::LOCAL_WRITE) {
                     return None;
                 }
                 (true, Some(Parts::One(Part { region, offset, len })), Some(into.clone()))
             }
+            (_, Source::Memory(parts)) if work.to.is_some() => (false, Some(parts.clone()), None),
+            (_, Source::Inline(_)) if work.to.is_some() => return None,
             (_, Source::Memory(parts)) => {
                 (false, Some(parts.clone()), heard.then(|| self.landing_place(to, work)).flatten())
             }
             (_, Source::Inline(_)) => (false, None, heard.then(|| self.landing_place(to, work)).flatten()),
         };
-        let foreign = |parts: &Parts| parts.list().iter().any(|part| self.is_foreign(part.region));
-        let wanted = target.is_some() || self.capture.is_some();
-        let far = (wanted && source.as_ref().is_some_and(foreign)) || target.as_ref().is_some_and(foreign);
+        let foreign = |parts: &Parts| self.is_any_foreign(parts);
+        let wanted = target.is_some() || self.capture.is_some() || work.to.is_some();
+        let far = (wanted && source.as_ref().is_some_and(foreign))
+            || target.as_ref().is_some_and(foreign)
+            || work.atomic.is_some();
         far.then_some((to, reads, source, target, len))
     }
 
@@ -189,8 +259,8 @@ impl Model {
                 if matches!(work.op, SendOp::WriteImmediate(..)) {
                     receive?;
                 }
-                let domain = self.pairs.get(to)?.domain;
-                let (region, offset) = self.remote(domain, remote, work.len, Access::REMOTE_WRITE)?;
+                let peer = self.pairs.get(to)?;
+                let (region, offset) = self.remote(peer, remote, work.len, work.wanted())?;
                 Some(Parts::One(Part { region, offset, len: work.len }))
             }
             SendOp::Send | SendOp::SendImmediate(_) => {
@@ -200,7 +270,11 @@ impl Model {
         }
     }
 
-    pub(super) fn is_foreign(&self, region: RegionId) -> bool {
+    pub(super) fn is_any_foreign(&self, parts: &Parts) -> bool {
+        parts.list().iter().any(|part| self.is_foreign(part.region))
+    }
+
+    fn is_foreign(&self, region: RegionId) -> bool {
         self.regions.get(region).is_some_and(|region| matches!(region.memory, Bytes::Foreign { .. }))
     }
 
@@ -238,6 +312,12 @@ impl Model {
         if !core::mem::take(&mut carried.open) {
             return;
         }
+        if let Some(datagram) = carried.datagram.take() {
+            if let Some(Arrival { moved, .. }) = arrival {
+                self.end_storing(to, &datagram, moved == Some(Ok(())));
+            }
+            return;
+        }
         if let Some(pair) = self.pairs.get_mut(from) {
             pair.requester.carrying = false;
         }
@@ -245,7 +325,9 @@ impl Model {
             Some(arrival) => self.arrive_with(from, epoch, sequence, arrival),
             None => self.unanswered(from, epoch),
         }
-        self.return_receive(to);
+        if carried.reserves {
+            self.return_receive(to);
+        }
         if let Some(pair) = self.pairs.get_mut(from) {
             for (epoch, sequence) in pair.requester.behind.drain(..) {
                 self.event_queue
@@ -284,7 +366,9 @@ impl Model {
             self.free(&mut carried, inside);
             if carried.from == gone {
                 carried.open = false;
-                self.return_receive(carried.to);
+                if carried.reserves {
+                    self.return_receive(carried.to);
+                }
             }
             let struck = Some(carried.struck);
             let arrival = Arrival { struck, moved: None, seen: None, carried: true };
@@ -303,6 +387,8 @@ impl Model {
         }
         if let Some(pair) = self.pairs.get_mut(pair) {
             pair.requester.carrying = false;
+            pair.responder.storing = false;
+            pair.responder.arrived.clear();
         }
     }
 
@@ -361,6 +447,13 @@ impl Model {
         let _inside = carried.track.end();
         self.free(&mut carried, None);
         let arrival = match carried.track.at() {
+            // A receiver whose memory is not reached.
+            End::Responder if carried.datagram.is_some() => Some(Arrival::default()),
+            // It may have been done, and is not repeated.
+            End::Responder if carried.is_atomic => {
+                let moved = Some(Err(Unreachable::Source));
+                Some(Arrival { struck: Some(carried.struck), moved, seen: None, carried: true })
+            }
             End::Requester if !carried.repeats => {
                 let own = if carried.reads { Unreachable::Target } else { Unreachable::Source };
                 let struck = Some(carried.struck);

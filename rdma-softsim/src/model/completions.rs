@@ -14,6 +14,7 @@ use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
+use crate::request::Atomic;
 use crate::sync::AtomicBool;
 use crate::trace::EntryKind;
 
@@ -48,13 +49,33 @@ pub(crate) enum Armed {
     Any,
 }
 
+/// What [`Completion`] does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Detail {
+    /// The number of bytes of the message.
+    pub bytes: u32,
+    /// Where a received datagram came from. Its first 40 bytes are the network header.
+    pub source: Option<Source>,
+    /// The operation, if it was an atomic one and not a READ.
+    pub atomic: Option<Atomic>,
+}
+
+/// The source of a datagram, beside the address in its header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The number of the queue pair that sent it.
+    pub number: u32,
+    /// Whether its network header is that of IPv4, in the last 20 bytes.
+    pub ip4: bool,
+}
+
 /// A completion, and the effects of polling it.
 pub(super) struct Entry {
     pub(super) completion: Completion,
     pub(super) pair: PairId,
     /// For a send, the slots that polling it frees.
     pub(super) frees: Option<u32>,
-    pub(super) bytes: u32,
+    pub(super) detail: Detail,
     pub(super) solicited: bool,
     /// The message after which the receive completed: the bytes of that and earlier ones have
     /// landed.
@@ -116,9 +137,9 @@ impl CompletionQueue {
         self.entries.len()
     }
 
-    /// Returns the completion behind so many others, and the bytes of its message.
-    pub(super) fn entry(&self, behind: usize) -> Option<(Completion, u32)> {
-        self.entries.get(behind).map(|entry| (entry.completion, entry.bytes))
+    /// Returns the completion behind so many others.
+    pub(super) fn entry(&self, behind: usize) -> Option<(Completion, Detail)> {
+        self.entries.get(behind).map(|entry| (entry.completion, entry.detail))
     }
 
     /// Removes the next completion, whether its program was shown it or not.
@@ -160,7 +181,7 @@ impl Entry {
             completion,
             pair,
             frees: None,
-            bytes: 0,
+            detail: Detail { bytes: 0, source: None, atomic: None },
             solicited: false,
             lands: None,
             shows: ClassSet::EMPTY,
@@ -222,20 +243,19 @@ impl Model {
     /// unsignalled ones.
     pub(crate) fn poll(&mut self, id: QueueId, into: &mut [Completion]) -> Result<usize, Error> {
         let mut places = into.iter_mut();
-        self.poll_each(id, places.len(), |completion, _bytes| {
+        self.poll_each(id, places.len(), |completion| {
             if let Some(place) = places.next() {
                 *place = completion;
             }
         })
     }
 
-    /// Polls like [`Model::poll`], with the bytes of each message: `byte_len` of `ibv_poll_cq(3)`,
-    /// which a WRITE with immediate has too.
+    /// Polls like [`Model::poll`], and passes each completion to `take`.
     pub(crate) fn poll_each(
         &mut self,
         id: QueueId,
         most: usize,
-        mut take: impl FnMut(Completion, u32),
+        mut take: impl FnMut(Completion),
     ) -> Result<usize, Error> {
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
@@ -248,7 +268,7 @@ impl Model {
         let mut count = 0;
         while count < most {
             let Some(entry) = self.queues.get_mut(id).and_then(CompletionQueue::pop) else { break };
-            take(self.told(entry.completion), entry.bytes);
+            take(self.told(entry.completion));
             count += 1;
             self.polled(&entry);
         }

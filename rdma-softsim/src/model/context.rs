@@ -17,6 +17,7 @@ use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::device::Offered;
+use crate::request::Rights;
 
 pub(crate) struct Context {
     pub(super) host: HostId,
@@ -131,15 +132,51 @@ impl Model {
         timer: RnrTimer,
     ) -> Result<(), Error> {
         let theirs = self.host_at(remote);
-        let found = self.pairs.iter().find(|(_, pair)| pair.number == number && Some(pair.host) == theirs);
-        let peer = found.map_or(PairId::NOBODY, |(peer, _)| peer);
+        let peer = self.numbered(number, remote).unwrap_or(PairId::NOBODY);
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if pair.key.is_some() {
+            return Err(Error::Argument("a queue pair for datagrams has no peer"));
+        }
         if pair.state != QueuePairState::Idle {
             return Err(Error::State("RTR comes after INIT"));
         }
         pair.state = QueuePairState::Receiving;
         pair.responder.rnr_timer = timer;
         pair.path = Some(Path { peer, local, remote, loopback: theirs == Some(pair.host) });
+        Ok(())
+    }
+
+    /// Returns the queue pair with this number at an address.
+    pub(super) fn numbered(&self, number: u32, at: IpAddr) -> Option<PairId> {
+        let id = self.numbers.pair(number)?;
+        let host = self.hosts.get(self.pairs.get(id)?.host)?;
+        host.has(at).then_some(id)
+    }
+
+    /// `ibv_modify_qp(3)` to RTR, of a queue pair for datagrams.
+    pub(crate) fn begin_receiving_datagrams(&mut self, id: PairId) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if pair.key.is_none() {
+            return Err(Error::Argument("a connected queue pair has a peer"));
+        }
+        if pair.state != QueuePairState::Idle {
+            return Err(Error::State("RTR comes after INIT"));
+        }
+        pair.state = QueuePairState::Receiving;
+        Ok(())
+    }
+
+    /// `qp_access_flags` of `ibv_modify_qp(3)`.
+    pub(crate) fn set_rights(&mut self, id: PairId, rights: Rights) -> Result<(), Error> {
+        self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?.rights = rights;
+        Ok(())
+    }
+
+    /// `qkey` of `ibv_modify_qp(3)`.
+    pub(crate) fn set_key(&mut self, id: PairId, key: u32) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        let own = pair.key.as_mut().ok_or(Error::Argument("only a queue pair for datagrams has a Q_Key"))?;
+        *own = key;
         Ok(())
     }
 
@@ -246,7 +283,10 @@ impl Model {
     pub(crate) fn lend_pair(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
         let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
         let queue_pair = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?;
-        if queue_pair.host != identifier.host || queue_pair.state != QueuePairState::Idle {
+        if queue_pair.host != identifier.host
+            || queue_pair.state != QueuePairState::Idle
+            || queue_pair.key.is_some()
+        {
             return Err(Error::State("a queue pair is connected from INIT, on its own device"));
         }
         if queue_pair.identifier.is_some_and(|other| other != id && self.identifiers.get(other).is_some()) {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::memory::{Bytes, ForeignMemory, Unreachable};
+use crate::request::Atomic;
 
 /// Bytes moved in one step.
 const STEP: usize = 256 * 1024;
@@ -92,12 +93,40 @@ pub(super) enum Origin {
     Inline(Vec<u8>),
 }
 
+/// Bytes that count as held while this exists.
+pub(super) struct Held {
+    all: Arc<AtomicUsize>,
+    own: usize,
+}
+
+impl Held {
+    pub(super) fn new(all: &Arc<AtomicUsize>) -> Self {
+        Self { all: Arc::clone(all), own: 0 }
+    }
+
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.own += bytes;
+        self.all.fetch_add(bytes, Relaxed);
+    }
+
+    /// Returns whether all together are not too many.
+    pub(super) fn has_room(&self) -> bool {
+        self.all.load(Relaxed) < MOST_HELD
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own, Relaxed);
+    }
+}
+
 pub(crate) struct Freight {
     number: u64,
     track: Arc<Track>,
     reads: bool,
     origin: Origin,
-    /// The target; `None` if only a capture wants the bytes.
+    /// The target; `None` if the bytes are only kept.
     target: Option<Vec<Stretch>>,
     len: usize,
     done: usize,
@@ -105,20 +134,17 @@ pub(crate) struct Freight {
     buffer: Vec<u8>,
     /// Number of bytes in `buffer`.
     filled: usize,
-    /// The bytes for a capture.
+    /// The bytes that are kept, for a capture or as those of a datagram.
     seen: Option<Vec<u8>>,
-    /// Bytes held by all messages, and by this one.
-    held: Arc<AtomicUsize>,
-    own: usize,
+    /// Whether they are kept however many are held.
+    keeps: bool,
+    held: Held,
     /// Bytes per step, fixed by the first step.
     most: usize,
     unreachable: Option<Unreachable>,
-}
-
-impl Drop for Freight {
-    fn drop(&mut self) {
-        self.held.fetch_sub(self.own, Relaxed);
-    }
+    /// The change of what is read, of an atomic operation: in the same step, so that no other
+    /// access of the fabric comes between.
+    pub(super) atomic: Option<Atomic>,
 }
 
 pub(super) struct Outcome {
@@ -134,7 +160,7 @@ impl Freight {
         number: u64,
         reads: bool,
         (origin, target, len): (Origin, Option<Vec<Stretch>>, usize),
-        captured: bool,
+        [captured, keeps]: [bool; 2],
         held: &Arc<AtomicUsize>,
     ) -> Self {
         let at = match (&origin, reads) {
@@ -145,17 +171,18 @@ impl Freight {
             number,
             track: Arc::new(Track::new(at)),
             reads,
-            seen: (captured && matches!(origin, Origin::Memory(_))).then(Vec::new),
+            seen: ((captured || keeps) && matches!(origin, Origin::Memory(_))).then(Vec::new),
+            keeps,
             origin,
             target,
             len,
             done: 0,
             buffer: Vec::new(),
             filled: 0,
-            held: Arc::clone(held),
-            own: 0,
+            held: Held::new(held),
             most: 0,
             unreachable: None,
+            atomic: None,
         }
     }
 
@@ -230,9 +257,8 @@ impl Freight {
     fn fetch(&mut self) -> bool {
         let Origin::Memory(list) = &self.origin else { return true };
         if self.most == 0 {
-            self.most = if self.held.load(Relaxed) < MOST_HELD { STEP } else { SMALL_STEP }.min(self.len);
-            self.own = self.most;
-            self.held.fetch_add(self.own, Relaxed);
+            self.most = if self.held.has_room() { STEP } else { SMALL_STEP }.min(self.len);
+            self.held.add(self.most);
         }
         let len = self.most.min(self.len - self.done);
         if self.buffer.len() < len {
@@ -250,11 +276,21 @@ impl Freight {
         if !reached {
             return false;
         }
-        if let Some(seen) = &mut self.seen
-            && self.held.load(Relaxed) < MOST_HELD
+        if let Some(atomic) = self.atomic
+            && let Some(found) = self.buffer.first_chunk()
+            && let Some(new) = atomic.apply(*found)
         {
-            self.own += len;
-            self.held.fetch_add(len, Relaxed);
+            // A message that has ended while its page came is not executed.
+            let changed = !self.track.lock().ended
+                && within(list, self.done, len).all(|(memory, offset, _)| memory.reach_write(offset, &new));
+            if !changed {
+                return false;
+            }
+        }
+        if let Some(seen) = &mut self.seen
+            && (self.keeps || self.held.has_room())
+        {
+            self.held.add(len);
             seen.extend_from_slice(self.buffer.get(..len).unwrap_or_default());
         }
         if self.target.is_none() {

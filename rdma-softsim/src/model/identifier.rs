@@ -15,6 +15,7 @@ use super::queue_pair::Owner;
 use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
 use crate::Error;
 use crate::faults::{Fault, Site};
+use crate::request::Service;
 use crate::trace::EntryKind;
 
 /// `-ETIMEDOUT`.
@@ -340,8 +341,14 @@ impl Model {
         if identifier.pair.is_some() || !early.contains(&identifier.phase) {
             return Err(Error::State("an identifier gets one queue pair, before it is connected"));
         }
-        let attributes =
-            PairAttributes { domain, send_queue: queue, receive_queue: queue, shared: None, limits };
+        let attributes = PairAttributes {
+            domain,
+            send_queue: queue,
+            receive_queue: queue,
+            shared: None,
+            service: Service::Connected,
+            limits,
+        };
         let made = self.make_pair(host, &attributes, Owner::Identifier(id))?;
         self.join(id, made.0);
         Ok(made)

@@ -7,7 +7,9 @@ use rdma_backend::{Access, RemoteAddress};
 use rdma_memory::{CallerMemory, SharedMemory, Zeroed};
 
 use super::parts::Part;
+use super::queue_pair::QueuePair;
 use super::{DomainId, HostId, Model, RegionId};
+use crate::request::Rights;
 use crate::trace::EntryKind;
 use crate::{Error, Load};
 
@@ -135,7 +137,7 @@ pub(crate) struct Region {
     pub(super) memory: Bytes,
     /// The length at registration, whatever a program's memory says later.
     len: usize,
-    access: Access,
+    rights: Rights,
     address: u64,
     rkey: u32,
 }
@@ -185,11 +187,11 @@ impl Model {
         &mut self,
         domain: DomainId,
         memory: Arc<Memory>,
-        access: Access,
+        rights: impl Into<Rights>,
     ) -> Result<Registration, Error> {
         let address = FIRST_ADDRESS + self.address_space;
         let space = (memory.len() as u64).next_multiple_of(PAGE) + PAGE;
-        let registered = self.register_at(domain, address, Bytes::Own(memory), access)?;
+        let registered = self.register_at(domain, address, Bytes::Own(memory), rights)?;
         self.address_space += space;
         Ok(registered)
     }
@@ -200,14 +202,14 @@ impl Model {
         domain: DomainId,
         address: u64,
         memory: Bytes,
-        access: Access,
+        rights: impl Into<Rights>,
     ) -> Result<Registration, Error> {
-        let len = memory.len();
+        let (len, rights) = (memory.len(), rights.into());
         let host = self.may_register(domain, len as u64)?;
         if self.strikes_creation(host) {
             return Err(Error::Allocation(len));
         }
-        let id = self.regions.insert(Region { host, domain, memory, len, access, address, rkey: 0 });
+        let id = self.regions.insert(Region { host, domain, memory, len, rights, address, rkey: 0 });
         // As on real devices: the place of the region, and 8 bits that change with each
         // registration there.
         self.registrations = self.registrations.wrapping_add(1);
@@ -219,7 +221,7 @@ impl Model {
             owner.regions += 1;
             owner.registered += len as u64;
         }
-        self.note(|| EntryKind::Registered { host: host.index(), access });
+        self.note(|| EntryKind::Registered { host: host.index(), access: rights.access });
         Ok(Registration { id, address, rkey })
     }
 
@@ -240,25 +242,26 @@ impl Model {
         }
     }
 
-    /// Returns the part of a region that a peer names, if its key, bounds, domain and rights are
-    /// valid.
+    /// Returns the part of a region that the peer of a queue pair names, if its key, bounds, domain
+    /// and rights are valid.
     pub(super) fn remote(
         &self,
-        domain: DomainId,
+        pair: &QueuePair,
         remote: RemoteAddress,
         len: usize,
-        access: Access,
+        wanted: Rights,
     ) -> Option<(RegionId, usize)> {
         let (id, region) = self.regions.at((remote.rkey >> 8).checked_sub(1)?)?;
         let offset = usize::try_from(remote.address.checked_sub(region.address)?).ok()?;
         let fits = inside(offset, len, region.len);
-        let allowed = region.rkey == remote.rkey && region.domain == domain && region.access.allows(access);
+        let allowed = pair.rights.allow(wanted) && region.rights.allow(wanted);
+        let allowed = allowed && region.rkey == remote.rkey && region.domain == pair.domain;
         (fits && allowed).then_some((id, offset))
     }
 
     /// Returns the memory of `region`, if it is still registered and allows `access`.
     pub(super) fn local(&self, region: RegionId, access: Access) -> Option<&Bytes> {
-        Some(&self.regions.get(region).filter(|region| region.access.allows(access))?.memory)
+        Some(&self.regions.get(region).filter(|region| region.rights.access.allows(access))?.memory)
     }
 
     /// Returns the part of a region that a work request names by address and `lkey`. A wrong key,

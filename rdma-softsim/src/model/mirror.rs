@@ -6,7 +6,7 @@
 
 use rdma_backend::Completion;
 
-use super::completions::Armed;
+use super::completions::{Armed, Detail};
 use super::{HostId, Model, PairId, QueueId};
 use crate::Error;
 
@@ -18,9 +18,8 @@ pub trait Mirror: Send + Sync {
     /// Looks at what the program has done since the last call.
     fn look(&self) -> Look;
 
-    /// Shows the program another completion, with the bytes of its message. Returns false if there
-    /// is no room.
-    fn show(&self, completion: &Completion, bytes: u32) -> bool;
+    /// Shows the program another completion. Returns false if there is no room.
+    fn show(&self, completion: &Completion, detail: Detail) -> bool;
 
     /// Tells the program what it must call the fabric for. It comes after each series of
     /// [`Mirror::show`].
@@ -95,8 +94,8 @@ impl Model {
         let Some(mirror) = &queue.mirror else { return };
         let mut shown = queue.shown;
         if !self.is_stalled(queue.host) {
-            while let Some((completion, bytes)) = queue.entry(shown)
-                && mirror.show(&self.told(completion), bytes)
+            while let Some((completion, detail)) = queue.entry(shown)
+                && mirror.show(&self.told(completion), detail)
             {
                 shown += 1;
             }
@@ -129,7 +128,7 @@ impl Model {
         self.show(id);
         match self.queues.get(id) {
             Some(queue) if !queue.is_lost() => Ok(()),
-            _ => self.poll_each(id, 0, |_completion, _bytes| {}).map(drop),
+            _ => self.poll_each(id, 0, |_completion| {}).map(drop),
         }
     }
 
@@ -139,7 +138,7 @@ impl Model {
         let count = count.min(shown);
         if count > 0 {
             // It fails for a lost queue, which shows nothing.
-            let _polled = self.poll_each(id, count, |_completion, _bytes| {});
+            let _polled = self.poll_each(id, count, |_completion| {});
         }
     }
 

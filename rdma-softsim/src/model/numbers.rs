@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 
+use super::PairId;
+
 /// The first two numbers belong to the management queue pairs.
 const FIRST: u32 = 2;
 
 /// Numbers in use and free. A stale number soon names another queue pair.
 #[derive(Default)]
 pub(super) struct Numbers {
-    /// Most numbers ever in use at once, including resting ones.
-    known: u32,
+    /// The queue pair of each number from [`FIRST`] on.
+    pairs: Vec<PairId>,
     /// Free numbers, the longest free one first.
     free: VecDeque<u32>,
 }
@@ -23,9 +25,20 @@ impl Numbers {
             return number;
         }
         // Memory runs out long before 24 bits do.
-        let number = FIRST + self.known;
-        self.known += 1;
-        number
+        self.pairs.push(PairId::NOBODY);
+        FIRST + (self.pairs.len() - 1) as u32
+    }
+
+    /// Sets whose number this is.
+    pub(super) fn assign(&mut self, number: u32, pair: PairId) {
+        if let Some(place) = number.checked_sub(FIRST).and_then(|place| self.pairs.get_mut(place as usize)) {
+            *place = pair;
+        }
+    }
+
+    /// Returns the queue pair that has this number, or had it last.
+    pub(super) fn pair(&self, number: u32) -> Option<PairId> {
+        self.pairs.get(number.checked_sub(FIRST)? as usize).copied()
     }
 
     pub(super) fn take_back(&mut self, number: u32) {

@@ -11,6 +11,7 @@ use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, SharedId};
 use crate::Error;
 use crate::failure_class::FailureClass;
+use crate::request::{Rights, Service};
 use crate::trace::EntryKind;
 
 /// The attributes that `ibv_create_qp(3)` is given.
@@ -20,6 +21,7 @@ pub(crate) struct PairAttributes {
     pub(crate) receive_queue: QueueId,
     /// The shared receive queue, if any.
     pub(crate) shared: Option<SharedId>,
+    pub(crate) service: Service,
     pub(crate) limits: QueuePairLimits,
 }
 
@@ -62,7 +64,7 @@ impl Model {
         attributes: &PairAttributes,
         owner: Owner,
     ) -> Result<(PairId, u32, usize), Error> {
-        let &PairAttributes { domain, send_queue, receive_queue, shared, mut limits } = attributes;
+        let &PairAttributes { domain, send_queue, receive_queue, shared, service, mut limits } = attributes;
         if let Some(shared) = shared
             && self.shared.get(shared).ok_or(Error::Gone("shared receive queue"))?.host != host
         {
@@ -106,11 +108,16 @@ impl Model {
             identifier: None,
             number,
             limits,
+            key: match service {
+                Service::Connected => None,
+                Service::Datagram => Some(0),
+            },
             state: match owner {
                 // rdma_create_qp(3) initialises it.
                 Owner::Identifier(_) => QueuePairState::Idle,
                 Owner::Context(..) => QueuePairState::Reset,
             },
+            rights: Rights::ALL,
             path: None,
             requester: Requester::new(),
             responder: Responder::new(),
@@ -119,6 +126,7 @@ impl Model {
             cut: false,
             bulks: 0,
         });
+        self.numbers.assign(number, pair);
         let identifier = match owner {
             Owner::Identifier(id) => self.identifiers.get(id).map_or(0, |owner| owner.key.0),
             Owner::Context(..) => 0,

@@ -15,9 +15,12 @@ use crate::Error;
 use crate::device_kind::Flush;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
+use crate::request::{Atomic, Destination, Rights};
 use crate::trace::EntryKind;
 
 const MAX_MESSAGE: usize = 1 << 31;
+/// The bytes of an atomic operation.
+pub(super) const ATOMIC: usize = 8;
 
 pub(crate) struct QueuePair {
     pub(super) host: HostId,
@@ -32,6 +35,10 @@ pub(crate) struct QueuePair {
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
     pub(super) state: QueuePairState,
+    /// The Q_Key, of a queue pair for datagrams.
+    pub(super) key: Option<u32>,
+    /// What its peer may do.
+    pub(super) rights: Rights,
     /// The other end, once connected.
     pub(super) path: Option<Path>,
     pub(super) requester: Requester,
@@ -42,7 +49,7 @@ pub(crate) struct QueuePair {
     /// Whether a fault blocks its messages.
     pub(super) cut: bool,
     /// Copies of its long messages in progress.
-    pub(super) bulks: u8,
+    pub(super) bulks: u32,
 }
 
 /// Who gets the events of an object.
@@ -64,6 +71,11 @@ impl QueuePair {
             WorkQueue::Send => self.send_queue,
             WorkQueue::Receive => self.receive_queue,
         }
+    }
+
+    /// Returns the path of a message.
+    pub(super) fn path_of(&self, work: &SendWork) -> Option<Path> {
+        work.to.map_or(self.path, |to| Some(to.path))
     }
 
     pub(super) fn is_ready(&self) -> bool {
@@ -121,9 +133,13 @@ pub(crate) struct PostedSend {
 pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) op: SendOp,
+    /// The change that this READ makes, of an atomic operation.
+    pub(crate) atomic: Option<Atomic>,
     pub(crate) signaled: bool,
     /// Whether its receive raises a solicited event.
     pub(crate) solicited: bool,
+    /// Where a datagram goes.
+    pub(crate) to: Option<Destination>,
 }
 
 pub(crate) struct PostedReceive {
@@ -192,7 +208,8 @@ impl Model {
             Source::Memory(Parts::One(request.local))
         };
         let &PostedSend { id: work, op, signaled, .. } = request;
-        self.enqueue(id, Request { id: work, op, signaled, solicited: false }, source, len);
+        let request = Request { id: work, op, atomic: None, signaled, solicited: false, to: None };
+        self.enqueue(id, request, source, len);
         Ok(())
     }
 
@@ -205,10 +222,17 @@ impl Model {
         local: Result<&[u8], Parts>,
         answered: bool,
     ) -> Result<(), Error> {
-        let len = local.as_ref().map_or_else(Parts::len, |bytes| bytes.len());
+        let mut len = local.as_ref().map_or_else(Parts::len, |bytes| bytes.len());
+        if request.atomic.is_some() {
+            if len < ATOMIC {
+                return Err(Error::Argument("an atomic operation stores eight bytes"));
+            }
+            len = ATOMIC;
+        }
         if len > MAX_MESSAGE {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
+        self.check_destination(id, request.to)?;
         self.may_send(id, request.op, len, local.is_ok())?;
         if answered {
             self.refuse_by_fault(id)?;
@@ -264,9 +288,11 @@ impl Model {
     fn enqueue(&mut self, id: PairId, request: Request, source: Source, len: usize) {
         let Some(pair) = self.pairs.get(id) else { return };
         let number = pair.number;
-        let Request { id: work, op, signaled, solicited } = request;
+        let Request { id: work, op, atomic, signaled, solicited, to } = request;
+        let to = to.map(|to| self.addressed(pair, to));
         let shows = ClassSet::EMPTY;
-        let work = SendWork { id: work, op, source, len, signaled, solicited, shows, brought: None };
+        let work =
+            SendWork { id: work, op, atomic, source, len, to, signaled, solicited, shows, brought: None };
         let failed = pair.state == QueuePairState::Error;
         if self.is_observed() {
             let posted = self.describe(&work);

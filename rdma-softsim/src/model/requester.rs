@@ -10,7 +10,8 @@ use std::collections::VecDeque;
 
 use rdma_backend::{Access, AsyncEvent, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp};
 
-use super::completions::{Entry, failure, success};
+use super::completions::{Detail, Entry, failure, success};
+use super::datagrams::Addressed;
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
 use super::party::Target;
@@ -18,22 +19,37 @@ use super::queue_pair::QueuePairState;
 use super::{Event, Model, PairId};
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
+use crate::request::{Atomic, Rights};
 use crate::trace::{MESSAGE, Work};
 use rdma_backend::time::Instant;
 
 pub(super) struct SendWork {
     pub(super) id: u64,
     pub(super) op: SendOp,
+    /// The change that this READ makes, of an atomic operation.
+    pub(super) atomic: Option<Atomic>,
     pub(super) source: Source,
     pub(super) len: usize,
+    /// Where a datagram goes.
+    pub(super) to: Option<Addressed>,
     pub(super) signaled: bool,
     pub(super) solicited: bool,
     pub(super) shows: ClassSet,
-    /// The READ's bytes are there; holds those for a capture.
+    /// The READ's bytes are there; holds those for a capture. An atomic operation has been done.
     pub(super) brought: Option<Vec<u8>>,
 }
 
 impl SendWork {
+    /// Returns the right that the peer must have given.
+    pub(super) fn wanted(&self) -> Rights {
+        match self.op {
+            SendOp::Read(_) if self.atomic.is_some() => Rights::ATOMICS,
+            SendOp::Read(_) => Access::REMOTE_READ.into(),
+            SendOp::Write(_) | SendOp::WriteImmediate(..) => Access::REMOTE_WRITE.into(),
+            SendOp::Send | SendOp::SendImmediate(_) => Access::NONE.into(),
+        }
+    }
+
     pub(super) const fn reads_memory(&self) -> bool {
         self.len > 0 && matches!(self.source, Source::Memory(_)) && !matches!(self.op, SendOp::Read(_))
     }
@@ -324,18 +340,21 @@ impl Model {
     }
 
     pub(super) fn answered(&mut self, id: PairId, epoch: u32, sequence: u64, answer: Answer) {
-        let Some(pair) = self.pairs.get_mut(id) else { return };
+        let Some(pair) = self.pairs.get(id) else { return };
         // Only the oldest message may end. An answer that overtook a lost one comes again with the
         // repetition.
-        if pair.requester.flight(epoch, sequence).is_none() || pair.requester.first != sequence {
+        let Some(work) = pair.requester.flight(epoch, sequence).filter(|_| pair.requester.first == sequence)
+        else {
             return;
-        }
+        };
+        // A datagram has no answer: this comes from its own device.
+        let crosses = work.to.is_none();
         let cut = pair.path.is_none_or(|path| self.is_cut(id, path));
         let party = self.party(id);
         let strikes = |fault: &Fault, on: &Target| {
             party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::LoseAnswer)
         };
-        let lost = cut || self.strike(Site::Answer, strikes).is_some();
+        let lost = crosses && (cut || self.strike(Site::Answer, strikes).is_some());
         match answer {
             Answer::Fault(status) => self.fail(id, status),
             _ if lost => self.unanswered(id, epoch),
@@ -409,7 +428,7 @@ impl Model {
         }
         let copied = || {
             let peer = self.pairs.get(pair.path?.peer)?;
-            let (region, offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
+            let (region, offset) = self.remote(peer, remote, len, Access::REMOTE_READ.into())?;
             Some(self.copy_parts(&Parts::One(Part { region, offset, len }), parts, len))
         };
         match copied() {
@@ -496,6 +515,9 @@ impl Model {
             Ok(completed) => success(work.id, pair.number, completed),
             Err(status) => failure(work.id, pair.number, status),
         };
+        let bytes = if matches!(work.op, SendOp::Read(_)) { work.len } else { 0 };
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let detail = Detail { bytes, source: None, atomic: work.atomic };
         let frees = core::mem::take(&mut pair.requester.silent);
         let queue = pair.send_queue;
         let mut shows = work.shows;
@@ -506,6 +528,6 @@ impl Model {
         if result.is_err() {
             self.count_injected(FailureClass::ErrorContents);
         }
-        self.report(queue, Entry { frees: Some(frees), shows, ..Entry::new(completion, id) });
+        self.report(queue, Entry { frees: Some(frees), detail, shows, ..Entry::new(completion, id) });
     }
 }

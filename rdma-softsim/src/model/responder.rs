@@ -1,21 +1,24 @@
 //! The receiving half of a queue pair: handles arriving messages.
 
+use core::cmp::Ordering;
+use core::time::Duration;
 use std::collections::VecDeque;
 
-use core::cmp::Ordering;
 use rdma_backend::{
     Access, AsyncEvent, Completed, CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp,
 };
 
 use super::bulk::LONG;
-use super::completions::{Entry, failure, success};
+use super::completions::{Detail, Entry, failure, success};
+use super::datagrams::{Datagram, MTU};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
-use super::queue_pair::Path;
+use super::queue_pair::{ATOMIC, Path};
 use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId};
 use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
+use crate::request::Rights;
 use crate::trace::EntryKind;
 
 #[derive(Clone)]
@@ -28,20 +31,23 @@ pub(super) struct Responder {
     pub(super) receives: VecDeque<ReceiveWork>,
     /// The receive of a shared queue that a message's bytes are being moved to.
     pub(super) reserved: Option<ReceiveWork>,
+    /// Datagrams that wait to be stored, and whether one is being stored.
+    pub(super) arrived: VecDeque<Datagram>,
+    pub(super) storing: bool,
     /// The sequence number of the next message; lower ones were executed.
     expected: u64,
     pub(super) rnr_timer: RnrTimer,
     /// Whether an event has reported a first message that preceded the connection manager's event.
     told: bool,
     /// Number of further notifications for which a fault hides the receives.
-    unready: u8,
+    pub(super) unready: u8,
 }
 
 /// Why a message cannot be executed: the answer to the requester, and the status of the consumed
 /// receive.
 pub(super) struct Refusal {
     requester: CompletionStatus,
-    receive: CompletionStatus,
+    pub(super) receive: CompletionStatus,
 }
 
 impl Refusal {
@@ -68,6 +74,8 @@ impl Responder {
         Self {
             receives: VecDeque::new(),
             reserved: None,
+            arrived: VecDeque::new(),
+            storing: false,
             expected: 0,
             rnr_timer: RnrTimer::SLOWEST,
             told: false,
@@ -92,8 +100,8 @@ impl Model {
     pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, arrival: Arrival) {
         let Some(pair) = self.pairs.get(from) else { return };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
-        let Some(path) = pair.path else { return };
-        let (sourced, len) = (work.reads_memory(), work.len);
+        let Some(path) = pair.path_of(work) else { return };
+        let (sourced, len, is_datagram) = (work.reads_memory(), work.len, work.to.is_some());
         let struck = match arrival.struck {
             Some(struck) => struck,
             None if self.simulation.is_some() => self.strike_message(from, epoch, sequence),
@@ -102,20 +110,31 @@ impl Model {
         if !arrival.carried && self.begin_freight(from, epoch, sequence, struck) {
             return;
         }
+        if arrival.moved == Some(Ok(()))
+            && let Some(work) =
+                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
+            && work.atomic.is_some()
+        {
+            // It is not done again, whatever becomes of its answer.
+            work.brought = Some(arrival.seen.clone().unwrap_or_default());
+        }
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
-        let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
+        let unread = is_datagram && arrival.moved == Some(Err(Unreachable::Source));
+        let answer = if !readable || unread || (struck == Some(Fault::SourceGone) && sourced) {
             // Its own device cannot read the memory: nothing leaves, and the peer does not notice.
             self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
+        } else if is_datagram && len > MTU {
+            Answer::Fault(CompletionStatus::LOC_LEN_ERR)
         } else {
             self.capture_message(from, epoch, sequence, arrival.seen.as_deref());
-            if struck == Some(Fault::Lose) {
-                return self.unanswered(from, epoch);
-            }
-            let Some(expected) = self.listening(from, path) else { return self.unanswered(from, epoch) };
-            match sequence.cmp(&expected) {
-                Ordering::Less => {
+            let heard = self.listening(from, epoch, sequence).filter(|_| struck != Some(Fault::Lose));
+            match heard {
+                // Who sends a datagram does not learn what becomes of it.
+                None if is_datagram => Answer::Ack,
+                None => return self.unanswered(from, epoch),
+                Some(Ordering::Less) => {
                     // The device has read the bytes again.
                     self.count_injected(FailureClass::BufferOwnership);
                     self.check_ownership(from);
@@ -123,8 +142,8 @@ impl Model {
                     Answer::Ack
                 }
                 // One before it is missing: dropped.
-                Ordering::Greater => return,
-                Ordering::Equal => match struck {
+                Some(Ordering::Greater) => return,
+                Some(Ordering::Equal) => match struck {
                     Some(Fault::KeyRefused) => {
                         let status = self.bad_key();
                         self.refuse_request(path.peer, AsyncEvent::QpAccessErr);
@@ -138,6 +157,7 @@ impl Model {
                         self.refuse_receive(path.peer, CompletionStatus::LOC_PROT_ERR);
                         Answer::Nak(CompletionStatus::REM_OP_ERR)
                     }
+                    _ if is_datagram => self.pass_datagram(from, epoch, sequence, arrival),
                     _ if !arrival.carried
                         && len >= LONG
                         && self.begin_bulk(from, path.peer, epoch, sequence) =>
@@ -148,7 +168,12 @@ impl Model {
                 },
             }
         };
-        let travel = self.travel();
+        // Its own device answers a datagram, at once and never in the negative.
+        let (answer, travel) = match answer {
+            Answer::Nak(_) | Answer::RnrNak(_) if is_datagram => (Answer::Ack, Duration::ZERO),
+            own if is_datagram => (own, Duration::ZERO),
+            answer => (answer, self.travel()),
+        };
         let now = self.event_queue.now();
         let Some(pair) = self.pairs.get_mut(from) else { return };
         let at = now.after(travel).max(pair.requester.answer);
@@ -161,7 +186,7 @@ impl Model {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
         let (op, some, sourced) = (work.op, work.len > 0, work.reads_memory());
-        let peer = pair.path?.peer;
+        let peer = pair.path_of(work)?.peer;
         let receives = self.has_receive(peer);
         let (sender, receiver) = (self.party(from)?, self.party(peer)?);
         let struck = self.strike(Site::Arrive, |fault, on| match fault {
@@ -199,7 +224,7 @@ impl Model {
     }
 
     /// Fails the oldest receive, and the queue pair with it.
-    fn refuse_receive(&mut self, at: PairId, status: CompletionStatus) {
+    pub(super) fn refuse_receive(&mut self, at: PairId, status: CompletionStatus) {
         if let Some(receive) = self.consume_receive(at)
             && let Some(peer) = self.pairs.get(at)
         {
@@ -213,18 +238,30 @@ impl Model {
     pub(super) fn readable(&self, work: &SendWork) -> bool {
         match work.source {
             Source::Memory(ref parts) if work.reads_memory() => self.allows(parts, work.len, Access::NONE),
+            // Not done at the peer if its result cannot be stored.
+            Source::Memory(ref parts) if work.atomic.is_some() => {
+                self.allows(parts, work.len, Access::LOCAL_WRITE)
+            }
             _ => true,
         }
     }
 
-    /// Returns the sequence number that the peer's device expects, if its queue pair is connected
-    /// and reachable.
-    pub(super) fn listening(&self, from: PairId, path: Path) -> Option<u64> {
-        // A connected queue pair accepts messages only from its peer.
-        let ours = |other: Path| other.peer == from;
-        let peer =
-            self.pairs.get(path.peer).filter(|peer| peer.state.responds() && peer.path.is_some_and(ours))?;
-        (!self.is_cut(from, path)).then_some(peer.responder.expected)
+    /// Returns whether the peer's device has had this message, expects it or misses one before it,
+    /// if its queue pair is reachable and listens to this one.
+    pub(super) fn listening(&self, from: PairId, epoch: u32, sequence: u64) -> Option<Ordering> {
+        let pair = self.pairs.get(from)?;
+        let work = pair.requester.flight(epoch, sequence)?;
+        let path = pair.path_of(work).filter(|path| !self.is_cut(from, *path))?;
+        let peer = self.pairs.get(path.peer).filter(|peer| peer.state.responds())?;
+        match work.to {
+            // Each stands alone: its key decides.
+            Some(to) => (peer.key == Some(to.key)).then_some(Ordering::Equal),
+            // A connected queue pair accepts messages only from its peer.
+            None if peer.path.is_some_and(|theirs| theirs.peer == from) => {
+                Some(sequence.cmp(&peer.responder.expected))
+            }
+            None => None,
+        }
     }
 
     /// Returns whether messages between a queue pair and its peer are blocked.
@@ -247,7 +284,7 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
         };
-        let (op, len, solicited) = (work.op, work.len, work.solicited);
+        let (op, len, solicited, wanted) = (work.op, work.len, work.solicited, work.wanted());
         let Some(peer) = self.pairs.get(at) else { return Answer::Ack };
         let receive = match op {
             SendOp::Write(_) | SendOp::Read(_) => None,
@@ -261,10 +298,10 @@ impl Model {
         let consumes = receive.is_some();
         let checked = match (op, receive) {
             (SendOp::Read(remote), _) => {
-                self.check_remote(at, remote, len, Access::REMOTE_READ).map(|_nothing_to_put| None)
+                self.check_remote(at, remote, len, wanted).map(|place| place.filter(|_| wanted.atomics))
             }
             (SendOp::Write(remote) | SendOp::WriteImmediate(remote, _), _) => {
-                self.check_remote(at, remote, len, Access::REMOTE_WRITE)
+                self.check_remote(at, remote, len, wanted)
             }
             (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(receive, len),
             (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
@@ -314,7 +351,8 @@ impl Model {
                 Ok(completed) => success(receive.id, number, completed),
                 Err(status) => failure(receive.id, number, status),
             };
-            let entry = Entry { lands: Some(sequence), bytes, solicited, ..Entry::new(completion, at) };
+            let detail = Detail { bytes, source: None, atomic: None };
+            let entry = Entry { lands: Some(sequence), detail, solicited, ..Entry::new(completion, at) };
             self.report(queue, entry);
         }
         if let Answer::Nak(status) = answer {
@@ -388,12 +426,19 @@ impl Model {
         at: PairId,
         remote: RemoteAddress,
         len: usize,
-        access: Access,
+        wanted: Rights,
     ) -> Result<Option<Parts>, Refusal> {
         if len == 0 {
             return Ok(None);
         }
-        let found = self.pairs.get(at).and_then(|peer| self.remote(peer.domain, remote, len, access));
+        let invalid = CompletionStatus::REM_INV_REQ_ERR;
+        let peer = self.pairs.get(at);
+        if peer.is_some_and(|peer| !peer.rights.allow(wanted))
+            || (wanted.atomics && !remote.address.is_multiple_of(ATOMIC as u64))
+        {
+            return Err(Refusal { requester: invalid, receive: CompletionStatus::LOC_ACCESS_ERR });
+        }
+        let found = peer.and_then(|peer| self.remote(peer, remote, len, wanted));
         if let Some((region, offset)) = found {
             return Ok(Some(Parts::One(Part { region, offset, len })));
         }
@@ -433,6 +478,10 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Ok(());
         };
+        if work.atomic.is_some() {
+            // Done when its bytes were moved, or before its answer was lost.
+            return if work.brought.is_some() { Ok(()) } else { Err(Unreachable::Source) };
+        }
         // Only in simulations: a real program may poll its memory for bytes that would then never
         // land.
         if self.is_observed() && self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {

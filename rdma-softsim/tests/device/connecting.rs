@@ -36,7 +36,7 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
     passive.pair.post_named_receives(&[NamedReceive { id: 2, local: &[passive.sge(0, 64)] }]).unwrap();
     let inline = NamedSend {
         id: 1,
-        op: SendOp::Send,
+        op: SendOp::Send.into(),
         local: Local::Inline(b"inline"),
         signaled: false,
         solicited: false,

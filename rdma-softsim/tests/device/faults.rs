@@ -13,7 +13,7 @@ fn refused(seed: u64) -> Vec<bool> {
         .map(|_| {
             let work = NamedSend {
                 id: 1,
-                op: SendOp::Write(remote),
+                op: SendOp::Write(remote).into(),
                 local: Local::Inline(&[]),
                 signaled: true,
                 solicited: false,

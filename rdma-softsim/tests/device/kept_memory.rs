@@ -3,7 +3,7 @@
 use super::*;
 
 /// Memory accessed by threads of its own, which block writers while its gate is shut.
-struct Keeping {
+pub(super) struct Keeping {
     program: Program,
     begun: Sender<()>,
     leave: Mutex<Receiver<()>>,
@@ -33,12 +33,18 @@ impl ForeignMemory for Keeping {
     }
 }
 
-/// Two ends, the second with such memory; the threads in it, and the gate.
-fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Receiver<()>, Sender<()>) {
+/// Such memory, with its program; the threads in it, and the gate.
+pub(super) fn keeping() -> (Program, Arc<Keeping>, Receiver<()>, Sender<()>) {
     let ((begun, has_begun), (leave, may_leave)) = (channel(), channel());
     let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
     let (leave_in, written) = (Mutex::new(may_leave), AtomicBool::new(false));
     let memory = Arc::new(Keeping { program: program.clone(), begun, leave: leave_in, written });
+    (program, memory, has_begun, leave)
+}
+
+/// Two ends, the second with such memory; the threads in it, and the gate.
+fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Receiver<()>, Sender<()>) {
+    let (program, memory, has_begun, leave) = keeping();
     let a = end(&fabric.host(&[address(1)]));
     let b = end_with(&fabric.host(&[address(2)]), program, Arc::<Keeping>::clone(&memory) as _);
     connect(&a, 1, 2, b.pair.number());
@@ -116,7 +122,9 @@ fn a_page_that_never_comes_is_given_up() {
     let op = SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() });
     // Not from its own memory, which may be accessed too late on a busy machine.
     let local = Local::Inline(&[7; 10]);
-    a.pair.post_named(&[NamedSend { id: 1, op, local, signaled: true, solicited: false }]).unwrap();
+    a.pair
+        .post_named(&[NamedSend { id: 1, op: op.into(), local, signaled: true, solicited: false }])
+        .unwrap();
     begun.recv().unwrap();
     assert_eq!(await_completions(&a), [Err(CompletionStatus::RETRY_EXC_ERR)]);
     drop(b);

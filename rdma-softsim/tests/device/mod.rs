@@ -14,12 +14,15 @@ use rdma_backend::{
     SendOp,
 };
 use rdma_softsim::{
-    About, Arming, Calls, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, FailureClass,
-    Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror, NamedReceive, NamedSend, PairState,
-    Parameters, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition, When,
+    About, Arming, Atomic, Calls, Chance, CompletionQueue, Connections, Destination, Detail, Device, Domain,
+    Error, Fabric, FailureClass, Fault, ForeignMemory, ForeignRegion, Load, Local, Look, Mirror,
+    NamedReceive, NamedSend, Op, PairState, Parameters, QueuePair, Resources, Rights, Service, Sge, Signal,
+    Site, SoftSim, Source, Transition, When,
 };
 
+mod atomics;
 mod connecting;
+mod datagrams;
 mod faults;
 mod kept_memory;
 mod queues;
@@ -82,7 +85,7 @@ struct Shown(Arc<Mutex<Page>>);
 
 #[derive(Default)]
 struct Page {
-    shown: Vec<(Completion, u32)>,
+    shown: Vec<(Completion, Detail)>,
     /// What the program has done since the model looked.
     done: Look,
     calls: Calls,
@@ -107,7 +110,7 @@ enum Moment {
 
 impl Page {
     /// The program takes all that is there.
-    fn take(&mut self) -> Vec<(Completion, u32)> {
+    fn take(&mut self) -> Vec<(Completion, Detail)> {
         let shown = core::mem::take(&mut self.shown);
         let taken = if self.done.armed.is_some() { &mut self.done.after } else { &mut self.done.before };
         *taken += shown.len();
@@ -131,7 +134,7 @@ const ROOM: usize = 4;
 
 impl Shown {
     /// Takes all that is there.
-    fn take(&self) -> Vec<(Completion, u32)> {
+    fn take(&self) -> Vec<(Completion, Detail)> {
         self.0.lock().unwrap().take()
     }
 
@@ -162,12 +165,12 @@ impl Mirror for Shown {
         core::mem::take(&mut page.done)
     }
 
-    fn show(&self, completion: &Completion, bytes: u32) -> bool {
+    fn show(&self, completion: &Completion, detail: Detail) -> bool {
         let mut page = self.0.lock().unwrap();
         let room = page.shown.len() < ROOM;
         if room {
             page.pass(Moment::Showing);
-            page.shown.push((*completion, bytes));
+            page.shown.push((*completion, detail));
             page.pass(Moment::Shown);
         }
         room
@@ -207,7 +210,8 @@ fn end_with(host: &SoftSim, program: Program, memory: Arc<dyn ForeignMemory>) ->
     let queue = device.create_completion_queue(7, 16, signal, Box::new(shown.clone())).unwrap();
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
     let region = domain.register_foreign(BASE, LEN, memory, access).unwrap();
-    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
+    let pair =
+        device.create_queue_pair(9, Service::Connected, &domain, [&queue, &queue], None, LIMITS).unwrap();
     End { pair, region, queue, domain, device, signals, shown, program }
 }
 
@@ -217,8 +221,12 @@ fn address(last: u8) -> IpAddr {
 
 /// Moves a queue pair to RTS with the peer's number, like programs that exchange it themselves.
 fn connect(end: &End, own: u8, peer: u8, number: u32) {
-    let to = |transition| end.pair.modify(transition).unwrap();
-    assert_eq!(end.pair.state(), Ok(PairState::Reset));
+    connect_pair(&end.pair, own, peer, number);
+}
+
+fn connect_pair(pair: &QueuePair, own: u8, peer: u8, number: u32) {
+    let to = |transition| pair.modify(transition).unwrap();
+    assert_eq!(pair.state(), Ok(PairState::Reset));
     to(Transition::Initialise);
     to(Transition::Receive {
         local: address(own),
@@ -227,8 +235,8 @@ fn connect(end: &End, own: u8, peer: u8, number: u32) {
         timer: RnrTimer::MICROS_640,
     });
     to(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 });
-    assert_eq!(end.pair.state(), Ok(PairState::Ready));
-    assert_eq!(end.pair.ends(), Some((address(own), address(peer), number)));
+    assert_eq!(pair.state(), Ok(PairState::Ready));
+    assert_eq!(pair.ends(), Some((address(own), address(peer), number)));
 }
 
 /// Waits for completions.
@@ -264,15 +272,12 @@ impl End {
     }
 
     fn post_list(&self, op: SendOp, local: &[Sge]) {
-        self.pair
-            .post_named(&[NamedSend {
-                id: 1,
-                op,
-                local: Local::Memory(local),
-                signaled: true,
-                solicited: false,
-            }])
-            .unwrap();
+        self.try_post(op.into(), Local::Memory(local)).unwrap();
+    }
+
+    fn try_post(&self, op: Op, local: Local<'_>) -> Result<(), Error> {
+        let work = NamedSend { id: 1, op, local, signaled: true, solicited: false };
+        self.pair.post_named(&[work]).map_err(|refused| refused.error)
     }
 
     fn completions(&self) -> Vec<Result<Completed, CompletionStatus>> {
@@ -283,7 +288,7 @@ impl End {
     }
 
     /// Takes all completions, with the bytes of their messages.
-    fn taken(&self) -> Vec<(Completion, u32)> {
+    fn taken(&self) -> Vec<(Completion, Detail)> {
         let mut taken = Vec::new();
         loop {
             self.queue.called().unwrap();

@@ -11,7 +11,8 @@ fn a_shared_queue_gives_its_receives_to_whoever_comes() {
     let shared = b.device.create_shared_receives(11, &b.domain, 2, 0).unwrap();
     assert!(!shared.is_used());
     let queues = [&b.queue, &b.queue];
-    let pair = b.device.create_queue_pair(12, &b.domain, queues, Some(&shared), LIMITS).unwrap();
+    let pair =
+        b.device.create_queue_pair(12, Service::Connected, &b.domain, queues, Some(&shared), LIMITS).unwrap();
     assert!(shared.is_used());
     // The peer of `a` is now this one.
     let b = End { pair, ..b };
@@ -85,7 +86,7 @@ fn solicited_events_come_when_they_are_asked_for() {
     b.pair.post_named_receives(&receives).unwrap();
     let send = |solicited| {
         let local = Local::Inline(&[]);
-        let work = NamedSend { id: 1, op: SendOp::Send, local, signaled: false, solicited };
+        let work = NamedSend { id: 1, op: SendOp::Send.into(), local, signaled: false, solicited };
         a.pair.post_named(&[work]).unwrap();
     };
     let raised = || b.signals.count.load(Relaxed);

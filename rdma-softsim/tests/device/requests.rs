@@ -12,7 +12,8 @@ fn queue_pairs_find_each_other_by_number() {
     let remote = RemoteAddress { address: BASE + 50_000, rkey: b.region.key() };
     a.post(SendOp::WriteImmediate(remote, Immediate(5)), a.sge(0, 500_000));
     assert_eq!(a.completions(), [Ok(Completed::Write)]);
-    let taken: Vec<_> = b.taken().into_iter().map(|(completion, bytes)| (completion.result, bytes)).collect();
+    let taken: Vec<_> =
+        b.taken().into_iter().map(|(completion, detail)| (completion.result, detail.bytes)).collect();
     assert_eq!(taken, [(Ok(Completed::RecvWrite { immediate: Immediate(5) }), 500_000)]);
     assert_eq!(b.signals.count.load(Relaxed), 1, "the signal that was given");
     assert_eq!(b.program.bytes.lock().unwrap()[50_000..550_000], sent, "more than one reach");

@@ -6,9 +6,11 @@ use std::borrow::Cow;
 
 use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Name, Op, Receive, Reply, Request, Send, Sge};
 
+use crate::handles::destination;
 use crate::layout::{
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+    IBV_QPT_UD, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_ATOMIC_CMP_AND_SWP,
+    IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM,
+    IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
 };
 use crate::link::{keep, post};
 use crate::pair::{Pair, name};
@@ -65,25 +67,47 @@ unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
 ///
 /// # Safety
 /// `wr` is as ibv_post_send(3) demands, and its inline bytes do not change during `'a`.
-unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> Result<Send<'a>, c_int> {
-    // SAFETY: the caller vouches for the list; both variants of the unions are integers.
-    let (list, immediate, rdma) = unsafe {
+unsafe fn send<'a>(
+    wr: &ibv_send_wr,
+    most_elements: u32,
+    all_signaled: bool,
+    datagrams_of: Option<*mut ibv_pd>,
+) -> Result<Send<'a>, c_int> {
+    // SAFETY: the caller vouches for the list; the unions are of integers and pointers.
+    let (list, immediate, rdma, atomic) = unsafe {
         (
             elements(wr.sg_list, wr.num_sge, most_elements)?,
             u32::from_be(wr.__bindgen_anon_1.imm_data),
             wr.wr.rdma,
+            wr.wr.atomic,
         )
     };
     let (address, rkey) = (rdma.remote_addr, rdma.rkey);
-    let op = match wr.opcode {
-        IBV_WR_SEND => Op::Send,
-        IBV_WR_SEND_WITH_IMM => Op::SendImmediate(immediate),
-        IBV_WR_RDMA_WRITE => Op::Write { address, rkey },
-        IBV_WR_RDMA_WRITE_WITH_IMM => Op::WriteImmediate { address, rkey, immediate },
-        IBV_WR_RDMA_READ => Op::Read { address, rkey },
+    let datagram = |pd, immediate| {
+        // SAFETY: as above; of such a queue pair this is the variant, whose handle is alive.
+        let to = unsafe { destination(wr.wr.ud.ah.cast(), pd, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) };
+        to.map(|to| Op::Datagram { to, immediate })
+    };
+    let op = match (wr.opcode, datagrams_of) {
+        (IBV_WR_SEND, Some(pd)) => datagram(pd, None)?,
+        (IBV_WR_SEND_WITH_IMM, Some(pd)) => datagram(pd, Some(immediate))?,
+        (_, Some(_)) => return Err(libc::EINVAL),
+        (IBV_WR_SEND, None) => Op::Send,
+        (IBV_WR_SEND_WITH_IMM, None) => Op::SendImmediate(immediate),
+        (IBV_WR_RDMA_WRITE, None) => Op::Write { address, rkey },
+        (IBV_WR_RDMA_WRITE_WITH_IMM, None) => Op::WriteImmediate { address, rkey, immediate },
+        (IBV_WR_RDMA_READ, None) => Op::Read { address, rkey },
+        (IBV_WR_ATOMIC_FETCH_AND_ADD, None) => {
+            Op::FetchAdd { address: atomic.remote_addr, rkey: atomic.rkey, add: atomic.compare_add }
+        }
+        (IBV_WR_ATOMIC_CMP_AND_SWP, None) => {
+            let (compare, swap) = (atomic.compare_add, atomic.swap);
+            Op::CompareSwap { address: atomic.remote_addr, rkey: atomic.rkey, compare, swap }
+        }
         _ => return Err(libc::EINVAL),
     };
-    let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
+    let brings = matches!(op, Op::Read { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. });
+    let local = if wr.send_flags & IBV_SEND_INLINE == 0 || brings {
         Local::Memory(on_wire(list))
     } else {
         // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the elements name bytes of this process,
@@ -98,7 +122,8 @@ unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> 
 /// Whether the fabric certainly takes these requests once they find room, on a queue pair that
 /// takes so many bytes inline.
 ///
-/// It refuses READs on a connection that was made without them.
+/// It refuses READs and atomics on a connection that was made without them, and datagrams to
+/// addresses that are not there.
 pub(crate) fn are_certain(work: &[Send<'_>], most_inline: u32) -> bool {
     /// A message has at most 2 GiB.
     const LONGEST: u64 = 1 << 31;
@@ -107,7 +132,9 @@ pub(crate) fn are_certain(work: &[Send<'_>], most_inline: u32) -> bool {
             Local::Inline(bytes) => bytes.len() <= most_inline as usize,
             Local::Memory(list) => list.iter().map(|part| u64::from(part.len)).sum::<u64>() <= LONGEST,
         };
-        fits && !matches!(work.op, Op::Read { .. })
+        let simple =
+            matches!(work.op, Op::Send | Op::SendImmediate(_) | Op::Write { .. } | Op::WriteImmediate { .. });
+        fits && simple
     })
 }
 
@@ -182,16 +209,17 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these fields do
     // not change.
-    let (pair, cap, all_signaled, room) = unsafe {
+    let (pair, cap, all_signaled, datagrams_of, room) = unsafe {
         let made = qp.cast::<Pair>();
-        (name(qp), (*made).cap, (*made).all_signaled, &(*made).send_room)
+        let datagrams_of = ((*qp).qp_type == IBV_QPT_UD).then_some((*qp).pd);
+        (name(qp), (*made).cap, (*made).all_signaled, datagrams_of, &(*made).send_room)
     };
     let posted = chain(
         first,
         // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
-        |wr| unsafe { send(&*wr, cap.max_send_sge, all_signaled) },
+        |wr| unsafe { send(&*wr, cap.max_send_sge, all_signaled, datagrams_of) },
         |work| {
             let certain = are_certain(&work, cap.max_inline_data);
             post(pair, room, certain, 0, work, |work, demand| sends(pair, work, demand))

@@ -4,12 +4,13 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
-use softrdma_wire::{Completion, Name, RECORD, Request};
+use softrdma_wire::{Completion, Name, RECORD, Request, Source};
 
 use crate::acknowledged::Unacknowledged;
 use crate::device::number_in;
 use crate::layout::{
-    IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
+    IBV_WC_GRH, IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc,
+    ibv_wc__bindgen_ty_1, zeroed,
 };
 use crate::link::{ask, concluded, link, make_channel, make_queue, pointer, returned, watch_notices};
 use crate::names;
@@ -232,8 +233,24 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     given.map_or(-1, |count| c_int::try_from(count).unwrap_or(c_int::MAX))
 }
 
+/// Returns `wc_flags` of `struct ibv_wc`.
+pub(crate) const fn flags(completion: &Completion) -> c_uint {
+    (if completion.immediate.is_some() { IBV_WC_WITH_IMM } else { 0 })
+        | (if completion.source.is_some() { IBV_WC_GRH } else { 0 })
+}
+
+/// Returns `sl` of `struct ibv_wc`, which RoCE does not have: the type of the network header, as
+/// mlx5 does (0 is RoCE version 1). UCX looks for it there.
+pub(crate) const fn level(completion: &Completion) -> u8 {
+    match completion.source {
+        Some(Source { ip4: true, .. }) => 2,
+        Some(_) => 1,
+        None => 0,
+    }
+}
+
 fn work_completion(completion: &Completion) -> ibv_wc {
-    let &Completion { id, pair, status, vendor, opcode, len, immediate } = completion;
+    let &Completion { id, pair, status, vendor, opcode, len, immediate, source } = completion;
     ibv_wc {
         wr_id: id,
         status,
@@ -242,7 +259,9 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         byte_len: len,
         __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: immediate.unwrap_or(0).to_be() },
         qp_num: pair,
-        wc_flags: if immediate.is_some() { IBV_WC_WITH_IMM } else { 0 },
+        src_qp: source.map_or(0, |source| source.number),
+        sl: level(completion),
+        wc_flags: flags(completion),
         ..zeroed()
     }
 }

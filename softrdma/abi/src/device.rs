@@ -14,9 +14,9 @@ use softrdma_wire::{self as wire, MAX_ELEMENTS};
 use crate::chain::{post_recv, post_send};
 use crate::completion::{poll_cq, req_notify_cq};
 use crate::layout::{
-    _compat_ibv_port_attr, Device, DeviceEx, EXTENDED, GidEntry, PORT_ATTRIBUTES, PortAttributes,
-    VerbsContext, ibv_context, ibv_context_ops, ibv_device_attr, ibv_gid, ibv_mw, ibv_mw_bind, ibv_mw_type,
-    ibv_pd, ibv_qp, zeroed,
+    _compat_ibv_port_attr, Device, DeviceEx, EXTENDED, GidEntry, IBV_ATOMIC_HCA, PORT_ATTRIBUTES,
+    PortAttributes, VerbsContext, ibv_context, ibv_context_ops, ibv_device_attr, ibv_gid, ibv_mw,
+    ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, zeroed,
 };
 use crate::link::{Attached, concluded, link, pointer, returned, set_errno};
 use crate::missing::lacking;
@@ -321,8 +321,11 @@ fn describe(device: &Attached) -> Result<ibv_device_attr, c_int> {
     answer.max_qp_rd_atom = limits.max_qp_rd_atom.into();
     answer.max_res_rd_atom = most(limits.max_qp);
     answer.max_qp_init_rd_atom = limits.max_qp_rd_atom.into();
+    answer.atomic_cap = IBV_ATOMIC_HCA;
     answer.max_pkeys = 1;
     answer.phys_port_cnt = PORT;
+    // They cost the device nothing.
+    answer.max_ah = c_int::MAX;
     answer.max_srq = most(limits.max_qp);
     answer.max_srq_wr = most(limits.max_qp_wr);
     answer.max_srq_sge = MAX_SGE;

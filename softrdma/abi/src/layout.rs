@@ -121,7 +121,7 @@ macro_rules! plain {
 }
 
 plain! {
-    Device PortAttributes GidEntry AddressInfo
+    Device PortAttributes GidEntry AddressInfo ibv_ah_attr
     ibv_context ibv_context_ops ibv_pd ibv_mr ibv_cq ibv_qp ibv_wc ibv_comp_channel ibv_device_attr ibv_qp_attr
     ibv_qp_init_attr rdma_event_channel rdma_cm_id rdma_cm_event rdma_conn_param
 }

@@ -28,6 +28,7 @@ mod connecting;
 mod device;
 mod endpoint;
 mod event;
+mod handles;
 mod interfaces;
 mod layout;
 mod link;

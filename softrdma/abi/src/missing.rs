@@ -33,12 +33,11 @@ macro_rules! lacking {
 
 lacking! {
     *mut c_void, core::ptr::null_mut() =>
-        ibv_create_ah ibv_create_ah_from_wc ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
+        ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
         ibv_reg_dmabuf_mr;
     c_int, libc::EOPNOTSUPP =>
-        ibv_destroy_ah ibv_resize_cq ibv_attach_mcast ibv_detach_mcast
-        ibv_rereg_mr ibv_init_ah_from_wc ibv_resolve_eth_l2_from_gid ibv_set_ece ibv_query_ece
-        ibv_query_qp_data_in_order;
+        ibv_resize_cq ibv_attach_mcast ibv_detach_mcast
+        ibv_rereg_mr ibv_resolve_eth_l2_from_gid ibv_set_ece ibv_query_ece;
     c_int, -1 =>
         rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
         rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece

@@ -6,22 +6,25 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use softrdma_wire::{MAX_INLINE, Name, Params, Reply, Request, Transition};
+use softrdma_wire::{MAX_INLINE, Name, Params, Reply, Request, Service, Transition};
 
 use crate::acknowledged::Unacknowledged;
 use crate::completion::ring;
-use crate::device::{MAX_SGE, PORT, address_of, attached_in, gid};
+use crate::device::{MAX_SGE, PORT, gid};
+use crate::handles;
 use crate::layout::{
-    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
-    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
-    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
-    IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC, PairAttributes, PairEx, ibv_context, ibv_gid, ibv_pd, ibv_qp,
+    IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS,
+    IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC,
+    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
+    IBV_QP_QKEY, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
+    IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD,
+    IBV_QPT_RC, IBV_QPT_UD, PairAttributes, PairEx, ibv_ah_attr, ibv_context, ibv_gid, ibv_pd, ibv_qp,
     ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr, zeroed,
 };
 use crate::link::{Attached, ask, call, link, pointer, returned};
 use crate::names;
-use crate::posting::{OPERATIONS, functions};
+use crate::posting::{OPERATIONS, SENDS, functions};
+use crate::region::on_wire;
 use crate::shared;
 
 /// A queue pair, and the parameters that it was made with.
@@ -62,6 +65,7 @@ struct Set {
     timeout: u8,
     retry: u8,
     rnr_retry: u8,
+    key: u32,
 }
 
 impl Set {
@@ -82,6 +86,7 @@ impl Set {
         take(IBV_QP_TIMEOUT, &mut |set| set.timeout = from.timeout);
         take(IBV_QP_RETRY_CNT, &mut |set| set.retry = from.retry_cnt);
         take(IBV_QP_RNR_RETRY, &mut |set| set.rnr_retry = from.rnr_retry);
+        take(IBV_QP_QKEY, &mut |set| set.key = from.qkey);
     }
 }
 
@@ -111,9 +116,11 @@ pub(crate) unsafe fn create(
 ) -> Result<*mut ibv_qp, c_int> {
     let &mut ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, ref mut cap, qp_type, sq_sig_all } =
         attributes;
-    if qp_type != IBV_QPT_RC {
-        return Err(libc::EOPNOTSUPP);
-    }
+    let service = match qp_type {
+        IBV_QPT_RC => Service::Connected,
+        IBV_QPT_UD => Service::Datagram,
+        _ => return Err(libc::EOPNOTSUPP),
+    };
     let most = MAX_SGE.cast_unsigned();
     if send_cq.is_null() || recv_cq.is_null() || cap.max_send_sge > most || cap.max_recv_sge > most {
         return Err(libc::EINVAL);
@@ -127,6 +134,7 @@ pub(crate) unsafe fn create(
         receive_queue,
         // SAFETY: as above: null, or a live queue.
         shared: unsafe { shared::name(srq) },
+        service,
         send_depth: cap.max_send_wr,
         receive_depth: cap.max_recv_wr,
         inline: cap.max_inline_data,
@@ -284,7 +292,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let flags = if mask & FLAGS == 0 { 0 } else { (*attributes).create_flags };
         (mask, pd, flags, if mask & OPERATIONS_KNOWN == 0 { 0 } else { (*attributes).send_ops_flags })
     };
-    if mask & !(DOMAIN | FLAGS | OPERATIONS_KNOWN) != 0 || flags != 0 || operations & !OPERATIONS != 0 {
+    // SAFETY: as above: a field without a flag.
+    let known = if unsafe { (*attributes).qp_type } == IBV_QPT_UD { SENDS } else { OPERATIONS };
+    if mask & !(DOMAIN | FLAGS | OPERATIONS_KNOWN) != 0 || flags != 0 || operations & !known != 0 {
         return pointer(Err(libc::EOPNOTSUPP));
     }
     if mask & DOMAIN == 0 {
@@ -321,7 +331,11 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     let attributes = unsafe { &*attributes };
     let mask = mask.cast_unsigned();
     // Errors are reported before any attribute changes (ibv_modify_qp(3)).
-    if mask & IBV_QP_TIMEOUT != 0 && attributes.timeout > MOST_TIMEOUT {
+    // SAFETY: ibv_modify_qp(3): a live queue pair.
+    let is_datagrams = unsafe { (*qp).qp_type } == IBV_QPT_UD;
+    if mask & IBV_QP_TIMEOUT != 0 && attributes.timeout > MOST_TIMEOUT
+        || mask & IBV_QP_QKEY != 0 && !is_datagrams
+    {
         return libc::EINVAL;
     }
     // SAFETY: ibv_modify_qp(3): a live queue pair.
@@ -333,13 +347,22 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     let stated = mask & IBV_QP_STATE != 0;
     let modified = match mask {
         // SAFETY: as above.
-        _ if stated => transition(attributes, mask, unsafe { (*qp).context }).and_then(modify),
+        _ if stated => transition(attributes, mask, is_datagrams, unsafe { (*qp).context }).and_then(modify),
         IBV_QP_MIN_RNR_TIMER => modify(Transition::Timer(attributes.min_rnr_timer)),
+        IBV_QP_QKEY | IBV_QP_ACCESS_FLAGS => Ok(()),
         _ => Err(libc::EINVAL),
     };
     let modified = modified.and_then(|()| match mask & IBV_QP_TIMEOUT {
         0 => Ok(()),
         _ => ask(&Request::SetTimeout { pair, timeout: attributes.timeout }),
+    });
+    let modified = modified.and_then(|()| match mask & IBV_QP_ACCESS_FLAGS {
+        0 => Ok(()),
+        _ => ask(&Request::SetAccess { pair, access: on_wire(attributes.qp_access_flags) }),
+    });
+    let modified = modified.and_then(|()| match mask & IBV_QP_QKEY {
+        0 => Ok(()),
+        _ => ask(&Request::SetKey { pair, key: attributes.qkey }),
     });
     if modified.is_ok() {
         // SAFETY: as above.
@@ -360,22 +383,25 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     returned(modified)
 }
 
-fn transition(attributes: &ibv_qp_attr, mask: u32, context: *const ibv_context) -> Result<Transition, c_int> {
+fn transition(
+    attributes: &ibv_qp_attr,
+    mask: u32,
+    is_datagrams: bool,
+    context: *const ibv_context,
+) -> Result<Transition, c_int> {
     match attributes.qp_state {
         IBV_QPS_RESET => Ok(Transition::Reset),
         IBV_QPS_INIT => Ok(Transition::Initialise),
+        IBV_QPS_RTR if is_datagrams => Ok(Transition::ReceiveDatagrams),
         IBV_QPS_RTR => {
-            let path = &attributes.ah_attr;
-            // SAFETY: the context of a queue pair, and so of a device.
-            let addresses = &unsafe { attached_in(context) }?.addresses;
-            // RoCE addresses its peer by GID.
-            if mask & IBV_QP_AV == 0 || path.is_global == 0 || path.port_num != PORT {
+            if mask & IBV_QP_AV == 0 {
                 return Err(libc::EINVAL);
             }
-            let local = addresses.get(usize::from(path.grh.sgid_index)).ok_or(libc::EINVAL)?;
+            // SAFETY: the context of a queue pair, and so of a device.
+            let (local, remote) = unsafe { handles::path(context, &attributes.ah_attr) }?;
             Ok(Transition::Receive {
-                local: *local,
-                remote: address_of(bytes(path.grh.dgid)),
+                local,
+                remote,
                 number: attributes.dest_qp_num,
                 timer: attributes.min_rnr_timer,
             })
@@ -389,7 +415,7 @@ fn transition(attributes: &ibv_qp_attr, mask: u32, context: *const ibv_context) 
             notify: mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attributes.en_sqd_async_notify != 0,
         }),
         IBV_QPS_ERR => Ok(Transition::Fail),
-        // SQE: reliable connections never enter it (ibv_modify_qp(3)).
+        // SQE: queue pairs here never enter it.
         _ => Err(libc::EINVAL),
     }
 }
@@ -397,7 +423,7 @@ fn transition(attributes: &ibv_qp_attr, mask: u32, context: *const ibv_context) 
 /// Fills in the attributes that move a queue pair to INIT. Returns their mask.
 pub(crate) fn to_init(attributes: &mut ibv_qp_attr) -> u32 {
     (attributes.port_num, attributes.pkey_index) = (PORT, 0);
-    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
     IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
 }
 
@@ -410,7 +436,8 @@ pub(crate) fn to_receive(
     peer: u32,
     reads: u8,
 ) -> u32 {
-    set_path(attributes, local, remote);
+    set_path(&mut attributes.ah_attr, remote);
+    attributes.ah_attr.grh.sgid_index = index_of(local);
     (attributes.path_mtu, attributes.dest_qp_num, attributes.rq_psn) = (5, peer, 0);
     (attributes.max_dest_rd_atomic, attributes.min_rnr_timer) = (reads, 0);
     let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN;
@@ -426,14 +453,14 @@ pub(crate) fn to_send(attributes: &mut ibv_qp_attr, theirs: Params, retry: u8) -
     IBV_QP_STATE | retries | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
 }
 
-fn set_path(attributes: &mut ibv_qp_attr, local: IpAddr, remote: IpAddr) {
-    attributes.ah_attr.is_global = 1;
-    attributes.ah_attr.port_num = PORT;
-    attributes.ah_attr.grh.dgid = ibv_gid { raw: gid(remote) };
-    attributes.ah_attr.grh.sgid_index = index_of(local);
+/// Sets the address to which a path leads.
+pub(crate) fn set_path(path: &mut ibv_ah_attr, remote: IpAddr) {
+    path.is_global = 1;
+    path.port_num = PORT;
+    path.grh.dgid = ibv_gid { raw: gid(remote) };
 }
 
-const fn bytes(gid: ibv_gid) -> [u8; 16] {
+pub(crate) const fn bytes(gid: ibv_gid) -> [u8; 16] {
     // SAFETY: both variants of the union are plain bytes of this length, all of them initialised by
     // its maker.
     unsafe { gid.raw }
@@ -465,12 +492,13 @@ pub unsafe extern "C" fn ibv_query_qp(
     (answer.qp_access_flags, answer.sq_psn, answer.rq_psn) = (set.access, set.send_psn, set.receive_psn);
     (answer.max_rd_atomic, answer.max_dest_rd_atomic) = (set.read_depth, set.answered_reads);
     (answer.min_rnr_timer, answer.timeout) = (set.rnr_timer, set.timeout);
-    (answer.retry_cnt, answer.rnr_retry) = (set.retry, set.rnr_retry);
+    (answer.retry_cnt, answer.rnr_retry, answer.qkey) = (set.retry, set.rnr_retry, set.key);
     answer.cap = cap;
     answer.port_num = PORT;
     if let Some((local, remote, number)) = ends {
         answer.dest_qp_num = number;
-        set_path(&mut answer, local, remote);
+        set_path(&mut answer.ah_attr, remote);
+        answer.ah_attr.grh.sgid_index = index_of(local);
     }
     // SAFETY: as above.
     let made = unsafe {
@@ -491,6 +519,12 @@ pub unsafe extern "C" fn ibv_query_qp(
         init.write(made);
         (*qp).state = state;
     }
+    0
+}
+
+/// Says that the bytes of a message may become visible in any order, as of most devices.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _opcode: c_uint, _flags: u32) -> c_int {
     0
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use softrdma_wire::Completion;
 
-use crate::completion::{Queue, create_queue, next_completion};
-use crate::layout::{IBV_WC_WITH_IMM, QueueAttributes, QueueEx, ibv_context, ibv_cq, zeroed};
+use crate::completion::{Queue, create_queue, flags, level, next_completion};
+use crate::layout::{QueueAttributes, QueueEx, ibv_context, ibv_cq, zeroed};
 use crate::link::{pointer, set_errno};
 
 /// `IBV_WC_STANDARD_FLAGS`: the fields of completions besides id and status. Time stamps and
@@ -58,7 +58,7 @@ pub(crate) fn functions(cq: ibv_cq) -> QueueEx {
         read_wc_flags: Some(read_wc_flags),
         read_slid: Some(read_slid),
         read_sl: Some(read_sl),
-        read_dlid_path_bits: Some(read_sl),
+        read_dlid_path_bits: Some(read_dlid_path_bits),
         ..zeroed()
     }
 }
@@ -161,8 +161,9 @@ fields! {
     read_byte_len -> u32 = |completion| completion.len;
     read_imm_data -> u32 = |completion| completion.immediate.unwrap_or(0).to_be();
     read_qp_num -> u32 = |completion| completion.pair;
-    read_src_qp -> u32 = |_of_datagrams| 0;
-    read_wc_flags -> c_uint = |completion| if completion.immediate.is_some() { IBV_WC_WITH_IMM } else { 0 };
+    read_src_qp -> u32 = |completion| completion.source.map_or(0, |source| source.number);
+    read_wc_flags -> c_uint = flags;
     read_slid -> u32 = |_of_infiniband| 0;
-    read_sl -> u8 = |_of_infiniband| 0;
+    read_sl -> u8 = level;
+    read_dlid_path_bits -> u8 = |_of_infiniband| 0;
 }

@@ -6,17 +6,23 @@
 
 use core::cell::RefCell;
 use core::ffi::{c_int, c_void};
+use std::net::{IpAddr, Ipv4Addr};
 
-use softrdma_wire::{Local, MAX_INLINE, Op, Reply, Send, Sge};
+use softrdma_wire::{Destination, Local, MAX_INLINE, Op, Reply, Send, Sge};
 
 use crate::chain::{are_certain, sends};
-use crate::layout::{Buffer, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_qp, ibv_sge, zeroed};
+use crate::handles::destination;
+use crate::layout::{
+    AddressHandle, Buffer, IBV_QPT_UD, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_qp, ibv_sge, zeroed,
+};
 use crate::link::post;
 use crate::pair::Pair;
 
-/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and
-/// `…_RDMA_READ`.
-pub(crate) const OPERATIONS: u64 = 0x1f;
+/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM`,
+/// `…_RDMA_READ`, `…_ATOMIC_CMP_AND_SWP` and `…_ATOMIC_FETCH_AND_ADD`.
+pub(crate) const OPERATIONS: u64 = 0x7f;
+/// Those of queue pairs for datagrams.
+pub(crate) const SENDS: u64 = 0xc;
 
 struct Building {
     pair: *mut PairEx,
@@ -25,6 +31,12 @@ struct Building {
     wrong: Option<c_int>,
 }
 
+/// The destination of a datagram that was given none, which the fabric refuses.
+const NOWHERE: Destination = {
+    let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    Destination { local: nowhere, remote: nowhere, number: 0, key: 0 }
+};
+
 thread_local! {
     static BUILDING: RefCell<Vec<Building>> = const { RefCell::new(Vec::new()) };
 }
@@ -32,6 +44,8 @@ thread_local! {
 pub(crate) fn functions(qp_base: ibv_qp) -> PairEx {
     PairEx {
         qp_base,
+        wr_atomic_cmp_swp: Some(compare_swap),
+        wr_atomic_fetch_add: Some(fetch_add),
         wr_rdma_read: Some(rdma_read),
         wr_rdma_write: Some(rdma_write),
         wr_rdma_write_imm: Some(rdma_write_imm),
@@ -39,6 +53,7 @@ pub(crate) fn functions(qp_base: ibv_qp) -> PairEx {
         wr_send_imm: Some(send_imm),
         wr_set_inline_data: Some(set_inline_data),
         wr_set_inline_data_list: Some(set_inline_data_list),
+        wr_set_ud_addr: Some(set_ud_addr),
         wr_set_sge: Some(set_sge),
         wr_set_sge_list: Some(set_sge_list),
         wr_start: Some(start),
@@ -105,6 +120,12 @@ unsafe fn begin(pair: *mut PairEx, op: Op) {
     // SAFETY: the caller vouches for `pair`, which was made as a `Pair` that begins with it.
     let (id, flags, all) = unsafe { ((*pair).wr_id, (*pair).wr_flags, (*pair.cast::<Pair>()).all_signaled) };
     let (signaled, solicited) = (all || flags & IBV_SEND_SIGNALED != 0, flags & IBV_SEND_SOLICITED != 0);
+    // SAFETY: as above.
+    let op = match (unsafe { (*pair).qp_base.qp_type } == IBV_QPT_UD, op) {
+        (true, Op::Send) => Op::Datagram { to: NOWHERE, immediate: None },
+        (true, Op::SendImmediate(immediate)) => Op::Datagram { to: NOWHERE, immediate: Some(immediate) },
+        (_, op) => op,
+    };
     let local = Local::Memory(Vec::new());
     with(pair, |building| building.work.push(Send { id, op, signaled, solicited, local }));
 }
@@ -133,6 +154,25 @@ unsafe extern "C" fn rdma_write_imm(pair: *mut PairEx, rkey: u32, address: u64, 
 unsafe extern "C" fn rdma_read(pair: *mut PairEx, rkey: u32, address: u64) {
     // SAFETY: as above.
     unsafe { begin(pair, Op::Read { address, rkey }) };
+}
+
+unsafe extern "C" fn fetch_add(pair: *mut PairEx, rkey: u32, address: u64, add: u64) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::FetchAdd { address, rkey, add }) };
+}
+
+unsafe extern "C" fn compare_swap(pair: *mut PairEx, rkey: u32, address: u64, compare: u64, swap: u64) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::CompareSwap { address, rkey, compare, swap }) };
+}
+
+unsafe extern "C" fn set_ud_addr(pair: *mut PairEx, ah: *mut AddressHandle, number: u32, key: u32) {
+    // SAFETY: ibv_wr_post(3): a live queue pair, and a live handle.
+    let found = unsafe { destination(ah, (*pair).qp_base.pd, number, key) };
+    with(pair, |building| match (building.work.last_mut().map(|work| &mut work.op), found) {
+        (Some(Op::Datagram { to, .. }), Ok(found)) => *to = found,
+        _ => building.wrong = Some(libc::EINVAL),
+    });
 }
 
 /// Sets the bytes of the request that was begun last.

@@ -44,6 +44,16 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     returned(freed)
 }
 
+/// Converts access flags.
+pub(crate) const fn on_wire(access: c_uint) -> Access {
+    Access {
+        local_write: access & IBV_ACCESS_LOCAL_WRITE != 0,
+        remote_write: access & IBV_ACCESS_REMOTE_WRITE != 0,
+        remote_read: access & IBV_ACCESS_REMOTE_READ != 0,
+        remote_atomic: access & IBV_ACCESS_REMOTE_ATOMIC != 0,
+    }
+}
+
 /// Registers `len` bytes at `addr`, which peers address from `iova` on.
 ///
 /// # Safety
@@ -61,20 +71,10 @@ unsafe fn register(
         // As a device without memory windows and on-demand paging.
         return Err(libc::EOPNOTSUPP);
     }
-    // As Linux does (`ib_check_mr_access`), which grants atomics without asking the device; UCX
-    // always registers with that right.
-    if access & IBV_ACCESS_REMOTE_ATOMIC != 0 && access & IBV_ACCESS_LOCAL_WRITE == 0 {
-        return Err(libc::EINVAL);
-    }
     // SAFETY: the caller vouches for `pd`.
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
     let at = addr.expose_provenance() as u64;
-    let access = Access {
-        local_write: access & IBV_ACCESS_LOCAL_WRITE != 0,
-        remote_write: access & IBV_ACCESS_REMOTE_WRITE != 0,
-        remote_read: access & IBV_ACCESS_REMOTE_READ != 0,
-    };
-    let request = Request::Register { domain, at, address: iova, len: len as u64, access };
+    let request = Request::Register { domain, at, address: iova, len: len as u64, access: on_wire(access) };
     let registered = match call(&request) {
         // The kernel forbids the fabric to access this process, so this process offers to copy,
         // once.

@@ -210,8 +210,9 @@ mod tests {
             while self.shown.get().wrapping_sub(self.page.taken()) < SHOWN
                 && let Some(id) = waiting.pop()
             {
-                let (pair, status, vendor, opcode, len, immediate) = (1, 0, 0, 0, 0, None);
-                let completion = Completion { id, pair, status, vendor, opcode, len, immediate };
+                let (pair, status, vendor, opcode, len) = (1, 0, 0, 0, 0);
+                let (immediate, source) = (None, None);
+                let completion = Completion { id, pair, status, vendor, opcode, len, immediate, source };
                 self.page.show(self.shown.get(), &completion);
                 self.shown.set(self.shown.get() + 1);
             }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_backend::Completion;
-use rdma_softsim::{Arming, Calls, Look, Mirror};
+use rdma_softsim::{Arming, Calls, Detail, Look, Mirror};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -163,12 +163,12 @@ impl Mirror for Shown {
         Look { before, armed, after: self.advance(taken) }
     }
 
-    fn show(&self, completion: &Completion, bytes: u32) -> bool {
+    fn show(&self, completion: &Completion, detail: Detail) -> bool {
         let shown = self.shown.load(Relaxed);
         if shown.wrapping_sub(self.taken.load(Relaxed)) >= SHOWN {
             return false;
         }
-        self.place.page().show(shown, &translate::completion(completion, bytes));
+        self.place.page().show(shown, &translate::completion(completion, detail));
         self.shown.store(shown.wrapping_add(1), Relaxed);
         true
     }

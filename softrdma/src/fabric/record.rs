@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rdma_backend::SendOp;
-use rdma_softsim::{Capture, Content, Transfer};
+use rdma_backend::{RemoteAddress, SendOp};
+use rdma_softsim::{Atomic, Capture, Content, Transfer};
 use roce::{Kind, Message, Packet, SEQUENCES};
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -238,6 +238,31 @@ impl Recorder {
                 for packet in (Message { kind, start, immediate, bytes, len }).packets(first) {
                     self.send(transfer, packet);
                 }
+            }
+            Content::Datagram { source, key, immediate, bytes } => {
+                let opcode = Kind::Datagram.opcode(true, true, immediate.is_some());
+                let mut headers = roce::datagram(key, source);
+                headers.extend(immediate.into_iter().flat_map(|immediate| immediate.0.to_be_bytes()));
+                let packet = Packet::new(opcode, sequence as u32 % SEQUENCES);
+                self.send(transfer, Packet { headers, payload: bytes, len: bytes.len(), ..packet });
+            }
+            Content::Atomic { remote: RemoteAddress { address, rkey }, atomic } => {
+                let (first, _) = sequences.of(sequence, 1);
+                let (kind, new, compare) = match atomic {
+                    Atomic::FetchAdd(add) => (Kind::FetchAdd, add, 0),
+                    Atomic::CompareSwap { compare, swap } => (Kind::CompareSwap, swap, compare),
+                };
+                let headers = roce::atomic(address, rkey, new, compare);
+                let packet = Packet::new(kind.opcode(true, true, false), first);
+                self.send(transfer, Packet { acknowledge: true, headers, ..packet });
+            }
+            Content::Found(number) => {
+                let (first, _) = sequences.of(sequence, 1);
+                sequences.answered(sequence);
+                let mut headers = roce::answer(roce::ACKNOWLEDGED, executed(sequence));
+                headers.extend(number.to_be_bytes());
+                let opcode = Kind::AtomicAcknowledge.opcode(true, true, false);
+                self.send(transfer, Packet { headers, ..Packet::new(opcode, first) });
             }
             Content::Bytes { bytes, len } => {
                 let (first, _) = sequences.of(sequence, roce::count(len));

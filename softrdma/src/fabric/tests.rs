@@ -43,7 +43,7 @@ impl Program {
         let queue = queue::Queue::create(&mut socket, 8, None);
         let mut program = Self { socket, address, queue, pair: 0, number: 0, at, key: 0 };
         let Reply::Made(domain) = program.ask(&Request::AllocateDomain(0)) else { panic!("no domain") };
-        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
         let region = Request::Register { domain, at, address: at, len: 64, access };
         let Reply::Region { key, .. } = program.ask(&region) else { panic!("no region") };
         let pair = Request::CreatePair {
@@ -51,6 +51,7 @@ impl Program {
             send_queue: program.queue.name,
             receive_queue: program.queue.name,
             shared: None,
+            service: softrdma_wire::Service::Connected,
             send_depth: 4,
             receive_depth: 4,
             inline: 64,

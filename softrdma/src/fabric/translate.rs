@@ -4,7 +4,10 @@ use rdma_backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
     Immediate, RemoteAddress, RnrTimer, SendOp,
 };
-use rdma_softsim::{About, Connection, Error, PairState, SoftSim, Transition};
+use rdma_softsim::{
+    About, Atomic, Connection, Destination, Detail, Error, Op, PairState, Rights, Service, SoftSim, Source,
+    Transition,
+};
 use rustix::io::Errno;
 use softrdma_wire as wire;
 
@@ -24,23 +27,20 @@ pub(super) fn errno(error: &Error) -> i32 {
     errno.raw_os_error()
 }
 
-/// Converts `enum ibv_access_flags`. Remote write access requires local write access
+/// Converts `enum ibv_access_flags` of a region. To write from afar requires local write access
 /// (`ibv_reg_mr(3)`).
-pub(super) fn access(access: wire::Access) -> Option<Access> {
-    let mut result = Access::NONE;
-    if access.local_write {
-        result = result.and(Access::LOCAL_WRITE);
-    }
-    if access.remote_write {
-        if !access.local_write {
-            return None;
-        }
-        result = result.and(Access::REMOTE_WRITE);
-    }
-    if access.remote_read {
-        result = result.and(Access::REMOTE_READ);
-    }
-    Some(result)
+pub(super) fn access(access: wire::Access) -> Option<Rights> {
+    let writes = access.remote_write || access.remote_atomic;
+    (access.local_write || !writes).then(|| rights(access))
+}
+
+/// Converts `enum ibv_access_flags`.
+pub(super) fn rights(access: wire::Access) -> Rights {
+    let when = |set: bool, right: Access| if set { right } else { Access::NONE };
+    let local = when(access.local_write, Access::LOCAL_WRITE);
+    let remote = when(access.remote_write, Access::REMOTE_WRITE);
+    let read = when(access.remote_read, Access::REMOTE_READ);
+    Rights { access: local.and(remote).and(read), atomics: access.remote_atomic }
 }
 
 pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
@@ -50,6 +50,7 @@ pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
         wire::Transition::Receive { local, remote, number, timer } => {
             Transition::Receive { local, remote, number, timer: RnrTimer::from_code(timer)? }
         }
+        wire::Transition::ReceiveDatagrams => Transition::ReceiveDatagrams,
         wire::Transition::Send { retry, rnr_retry, read_depth } => {
             Transition::Send { retry, rnr_retry, read_depth }
         }
@@ -71,8 +72,15 @@ pub(super) const fn state(state: PairState) -> u8 {
     }
 }
 
-pub(super) const fn op(op: wire::Op) -> SendOp {
-    match op {
+pub(super) const fn service(service: wire::Service) -> Service {
+    match service {
+        wire::Service::Connected => Service::Connected,
+        wire::Service::Datagram => Service::Datagram,
+    }
+}
+
+pub(super) fn op(op: wire::Op) -> Op {
+    let op = match op {
         wire::Op::Send => SendOp::Send,
         wire::Op::SendImmediate(immediate) => SendOp::SendImmediate(Immediate(immediate)),
         wire::Op::Write { address, rkey } => SendOp::Write(RemoteAddress { address, rkey }),
@@ -80,7 +88,18 @@ pub(super) const fn op(op: wire::Op) -> SendOp {
             SendOp::WriteImmediate(RemoteAddress { address, rkey }, Immediate(immediate))
         }
         wire::Op::Read { address, rkey } => SendOp::Read(RemoteAddress { address, rkey }),
-    }
+        wire::Op::FetchAdd { address, rkey, add } => {
+            return Op::Atomic(RemoteAddress { address, rkey }, Atomic::FetchAdd(add));
+        }
+        wire::Op::CompareSwap { address, rkey, compare, swap } => {
+            return Op::Atomic(RemoteAddress { address, rkey }, Atomic::CompareSwap { compare, swap });
+        }
+        wire::Op::Datagram { to: wire::Destination { local, remote, number, key }, immediate } => {
+            let to = Destination { local, remote, number, key };
+            return Op::Datagram(to, immediate.map(Immediate));
+        }
+    };
+    op.into()
 }
 
 pub(super) fn connection(connection: &Connection) -> wire::Pair {
@@ -89,13 +108,20 @@ pub(super) fn connection(connection: &Connection) -> wire::Pair {
 }
 
 /// Converts a completion to `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
-pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion {
+pub(super) fn completion(completion: &Completion, detail: Detail) -> wire::Completion {
+    let Detail { bytes: len, source, atomic } = detail;
     let &Completion { id, queue_pair: pair, result } = completion;
     let (mut status, mut vendor, mut opcode, mut immediate) = (0, 0, 0, None);
     match result {
         Ok(Completed::Send) => {}
         Ok(Completed::Write) => opcode = 1,
-        Ok(Completed::Read) => opcode = 2,
+        Ok(Completed::Read) => {
+            opcode = match atomic {
+                None => 2,
+                Some(Atomic::CompareSwap { .. }) => 3,
+                Some(Atomic::FetchAdd(_)) => 4,
+            };
+        }
         Ok(Completed::Recv { immediate: number, .. }) => {
             (opcode, immediate) = (128, number.map(|immediate| immediate.0));
         }
@@ -104,7 +130,16 @@ pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion 
         }
         Err(error) => (status, vendor) = (error.status.0, error.vendor),
     }
-    wire::Completion { id, pair, status, vendor, opcode, len, immediate }
+    wire::Completion {
+        id,
+        pair,
+        status,
+        vendor,
+        opcode,
+        len,
+        immediate,
+        source: source.map(|Source { number, ip4 }| wire::Source { number, ip4 }),
+    }
 }
 
 pub(super) const fn params(params: wire::Params) -> ConnectParams {

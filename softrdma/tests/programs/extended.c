@@ -32,7 +32,7 @@ static struct ibv_qp *create(struct ibv_pd *domain)
         .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64 },
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
         .pd = domain,
-        .send_ops_flags = IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+        .send_ops_flags = IBV_QP_EX_WITH_BIND_MW,
     };
     EXPECT(!ibv_create_qp_ex(context, &attributes) && errno == EOPNOTSUPP);
     attributes.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_RDMA_READ;
@@ -45,7 +45,7 @@ static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
 {
     struct ibv_qp_attr attributes = {
         .qp_state = IBV_QPS_RTS, .timeout = 32, .retry_cnt = 1, .rnr_retry = 2, .max_rd_atomic = 1, .sq_psn = 9 };
-    begin_receiving(pair, peer, IBV_ACCESS_REMOTE_READ, 7);
+    begin_receiving(pair, peer, IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE, 7);
     /* A refused call changes nothing: a timeout has five bits. */
     struct ibv_qp_attr found;
     struct ibv_qp_init_attr made;

@@ -4,7 +4,7 @@
 
 use std::os::fd::OwnedFd;
 
-use softrdma_wire::{Completion, Name, PAGE, POLLS, Reply, Request, SHOWN, Socket};
+use softrdma_wire::{Completion, Name, PAGE, POLLS, Reply, Request, SHOWN, Socket, Source};
 
 /// Offsets of the words that the program writes.
 pub(crate) const TAKEN: u64 = 0;
@@ -73,7 +73,8 @@ impl Queue {
             vendor: number(4),
             opcode: number(5),
             len: number(6),
-            immediate: (number(8) != 0).then(|| number(7)),
+            immediate: (number(8) & 1 != 0).then(|| number(7)),
+            source: (number(8) & 2 != 0).then(|| Source { number: number(9), ip4: number(8) & 4 != 0 }),
         };
         self.taken = self.taken.wrapping_add(1);
         self.write(TAKEN, &self.taken.to_le_bytes());

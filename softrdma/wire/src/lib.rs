@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
 pub use page::{ARMS, Notice, PAGE, POLLS, Page, SHOWN};
 pub use socket::{Error, Listener, Socket};
-pub use work::{Completion, Local, Op, Receive, Send, Sge};
+pub use work::{Completion, Destination, Local, Op, Receive, Send, Sge, Source};
 
 /// The version of this protocol. Both sides come from one build, so a different version means that
 /// they were started wrongly.
@@ -164,6 +164,7 @@ pub enum Request<'a> {
         receive_queue: Name,
         /// The shared queue of its receives, if it has none of its own.
         shared: Option<Name>,
+        service: Service,
         send_depth: u32,
         receive_depth: u32,
         inline: u32,
@@ -178,6 +179,16 @@ pub enum Request<'a> {
     SetTimeout {
         pair: Name,
         timeout: u8,
+    },
+    /// Sets what the peer of a queue pair may do.
+    SetAccess {
+        pair: Name,
+        access: Access,
+    },
+    /// Sets the Q_Key of a queue pair for datagrams.
+    SetKey {
+        pair: Name,
+        key: u32,
     },
     /// Asks for a queue pair's state. Answer: [`Reply::State`].
     QueryPair(Name),
@@ -277,6 +288,15 @@ impl Request<'_> {
     pub const fn is_answered(&self) -> bool {
         !matches!(self, Self::SubmitSend { .. } | Self::SubmitReceive { .. })
     }
+}
+
+/// The service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Service {
+    /// `IBV_QPT_RC`.
+    Connected,
+    /// `IBV_QPT_UD`.
+    Datagram,
 }
 
 /// The queue pair of a connection.
@@ -461,13 +481,14 @@ pub enum Reply {
     },
 }
 
-/// The access rights of a region: the lowest three of `enum ibv_access_flags`.
+/// The access rights of a region or a queue pair: the lowest four of `enum ibv_access_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the flags' own names")]
 pub struct Access {
     pub local_write: bool,
     pub remote_write: bool,
     pub remote_read: bool,
+    pub remote_atomic: bool,
 }
 
 /// What a device can do.
@@ -497,6 +518,8 @@ pub enum Transition {
         number: u32,
         timer: u8,
     },
+    /// To RTR, of a queue pair for datagrams.
+    ReceiveDatagrams,
     /// To RTS.
     Send {
         retry: u8,

@@ -18,7 +18,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::fence;
 
-use crate::Completion;
+use crate::{Completion, Source};
 
 /// How many completions are shown at a time; a power of two.
 pub const SHOWN: u32 = 64;
@@ -31,6 +31,11 @@ const WORDS: usize = 5;
 pub const POLLS: u32 = 1;
 /// A bit of [`Page::set_calls`]: arming must ask the fabric.
 pub const ARMS: u32 = 2;
+
+/// The flags of an entry: whether it has an immediate and a source, and whether that is of IPv4.
+const IMMEDIATE: u32 = 1;
+const SOURCE: u32 = 2;
+const IP4: u32 = 4;
 
 /// The flags of an arming: for solicited events, or for all.
 const SOLICITED: u64 = 1;
@@ -114,14 +119,18 @@ impl Page {
     /// Shows the completion at this position. Called by the fabric, which calls
     /// [`Page::set_calls`] after the last one.
     pub fn show(&self, position: u32, completion: &Completion) {
-        let &Completion { id, pair, status, vendor, opcode, len, immediate } = completion;
+        let &Completion { id, pair, status, vendor, opcode, len, immediate, source } = completion;
         let both = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let has = |flag: u32, set: bool| if set { flag } else { 0 };
+        let flags = has(IMMEDIATE, immediate.is_some())
+            | has(SOURCE, source.is_some())
+            | has(IP4, source.is_some_and(|source| source.ip4));
         let words = [
             id,
             both(pair, status),
             both(vendor, opcode),
             both(len, immediate.unwrap_or(0)),
-            immediate.is_some().into(),
+            both(flags, source.map_or(0, |source| source.number)),
         ];
         for (place, word) in self.entry(position).into_iter().flatten().zip(words) {
             place.store(word, Relaxed);
@@ -168,12 +177,14 @@ impl Page {
             return None;
         }
         let word = |place: &AtomicU64| place.load(Relaxed);
-        let [id, second, third, fourth, has] = self.entry(position)?.each_ref().map(word);
+        let [id, second, third, fourth, flags] = self.entry(position)?.each_ref().map(word);
         let halves = |word: u64| (word as u32, (word >> 32) as u32);
         let ((pair, status), (vendor, opcode)) = (halves(second), halves(third));
         let (len, immediate) = halves(fourth);
-        let immediate = (has != 0).then_some(immediate);
-        Some(Completion { id, pair, status, vendor, opcode, len, immediate })
+        let (flags, number) = halves(flags);
+        let immediate = (flags & IMMEDIATE != 0).then_some(immediate);
+        let source = (flags & SOURCE != 0).then_some(Source { number, ip4: flags & IP4 != 0 });
+        Some(Completion { id, pair, status, vendor, opcode, len, immediate, source })
     }
 
     /// Tells the fabric how many completions the program has taken.

@@ -4,7 +4,9 @@ use super::*;
 #[test]
 fn a_message_holds_the_longest_work_requests() {
     let most = Sge { address: u64::MAX, len: u32::MAX, lkey: u32::MAX };
-    let op = Op::WriteImmediate { address: u64::MAX, rkey: u32::MAX, immediate: u32::MAX };
+    let nowhere = std::net::IpAddr::from([u8::MAX; 16]);
+    let to = Destination { local: nowhere, remote: nowhere, number: u32::MAX, key: u32::MAX };
+    let op = Op::Datagram { to, immediate: Some(u32::MAX) };
     let send = |local| Send { id: u64::MAX, op, signaled: true, solicited: true, local };
     let (pair, room) = (u32::MAX, u32::MAX);
     let receive = Receive { id: u64::MAX, local: vec![most; MAX_ELEMENTS] };
@@ -23,7 +25,8 @@ fn a_message_holds_the_longest_work_requests() {
 
 fn completion(id: u64, immediate: Option<u32>) -> Completion {
     let most = u32::MAX;
-    Completion { id, pair: most, status: 1, vendor: most, opcode: 129, len: most - 1, immediate }
+    let source = id.is_multiple_of(3).then_some(Source { number: most - 2, ip4: id.is_multiple_of(2) });
+    Completion { id, pair: most, status: 1, vendor: most, opcode: 129, len: most - 1, immediate, source }
 }
 
 /// A page as the kernel provides it.

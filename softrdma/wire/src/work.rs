@@ -1,6 +1,7 @@
 //! Work requests and completions.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -41,9 +42,45 @@ pub enum Local<'a> {
 pub enum Op {
     Send,
     SendImmediate(u32),
-    Write { address: u64, rkey: u32 },
-    WriteImmediate { address: u64, rkey: u32, immediate: u32 },
-    Read { address: u64, rkey: u32 },
+    Write {
+        address: u64,
+        rkey: u32,
+    },
+    WriteImmediate {
+        address: u64,
+        rkey: u32,
+        immediate: u32,
+    },
+    Read {
+        address: u64,
+        rkey: u32,
+    },
+    FetchAdd {
+        address: u64,
+        rkey: u32,
+        add: u64,
+    },
+    CompareSwap {
+        address: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    },
+    /// SEND of a queue pair for datagrams.
+    Datagram {
+        to: Destination,
+        immediate: Option<u32>,
+    },
+}
+
+/// Where a datagram goes: the addresses of its address handle, and `wr.ud`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of rdma_softsim::Destination")]
+pub struct Destination {
+    pub local: IpAddr,
+    pub remote: IpAddr,
+    pub number: u32,
+    pub key: u32,
 }
 
 /// A receive work request.
@@ -66,4 +103,14 @@ pub struct Completion {
     pub opcode: u32,
     pub len: u32,
     pub immediate: Option<u32>,
+    pub source: Option<Source>,
+}
+
+/// Where a received datagram came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// `src_qp`.
+    pub number: u32,
+    /// Whether its GRH is the header of IPv4.
+    pub ip4: bool,
 }

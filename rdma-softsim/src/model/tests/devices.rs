@@ -97,8 +97,14 @@ fn objects_belong_to_one_device_and_all_end_with_the_process() {
     let (domain, foreign) = (model.create_domain_in(one).unwrap(), model.create_domain_in(two).unwrap());
     let queue = model.create_queue_in(one, 1, 4).unwrap();
     let limits = Setup::default().limits;
-    let attributes =
-        |domain| PairAttributes { domain, send_queue: queue, receive_queue: queue, shared: None, limits };
+    let attributes = |domain| PairAttributes {
+        domain,
+        send_queue: queue,
+        receive_queue: queue,
+        shared: None,
+        service: crate::Service::Connected,
+        limits,
+    };
     assert!(matches!(model.create_pair_in(one, 2, &attributes(foreign)), Err(Error::Argument(_))));
     let (pair, ..) = model.create_pair_in(one, 2, &attributes(domain)).unwrap();
     model.initialise(pair).unwrap();

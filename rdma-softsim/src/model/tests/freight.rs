@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::request::{Atomic, Rights};
 
 /// Where programs have their memory.
 const AT: u64 = 0x10_0000;
@@ -36,8 +37,8 @@ impl Programs {
         let memory = [3, 0].map(|byte| Arc::new(Far(Mutex::new(vec![byte; LEN]))));
         let mut register = |domain, far: &Arc<Far>| {
             let memory: Arc<dyn ForeignMemory> = Arc::<Far>::clone(far);
-            let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
-            w.model.register_at(domain, AT, Bytes::Foreign { memory, len: LEN }, access).unwrap()
+            let rights = Rights { access: Access::REMOTE_WRITE.and(Access::REMOTE_READ), atomics: true };
+            w.model.register_at(domain, AT, Bytes::Foreign { memory, len: LEN }, rights).unwrap()
         };
         let regions = [register(w.a.domain, &memory[0]), register(w.b.domain, &memory[1])];
         Self { w, memory, regions }
@@ -210,4 +211,33 @@ fn what_is_held_on_the_way_is_given_back() {
     assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), (64 << 20) + 4096);
     p.arrive(kept);
     assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, Ok(Completed::Write))]);
+}
+
+/// An atomic operation whose answer the link loses is done once, and its repetition is answered.
+#[test]
+fn an_atomic_operation_is_not_done_again() {
+    let mut p = Programs::new();
+    let remote = RemoteAddress { address: AT, rkey: p.regions[1].rkey };
+    let request = Request {
+        id: 1,
+        op: SendOp::Read(remote),
+        atomic: Some(Atomic::FetchAdd(5)),
+        signaled: true,
+        solicited: false,
+        to: None,
+    };
+    let local = Parts::One(Part { region: p.regions[0].id, offset: 0, len: 8 });
+    p.w.model.post_named(p.w.a.pair, request, Err(local)).unwrap();
+    p.w.model.ring(p.w.a.pair);
+    p.w.model.settle();
+    let freight = p.first_step();
+    p.w.model.set_link(ip(2), Link::Down);
+    p.arrive(freight);
+    assert_eq!(p.completions(), []);
+    p.w.model.set_link(ip(2), Link::Up);
+    p.w.pass(Parameters::default().ack_timeout);
+    assert!(p.w.model.next_freight().is_none(), "it is not moved again");
+    assert_eq!(p.completions(), [(1, Ok(Completed::Read))]);
+    let number = |far: &Far| u64::from_ne_bytes(*far.0.lock().unwrap().first_chunk().unwrap());
+    assert_eq!(p.memory.each_ref().map(|far| number(far)), [0, 5]);
 }

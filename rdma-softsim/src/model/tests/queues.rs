@@ -75,7 +75,7 @@ fn buffers_of_inline_data_are_used_again() {
     let mut w = World::new(&Setup::default());
     let op = SendOp::Write(w.b.remote(0));
     for id in 0..100 {
-        let request = Request { id, op, signaled: true, solicited: false };
+        let request = Request { id, op, signaled: true, solicited: false, atomic: None, to: None };
         w.model.post_named(w.a.pair, request, Ok(&[id as u8; 8]), true).unwrap();
         w.model.ring(w.a.pair);
         w.model.settle();

@@ -104,15 +104,19 @@ pub(crate) struct PairEx {
     pub(crate) comp_mask: u64,
     pub(crate) wr_id: u64,
     pub(crate) wr_flags: c_uint,
-    /// Atomics, windows and local invalidation.
-    pub(crate) before: [Absent; 4],
+    pub(crate) wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut Self, u32, u64, u64, u64)>,
+    pub(crate) wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut Self, u32, u64, u64)>,
+    /// Windows and local invalidation.
+    pub(crate) before: [Absent; 2],
     pub(crate) wr_rdma_read: Option<unsafe extern "C" fn(*mut Self, u32, u64)>,
     pub(crate) wr_rdma_write: Option<unsafe extern "C" fn(*mut Self, u32, u64)>,
     pub(crate) wr_rdma_write_imm: Option<unsafe extern "C" fn(*mut Self, u32, u64, u32)>,
     pub(crate) wr_send: Option<unsafe extern "C" fn(*mut Self)>,
     pub(crate) wr_send_imm: Option<unsafe extern "C" fn(*mut Self, u32)>,
-    /// Invalidation, segmentation, datagrams and XRC.
-    pub(crate) between: [Absent; 4],
+    /// Invalidation and segmentation.
+    pub(crate) between: [Absent; 2],
+    pub(crate) wr_set_ud_addr: Option<unsafe extern "C" fn(*mut Self, *mut AddressHandle, u32, u32)>,
+    pub(crate) wr_set_xrc_srqn: Absent,
     pub(crate) wr_set_inline_data: Option<unsafe extern "C" fn(*mut Self, *mut c_void, usize)>,
     pub(crate) wr_set_inline_data_list: Option<unsafe extern "C" fn(*mut Self, usize, *const Buffer)>,
     pub(crate) wr_set_sge: Option<unsafe extern "C" fn(*mut Self, u32, u64, u32)>,
@@ -121,6 +125,14 @@ pub(crate) struct PairEx {
     pub(crate) wr_complete: Option<unsafe extern "C" fn(*mut Self) -> c_int>,
     pub(crate) wr_abort: Option<unsafe extern "C" fn(*mut Self)>,
     pub(crate) wr_atomic_write: Absent,
+}
+
+/// `struct ibv_ah`.
+#[repr(C)]
+pub(crate) struct AddressHandle {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
+    pub(crate) handle: u32,
 }
 
 /// `struct ibv_data_buf`.

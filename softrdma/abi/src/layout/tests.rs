@@ -81,6 +81,7 @@ fn assertions() -> String {
             qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags, max_tso_header,
             rwq_ind_tbl, rx_hash_conf, source_qpn, send_ops_flags
         }
+        "ibv_ah" AddressHandle { context, pd, handle }
         "ibv_data_buf" Buffer { addr, length }
         "ibv_srq" SharedQueue { context, srq_context, pd, handle, mutex, cond, events_completed }
         "ibv_srq_attr" SharedLimits { max_wr, max_sge, srq_limit }
@@ -104,8 +105,8 @@ fn assertions() -> String {
     }
     offsets! {
         "ibv_qp_ex" PairEx {
-            qp_base, comp_mask, wr_id, wr_flags, before / wr_atomic_cmp_swp, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm,
-            wr_send, wr_send_imm, between / wr_send_inv, wr_set_inline_data, wr_set_inline_data_list, wr_set_sge,
+            qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_atomic_fetch_add, before / wr_bind_mw, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm,
+            wr_send, wr_send_imm, between / wr_send_inv, wr_set_ud_addr, wr_set_xrc_srqn, wr_set_inline_data, wr_set_inline_data_list, wr_set_sge,
             wr_set_sge_list, wr_start, wr_complete, wr_abort, wr_atomic_write
         } from 0, "0";
         "ibv_srq_init_attr_ex" SharedAttributesEx { srq_context, attr, comp_mask, srq_type, pd } from 0, "0";

@@ -137,7 +137,7 @@ pub(super) struct Session {
     identifiers: BTreeMap<Name, manager::Owned>,
     event_channels: BTreeMap<Name, manager::Channel>,
     shared: BTreeMap<Name, SharedReceives>,
-    queues: BTreeMap<Name, (CompletionQueue, Arc<Place>)>,
+    queues: BTreeMap<Name, OwnedQueue>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, OwnedDomain>,
     completion_channels: BTreeMap<Name, Arc<Records>>,
@@ -155,6 +155,13 @@ pub(super) struct Session {
     names: Name,
     /// The completion vectors, if they have threads.
     vectors: Option<Arc<Vectors>>,
+}
+
+/// A completion queue, its page, and the program's channel that has its events.
+struct OwnedQueue {
+    queue: CompletionQueue,
+    _page: Arc<Place>,
+    channel: Option<Name>,
 }
 
 /// A protection domain, and the device of the domain and its objects.
@@ -296,8 +303,7 @@ impl Session {
     fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
         match request {
             Request::Poll(name) => {
-                let (queue, _page) = find(&self.queues, name)?;
-                queue.called()?;
+                find(&self.queues, name)?.queue.called()?;
                 return Ok(Reply::Done);
             }
             Request::PostSend { pair, room, work } => return self.post_send(pair, room, &work),
@@ -333,7 +339,10 @@ impl Session {
                 if let Some(channel) = self.completion_channels.get(&name) {
                     self.full.retain(|full| !Arc::ptr_eq(full, channel));
                 }
-                take(&mut self.completion_channels, name, |channel| Arc::strong_count(channel) > 1)
+                // Not the channel's references: a vector's thread may hold one a little longer.
+                let queues = &self.queues;
+                let used = queues.values().any(|queue| queue.channel == Some(name));
+                take(&mut self.completion_channels, name, |_| used)
             }
             Request::CreateQueue { device, depth, channel, vector } => {
                 self.create_queue(device, depth, channel, vector).map(|(made, memory)| {
@@ -381,18 +390,19 @@ impl Session {
                 }
                 taken
             }
-            Request::DestroyQueue(name) => take(&mut self.queues, name, |(queue, _page)| queue.is_used()),
+            Request::DestroyQueue(name) => take(&mut self.queues, name, |owned| owned.queue.is_used()),
             Request::CreatePair {
                 domain,
                 send_queue,
                 receive_queue,
                 shared,
+                service,
                 send_depth,
                 receive_depth: recv_depth,
                 inline,
             } => {
                 let limits = QueuePairLimits { send_depth, recv_depth, inline };
-                self.create_pair(domain, [send_queue, receive_queue], shared, limits)
+                self.create_pair(domain, [send_queue, receive_queue], shared, service, limits)
             }
             Request::CreateShared { domain, depth, limit } => self.create_shared(domain, depth, limit),
             Request::DestroyShared(name) => take(&mut self.shared, name, SharedReceives::is_used),
@@ -404,6 +414,11 @@ impl Session {
             Request::DestroyPair(name) => take(&mut self.pairs, name, |_| false),
             Request::SetTimeout { pair, timeout } => find(&self.pairs, pair)
                 .and_then(|pair| Ok(pair.set_ack_timeout(timeout).map(|()| Reply::Done)?)),
+            Request::SetAccess { pair, access } => find(&self.pairs, pair)
+                .and_then(|pair| Ok(pair.set_rights(translate::rights(access)).map(|()| Reply::Done)?)),
+            Request::SetKey { pair, key } => {
+                find(&self.pairs, pair).and_then(|pair| Ok(pair.set_key(key).map(|()| Reply::Done)?))
+            }
             Request::Modify { pair, to } => self.modify(pair, to),
             Request::QueryPair(name) => find(&self.pairs, name).and_then(|pair| {
                 Ok(Reply::State { state: translate::state(pair.state()?), ends: pair.ends() })
@@ -454,7 +469,7 @@ impl Session {
             Some(vectors) => Some(vectors.get(vector).ok_or(Errno::INVAL)?),
             None => None,
         };
-        let channel = match channel {
+        let records = match channel {
             Some(name) => Arc::clone(find(&self.completion_channels, name)?),
             None => Arc::clone(match &mut self.unread {
                 Some(unread) => unread,
@@ -464,12 +479,12 @@ impl Session {
         let pages = self.info.pages()?;
         let (place, memory) = (Arc::new(pages.take()?), pages.descriptor()?);
         let queue = self.name()?;
-        let signal = Arc::new(QueueSignal { queue, channel, vector });
+        let signal = Arc::new(QueueSignal { queue, channel: records, vector });
         let device = &self.opened(device)?.device;
         let shown = Box::new(Shown::new(Arc::clone(&place)));
         let made = device.create_completion_queue(queue.into(), depth, signal, shown)?;
         let page = place.number;
-        self.queues.insert(queue, (made, place));
+        self.queues.insert(queue, OwnedQueue { queue: made, _page: place, channel });
         Ok((Reply::Queue { name: queue, page }, memory))
     }
 
@@ -478,15 +493,23 @@ impl Session {
         domain: Name,
         [sends, receives]: [Name; 2],
         shared: Option<Name>,
+        service: wire::Service,
         mut limits: QueuePairLimits,
     ) -> Result<Reply, Refusal> {
         limits.inline = limits.inline.min(MAX_INLINE as u32);
         let name = self.name()?;
         let OwnedDomain { device, domain } = find(&self.domains, domain)?;
-        let queues = [&find(&self.queues, sends)?.0, &find(&self.queues, receives)?.0];
+        let queues = [&find(&self.queues, sends)?.queue, &find(&self.queues, receives)?.queue];
         let shared = shared.map(|shared| find(&self.shared, shared)).transpose()?;
         let device = &self.opened(*device)?.device;
-        let pair = device.create_queue_pair(name.into(), domain, queues, shared, limits)?;
+        let pair = device.create_queue_pair(
+            name.into(),
+            translate::service(service),
+            domain,
+            queues,
+            shared,
+            limits,
+        )?;
         let (number, inline) = (pair.number(), pair.max_inline() as u32);
         self.pairs.insert(name, pair);
         Ok(Reply::Pair { name, number, inline })
