@@ -227,7 +227,7 @@ fn an_atomic_operation_is_not_done_again() {
         to: None,
     };
     let local = Parts::One(Part { region: p.regions[0].id, offset: 0, len: 8 });
-    p.w.model.post_named(p.w.a.pair, request, Err(local)).unwrap();
+    p.w.model.post_named(p.w.a.pair, request, Err(local), true).unwrap();
     p.w.model.ring(p.w.a.pair);
     p.w.model.settle();
     let freight = p.first_step();
