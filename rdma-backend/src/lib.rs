@@ -500,13 +500,36 @@ pub struct PostError<E> {
 
 /// A completion queue and its completion channel, `ibv_create_cq(3)`.
 pub trait CompletionQueue<B: Backend>: Send + Sync {
-    /// Takes at most `into.len()` completions and returns how many, `ibv_poll_cq(3)`.
+    /// Room for the completions of a poll, used again by the next one.
+    type Batch: Send + Sync;
+
+    /// Returns room for `most` completions.
+    fn batch(most: usize) -> Self::Batch;
+
+    /// Takes as many completions as there are and `batch` has room for, `ibv_poll_cq(3)`.
     ///
     /// # Errors
-    /// Returns an error if the queue, and with it its queue pairs, is lost, for example by overrun.
-    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
-    /// Requests one event at the next completion, `ibv_req_notify_cq(3)`. Then poll again: see the
-    /// module's rules.
+    /// Returns an error if the queue is lost, for example by overrun. Its queue pairs are then lost
+    /// too.
+    fn poll_batch<'a>(
+        &self,
+        batch: &'a mut Self::Batch,
+    ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a, Self, B>, B::Error>;
+
+    /// Takes at most `into.len()` completions and returns how many: [`CompletionQueue::poll_batch`]
+    /// with room of its own.
+    ///
+    /// # Errors
+    /// The errors are those of [`CompletionQueue::poll_batch`].
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error> {
+        let mut batch = Self::batch(into.len());
+        let taken = self.poll_batch(&mut batch)?;
+        let count = taken.len();
+        into.iter_mut().zip(taken).for_each(|(place, completion)| *place = completion);
+        Ok(count)
+    }
+    /// Requests one event when the next completion arrives, `ibv_req_notify_cq(3)`. Poll again
+    /// afterwards: see the module's rules.
     fn arm(&self) -> Result<(), B::Error>;
     /// Takes and acknowledges pending events, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
     /// Returns how many, possibly none.

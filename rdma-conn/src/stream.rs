@@ -3,9 +3,10 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rdma_backend::Access;
 use rdma_backend::memory::CallerMemory;
 use rdma_backend::time::Instant;
@@ -124,7 +125,10 @@ impl<B: Descriptors> Stream<B> {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
         let descriptor = endpoint.descriptor();
-        let shared = Arc::new(Private { endpoint: Mutex::new(Some(endpoint)), id, descriptor });
+        let shared = Arc::new(Private {
+            held: Mutex::new(Held { endpoint: Some(endpoint), id, entered: false }),
+            descriptor,
+        });
         let weak: Weak<Private<B>> = Arc::downgrade(&shared);
         background::drive(weak);
         Self { shared, read_timeout: None, write_timeout: None, linger }
@@ -132,20 +136,23 @@ impl<B: Descriptors> Stream<B> {
 
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> Result<(Endpoint<B>, ConnectionId), Error> {
-        let mut slot = self.shared.endpoint.lock().map_err(|_| background::panicked())?;
-        let Some(mut endpoint) = slot.take() else { unreachable!("only the end of a stream takes it") };
-        endpoint.set_quiet(false);
-        Ok((endpoint, self.shared.id))
+        self.shared.call(|held| {
+            let Some(mut endpoint) = held.endpoint.take() else {
+                unreachable!("only the end of a stream takes it")
+            };
+            endpoint.set_quiet(false);
+            Ok((endpoint, held.id))
+        })
     }
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.lock().connection().peer_addr()
+        self.shared.held.lock().connection().peer_addr()
     }
 
     /// Returns this side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.shared.lock().connection().local_addr()
+        self.shared.held.lock().connection().local_addr()
     }
 
     /// Limits how long a read waits. `None` waits for ever. A read that times out fails with
@@ -162,21 +169,21 @@ impl<B: Descriptors> Stream<B> {
 
     /// Returns the protocol counters of the connection.
     pub fn counters(&self) -> Counters {
-        self.shared.lock().connection().counters()
+        self.shared.held.lock().connection().counters()
     }
 
     /// Returns counts of the work requested from the device.
     pub fn work(&self) -> Work {
-        self.shared.lock().connection().work()
+        self.shared.held.lock().connection().work()
     }
 
     /// Returns the bytes of memory registered for this connection, including buffers to lend.
     pub fn registered_bytes(&self) -> usize {
-        self.shared.lock().connection().registered_bytes()
+        self.shared.held.lock().connection().registered_bytes()
     }
 
     fn registrar(&self) -> Result<Registrar<B>, Error> {
-        Ok(self.shared.enter()?.connection().registrar())
+        self.shared.call(|held| Ok(held.connection().registrar()))
     }
 
     /// Registers memory for zero-copy sending. See [`Connection::register_buffer`].
@@ -194,9 +201,11 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// The errors are those of [`Endpoint::lend`], and the write time-out.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
-        self.shared
-            .enter()?
-            .until(&self.write_timeout, "lending", |endpoint, id| endpoint.lend(id, buffer, range.clone()))
+        self.shared.call(|held| {
+            held.until(&self.write_timeout, "lending", |endpoint, id| {
+                endpoint.lend(id, buffer, range.clone())
+            })
+        })
     }
 
     /// Waits until the peer has everything lent from `buffer`. The buffer can then be changed.
@@ -205,7 +214,8 @@ impl<B: Descriptors> Stream<B> {
     /// Returns an error if the connection ends first or the write time-out passes.
     pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         let doing = "waiting for a buffer to come back";
-        self.shared.enter()?.until(&self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
+        self.shared
+            .call(|held| held.until(&self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer)))
     }
 
     /// Registers memory for zero-copy receiving. See [`Connection::register_landing`].
@@ -227,7 +237,7 @@ impl<B: Descriptors> Stream<B> {
 
     /// Returns the protection domain, for [`Stream::connect_in`].
     pub fn domain(&self) -> ProtectionDomain<B> {
-        self.shared.lock().connection().domain().clone()
+        self.shared.held.lock().connection().domain().clone()
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
@@ -243,14 +253,15 @@ impl<B: Descriptors> Stream<B> {
         range: Range<usize>,
     ) -> Result<Received, Error> {
         let mut receiving = Receiving::new(Arc::clone(buffer), range);
-        let mut endpoint = self.shared.enter()?;
-        let received = endpoint
-            .until(&self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
-        if received.is_err() {
-            let id = endpoint.id;
-            endpoint.stop_landing(id)?;
-        }
-        received
+        self.shared.call(|held| {
+            let received = held
+                .until(&self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
+            if received.is_err() {
+                let id = held.id;
+                held.stop_landing(id)?;
+            }
+            received
+        })
     }
 
     /// Delivers written bytes and ends the connection, waiting for at most `linger`.
@@ -258,10 +269,11 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Returns an error if some bytes did not arrive.
     pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
-        let mut endpoint = self.shared.enter()?;
-        let id = endpoint.id;
-        endpoint.close(id, linger)?;
-        endpoint.until(&None, "closing", |endpoint, id| endpoint.closed(id))
+        self.shared.call(|held| {
+            let id = held.id;
+            held.close(id, linger)?;
+            held.until(&None, "closing", |endpoint, id| endpoint.closed(id))
+        })
     }
 }
 
@@ -284,13 +296,15 @@ fn connected<B: Descriptors>(
 }
 
 impl<B: Descriptors> Read for Stream<B> {
+    #[inline(never)]
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let mut endpoint = self.shared.enter()?;
-        let id = endpoint.id;
-        if !endpoint.connection().is_readable() {
-            endpoint.look_at(id)?;
-        }
-        Ok(endpoint.until(&self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
+        self.shared.call(|held| {
+            let id = held.id;
+            if !held.connection().is_readable() {
+                held.look_at(id)?;
+            }
+            Ok(held.until(&self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
+        })
     }
 }
 
@@ -299,15 +313,17 @@ impl<B: Descriptors> Write for Stream<B> {
         self.write_vectored(&[IoSlice::new(from)])
     }
 
+    #[inline(never)]
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut endpoint = self.shared.enter()?;
-        Ok(endpoint.until(&self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?)
+        self.shared.call(|held| {
+            Ok(held.until(&self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?)
+        })
     }
 
     /// Waits until the connection is established and the device has all written bytes.
     fn flush(&mut self) -> io::Result<()> {
-        let mut endpoint = self.shared.enter()?;
-        Ok(endpoint.until(&self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
+        self.shared
+            .call(|held| Ok(held.until(&self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?))
     }
 }
 
@@ -323,14 +339,14 @@ impl<B: Descriptors> AsFd for Stream<B> {
 
 impl<B: Descriptors> Drop for Stream<B> {
     fn drop(&mut self) {
-        if self.shared.slot().is_none() {
+        if self.shared.held.lock().endpoint.is_none() {
             return;
         }
         if let Err(error) = self.close(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
         // Drop the endpoint now: the background thread may keep the rest alive a moment longer.
-        let endpoint = self.shared.slot().take();
+        let endpoint = self.shared.held.lock().endpoint.take();
         drop(endpoint);
     }
 }
@@ -345,55 +361,58 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
 /// An endpoint of one connection, shared by a stream and the background thread. A call holds the
 /// lock also while it waits, so the thread drives only idle streams.
 struct Private<B: Descriptors> {
-    /// `None` once the stream is dropped or has given the endpoint away.
-    endpoint: Mutex<Option<Endpoint<B>>>,
-    id: ConnectionId,
+    held: Mutex<Held<B>>,
     descriptor: Arc<OwnedFd>,
 }
 
 impl<B: Descriptors> Private<B> {
-    fn slot(&self) -> MutexGuard<'_, Option<Endpoint<B>>> {
-        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> Locked<'_, B> {
-        Locked { endpoint: self.slot(), id: self.id }
-    }
-
-    /// Fails if a panic interrupted an earlier call, which may have lost what a wait needs.
-    #[inline]
-    fn enter(&self) -> Result<Locked<'_, B>, Error> {
-        match self.endpoint.lock() {
-            Ok(endpoint) => Ok(Locked { endpoint, id: self.id }),
-            Err(_) => Err(background::panicked()),
-        }
+    #[inline(always)]
+    fn call<T, E: From<Error>>(&self, does: impl FnOnce(&mut Held<B>) -> Result<T, E>) -> Result<T, E> {
+        self.held.lock().run(does)
     }
 }
 
-struct Locked<'a, B: Descriptors> {
-    endpoint: MutexGuard<'a, Option<Endpoint<B>>>,
+/// What the lock protects.
+struct Held<B: Descriptors> {
+    /// `None` once the stream is dropped or has given the endpoint away.
+    endpoint: Option<Endpoint<B>>,
     id: ConnectionId,
+    /// Whether a call is running, or ended in a panic.
+    entered: bool,
 }
 
-impl<B: Descriptors> Deref for Locked<'_, B> {
+impl<B: Descriptors> Deref for Held<B> {
     type Target = Endpoint<B>;
 
     #[inline]
     fn deref(&self) -> &Endpoint<B> {
-        let Some(endpoint) = &*self.endpoint else { unreachable!("only the end of a stream takes it") };
+        let Some(endpoint) = &self.endpoint else { unreachable!("only the end of a stream takes it") };
         endpoint
     }
 }
 
-impl<B: Descriptors> DerefMut for Locked<'_, B> {
+impl<B: Descriptors> DerefMut for Held<B> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Endpoint<B> {
-        let Some(endpoint) = &mut *self.endpoint else { unreachable!("only the end of a stream takes it") };
+        let Some(endpoint) = &mut self.endpoint else { unreachable!("only the end of a stream takes it") };
         endpoint
     }
 }
 
-impl<B: Descriptors> Locked<'_, B> {
+impl<B: Descriptors> Held<B> {
+    /// Runs a call. Fails if a panic interrupted an earlier one, which may have lost what a wait
+    /// needs.
+    #[inline(always)]
+    fn run<T, E: From<Error>>(&mut self, does: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        if self.entered {
+            return Err(background::panicked().into());
+        }
+        self.entered = true;
+        let result = does(self);
+        self.entered = false;
+        result
+    }
+
     #[inline]
     fn connection(&self) -> &Connection<B> {
         let Some(connection) = Endpoint::connection(self, self.id) else {
@@ -404,16 +423,19 @@ impl<B: Descriptors> Locked<'_, B> {
 
     /// Repeats `step` until it has a result. Sleeps in between, so waiting takes no processor time
     /// (VR-FLOW-013). Reads the clock only before sleeping, to apply `timeout`.
-    #[inline]
+    ///
+    /// # Errors
+    /// Returns the error of `step`, or a time-out that names `doing`.
+    #[inline(always)]
     fn until<T>(
         &mut self,
         timeout: &Option<Duration>,
         doing: &'static str,
         mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let id = self.id;
         let mut deadline = None;
         loop {
+            let id = self.id;
             if let Some(done) = step(self, id)? {
                 return Ok(done);
             }
@@ -439,29 +461,34 @@ impl<B: Descriptors> Locked<'_, B> {
     }
 }
 
-impl<B: Descriptors> Driven for Private<B> {
-    fn drive(&self) -> Schedule {
-        let mut slot = match self.endpoint.try_lock() {
-            Ok(slot) => slot,
-            Err(TryLockError::Poisoned(_)) => return Schedule::Never,
-            Err(TryLockError::WouldBlock) => return Schedule::Periodic,
-        };
-        let Some(endpoint) = &mut *slot else { return Schedule::Never };
-        if endpoint.progress().is_err() || endpoint.connection(self.id).is_none() {
-            return Schedule::Never;
+impl<B: Descriptors> Held<B> {
+    /// Drives the endpoint for the background thread, which fails once there is no more to drive.
+    fn drive(&mut self) -> Result<Schedule, Error> {
+        let id = self.id;
+        let Some(endpoint) = &mut self.endpoint else { return Ok(Schedule::Never) };
+        endpoint.progress()?;
+        if endpoint.connection(id).is_none() {
+            return Ok(Schedule::Never);
         }
-        if endpoint.is_open(self.id) || endpoint.check(self.id).is_err() {
-            return Schedule::Periodic;
+        if endpoint.is_open(id) || endpoint.check(id).is_err() {
+            return Ok(Schedule::Periodic);
         }
         // An accepted peer waits for our first window even if the program does not call.
-        Schedule::WhenReadable(endpoint.next_timeout().map(|at| at.since(endpoint.now())))
+        Ok(Schedule::WhenReadable(endpoint.next_timeout().map(|at| at.since(endpoint.now()))))
+    }
+}
+
+impl<B: Descriptors> Driven for Private<B> {
+    fn drive(&self) -> Schedule {
+        let Some(mut held) = self.held.try_lock() else { return Schedule::Periodic };
+        held.run(Held::drive).unwrap_or(Schedule::Never)
     }
 
     fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.descriptor)
     }
 
-    /// A waiting call holds the lock; later calls find it poisoned.
+    /// A waiting call holds the lock; later calls find it entered.
     fn panicked(&self) {}
 }
 

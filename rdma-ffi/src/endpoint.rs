@@ -5,9 +5,9 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
-use std::sync::Mutex;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rdma_backend::time::Instant;
 use rdma_conn::{ConnectionId, ConnectionMap, ListenerId, Receiving, Waker};
 use rdma_softsim::SoftSim;
@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) kind: Kind,
     pub(crate) names: Names,
     sleep: Sleep,
+    /// Whether a call is running, or has panicked.
+    entered: bool,
 }
 
 pub(crate) enum Kind {
@@ -142,17 +144,22 @@ impl Endpoint {
     fn of(mut kind: Kind) -> Result<Self, Failure> {
         let waker = either!(&mut kind, side => side.endpoint.waker())?;
         let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
-        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake });
+        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake, entered: false });
         Ok(Self { descriptor, waker, state })
     }
 
-    /// A call that panicked has poisoned the lock, which closes the endpoint.
+    /// Runs `does` under the lock. Returns `None` after a call that panicked, which closes the
+    /// endpoint.
     #[inline(always)]
-    fn alone<T>(&self, does: impl FnOnce(&mut State) -> Result<T, Failure>) -> Result<T, Failure> {
-        match self.state.lock() {
-            Ok(mut state) => does(&mut state),
-            Err(_) => Err(closed()),
+    fn alone<T>(&self, does: impl FnOnce(&mut State) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        if state.entered {
+            return None;
         }
+        state.entered = true;
+        let result = does(&mut state);
+        state.entered = false;
+        Some(result)
     }
 
     /// Wakes a sleeping event loop if there is something to do before its time-out.
@@ -198,10 +205,12 @@ pub(crate) fn on(
 ) -> Code {
     guarded(told, |told| {
         let Some(endpoint) = endpoint else { return tell(told, null_endpoint()) };
-        let Ok(mut state) = endpoint.state.lock() else { return tell(told, closed()) };
-        let code = coded(told, does(&mut state));
-        endpoint.rouse(&mut state);
-        code
+        let code = endpoint.alone(|state| {
+            let code = coded(told, does(state));
+            endpoint.rouse(state);
+            code
+        });
+        code.unwrap_or_else(|| tell(told, closed()))
     })
 }
 
@@ -301,7 +310,7 @@ pub extern "C" fn vkrdma_next_timeout(
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
         let microseconds = place(microseconds)?;
-        microseconds.write(match endpoint.alone(|state| Ok(fall_asleep(state)))? {
+        microseconds.write(match endpoint.alone(fall_asleep).ok_or_else(closed)? {
             Some(left) => i64::try_from(left.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX),
             None => -1,
         });
@@ -327,8 +336,8 @@ pub extern "C" fn vkrdma_progress(
 ) -> Code {
     guarded(error, |told| {
         let Some(endpoint) = endpoint else { return tell(told, null_endpoint()) };
-        let Ok(mut state) = endpoint.state.lock() else { return tell(told, closed()) };
-        coded(told, progress(&mut state))
+        let code = endpoint.alone(|state| coded(told, progress(state)));
+        code.unwrap_or_else(|| tell(told, closed()))
     })
 }
 
@@ -349,10 +358,8 @@ pub extern "C" fn vkrdma_wait(
 ) -> Code {
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
-        let due = endpoint.alone(|state| {
-            progress(state)?;
-            Ok(fall_asleep(state))
-        })?;
+        let due = endpoint.alone(|state| progress(state).map(|()| fall_asleep(state)));
+        let due = due.ok_or_else(closed)??;
         let limit = u64::try_from(microseconds).ok().map(Duration::from_micros);
         let limit = match (due, limit) {
             (Some(due), Some(limit)) => Some(due.min(limit)),
@@ -373,7 +380,7 @@ pub extern "C" fn vkrdma_wait(
                 }
             }
         }
-        endpoint.alone(progress)
+        endpoint.alone(progress).ok_or_else(closed)?
     })
 }
 

@@ -146,6 +146,16 @@ impl CompletionQueue {
     }
 }
 
+impl CompletionQueue {
+    fn take(&self, into: &mut [Completion]) -> Result<usize, Error> {
+        let inner = &self.inner;
+        if inner.driver.is_idle() && !inner.ready.load(Acquire) {
+            return Ok(0);
+        }
+        inner.driver.beside_copies(|model| model.poll(inner.id, into))
+    }
+}
+
 impl Drop for QueueInner {
     fn drop(&mut self) {
         self.driver.destroy_waking(Wake::Completions(self.id), |model| model.destroy_queue(self.id));
@@ -153,12 +163,19 @@ impl Drop for QueueInner {
 }
 
 impl rdma_backend::CompletionQueue<SoftSim> for CompletionQueue {
-    fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        let inner = &self.inner;
-        if inner.driver.is_idle() && !inner.ready.load(Acquire) {
-            return Ok(0);
-        }
-        inner.driver.beside_copies(|model| model.poll(inner.id, into))
+    type Batch = Box<[Completion]>;
+
+    fn batch(most: usize) -> Self::Batch {
+        vec![Completion::EMPTY; most].into()
+    }
+
+    #[inline]
+    fn poll_batch<'a>(
+        &self,
+        batch: &'a mut Self::Batch,
+    ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a>, Error> {
+        let count = self.take(batch)?;
+        Ok(batch.iter().take(count).copied())
     }
 
     fn arm(&self) -> Result<(), Error> {

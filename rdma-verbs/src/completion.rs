@@ -1,7 +1,6 @@
 //! The completion queue and its completion channel.
 
 use core::ffi::{c_int, c_void};
-use core::mem::{MaybeUninit, offset_of};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -13,9 +12,6 @@ use crate::device::Device;
 use crate::error::{Error, Stage, errno};
 use crate::sys::{self, generated as c, ibv_comp_channel, ibv_cq, ibv_wc};
 use crate::{Verbs, set_nonblocking};
-
-/// Completions per call into the provider; larger requests are several calls.
-const BATCH: usize = 32;
 
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
@@ -89,29 +85,48 @@ impl Queue {
     pub(crate) const fn device(&self) -> &Device {
         &self.channel.device
     }
+}
 
-    #[inline]
-    fn poll_once(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        // SAFETY: ibv_poll_cq(3): a live queue, and as many places as are asked for.
-        unsafe { take(into, |most, places| (self.poll_cq)(self.as_ptr(), most, places)) }
+/// Room for completions, as C writes them.
+///
+/// Before a poll there are zeros in the places, where providers do not write what the man page
+/// promises of a failure. `vendor_err`: qedr and ocrdma never do, bnxt_re not of a request that it
+/// flushes itself, mlx5 not of a length that it finds wrong. `qp_num`: ocrdma not of a request that
+/// it flushes itself; 0 is the number of no connected queue pair.
+pub struct Batch {
+    places: Box<[ibv_wc]>,
+    /// How many of them the last poll may have written.
+    written: usize,
+}
+
+impl Batch {
+    fn new(most: usize) -> Self {
+        let most = most.min(c_int::MAX as usize);
+        Self { places: (0..most).map(|_| sys::zeroed()).collect(), written: 0 }
     }
 
-    #[cold]
-    fn poll_in_parts(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        let mut taken = 0;
-        for part in into.chunks_mut(BATCH) {
-            let count = match self.poll_once(part) {
-                Ok(count) => count,
-                // What was taken must not be lost; a broken queue will fail again.
-                Err(_) if taken > 0 => break,
-                Err(error) => return Err(error),
-            };
-            taken += count;
-            if count < part.len() {
-                break;
-            }
+    /// Takes the completions that `poll` writes.
+    ///
+    /// # Safety
+    /// `poll` takes a number and as many places, writes integers to the first of them as
+    /// `ibv_poll_cq(3)` does and returns how many these are, or a negative number.
+    #[inline]
+    unsafe fn take(&mut self, poll: impl FnOnce(c_int, *mut ibv_wc) -> c_int) -> Result<&[ibv_wc], Error> {
+        for place in self.places.iter_mut().take(self.written) {
+            (place.vendor_err, place.qp_num) = (0, 0);
         }
-        Ok(taken)
+        self.written = self.places.len();
+        let count = poll(self.places.len() as c_int, self.places.as_mut_ptr());
+        let Ok(taken) = usize::try_from(count) else {
+            return Err(Error::Poll { code: count });
+        };
+        // A provider returns no more than it was asked for.
+        let Some(told) = self.places.get(..taken) else {
+            let text = "the device's provider returns more completions than there is room for";
+            return Err(Error::State(text));
+        };
+        self.written = taken;
+        Ok(told)
     }
 }
 
@@ -141,9 +156,22 @@ impl CompletionQueue {
 }
 
 impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
+    type Batch = Batch;
+
+    fn batch(most: usize) -> Batch {
+        Batch::new(most)
+    }
+
     #[inline]
-    fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        if into.len() <= BATCH { self.inner.poll_once(into) } else { self.inner.poll_in_parts(into) }
+    fn poll_batch<'a>(
+        &self,
+        batch: &'a mut Batch,
+    ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a>, Error> {
+        let queue = &*self.inner;
+        // SAFETY: ibv_poll_cq(3): a live queue, and places for as many completions as are asked
+        // for, of which it writes the first and returns their number.
+        let taken = unsafe { batch.take(|most, places| (queue.poll_cq)(queue.as_ptr(), most, places)) }?;
+        Ok(taken.iter().map(convert))
     }
 
     #[inline]
@@ -185,7 +213,9 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
         };
         if taken > 0 {
             // A device may raise more events than were asked for.
-            _ = queue.asked.fetch_update(Relaxed, Relaxed, |asked| Some(asked.saturating_sub(taken)));
+            if queue.asked.fetch_sub(taken, Relaxed) < taken {
+                queue.asked.store(0, Relaxed);
+            }
             // SAFETY: ibv_ack_cq_events(3): exactly the events that this call took.
             unsafe { (api.ibv_ack_cq_events)(queue.as_ptr(), taken) };
         }
@@ -204,111 +234,40 @@ impl AsFd for CompletionQueue {
     }
 }
 
-/// # Safety
-/// `poll` takes a number and as many places, writes the first as `ibv_poll_cq(3)` does (see
-/// [`convert`]) and returns how many, or a negative number.
+/// Tells a completion in the seam's terms. Providers leave meaningless fields as they were (mlx5:
+/// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where it has a meaning.
 #[inline]
-unsafe fn take(
-    into: &mut [Completion],
-    poll: impl FnOnce(c_int, *mut ibv_wc) -> c_int,
-) -> Result<usize, Error> {
-    let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
-    let most = into.len().min(BATCH) as c_int;
-    batch.iter_mut().take(into.len()).for_each(prepare);
-    let count = poll(most, batch.as_mut_ptr().cast::<ibv_wc>());
-    let Ok(taken) = usize::try_from(count) else {
-        return Err(Error::Poll { code: count });
+fn convert(wc: &ibv_wc) -> Completion {
+    // Fast path: nearly all completions are of this kind.
+    let announces = wc.status == c::IBV_WC_SUCCESS && wc.opcode == c::IBV_WC_RECV_RDMA_WITH_IMM;
+    let result = match immediate(wc) {
+        Some(immediate) if announces => Ok(Completed::RecvWrite { immediate }),
+        _ => other(wc),
     };
-    let Some(into) = into.get_mut(..taken) else {
-        return Err(Error::State("the device's provider returns more completions than there is room for"));
-    };
-    for (to, wc) in into.iter_mut().zip(&batch) {
-        // SAFETY: `poll` wrote the first `taken` places, each of which was prepared.
-        unsafe { convert(wc.as_ptr(), to) };
-    }
-    Ok(taken)
-}
-
-/// Zeros what some providers do not write of a failure, against the man page: `vendor_err` (qedr
-/// and ocrdma never, bnxt_re of a request it flushes itself, mlx5 of a wrong length) and `qp_num`
-/// (ocrdma of a request it flushes itself; 0 is the number of no connected queue pair).
-#[inline]
-const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
-    // The two fields between are written because all four together are one store.
-    const { assert!(offset_of!(ibv_wc, qp_num) - offset_of!(ibv_wc, vendor_err) == 12) };
-    let wc = place.as_mut_ptr();
-    // SAFETY: places inside a live structure; nothing is read.
-    unsafe {
-        (&raw mut (*wc).vendor_err).write(0);
-        (&raw mut (*wc).byte_len).write(0);
-        sys::wc_immediate(wc).cast_mut().write(0);
-        (&raw mut (*wc).qp_num).write(0);
-    }
-}
-
-/// Translates a completion. Providers leave meaningless fields unwritten (mlx5: `byte_len` and
-/// `imm_data` of a SEND or WRITE), so each is read only where it has a meaning.
-///
-/// # Safety
-/// `wc` points to what [`prepare`] and then `ibv_poll_cq(3)` wrote: always `wr_id`, `status` and
-/// `qp_num`; for a failure `vendor_err`; for a success `opcode`; for a successful receive
-/// `byte_len` and `wc_flags`; and with the flag `IBV_WC_WITH_IMM` the immediate. `qp_num` and
-/// `vendor_err` may be those of [`prepare`].
-#[inline]
-unsafe fn convert(wc: *const ibv_wc, to: &mut Completion) {
-    // SAFETY: the first three are always written, by the provider or before, the operation for
-    // every success, and the flags for every successful receive.
-    unsafe {
-        (to.id, to.queue_pair) = ((*wc).wr_id, (*wc).qp_num);
-        // Fast path: nearly all completions are of this kind.
-        if (*wc).status == c::IBV_WC_SUCCESS
-            && (*wc).opcode == c::IBV_WC_RECV_RDMA_WITH_IMM
-            && let Some(immediate) = immediate(wc)
-        {
-            to.result = Ok(Completed::RecvWrite { immediate });
-        } else {
-            to.result = other(wc);
-        }
-    }
+    Completion { id: wc.wr_id, queue_pair: wc.qp_num, result }
 }
 
 /// Returns the immediate of a receive, if it came with one.
-///
-/// # Safety
-/// `wc` points to a successful receive, whose flags are written, and with the flag the immediate.
 #[inline]
-unsafe fn immediate(wc: *const ibv_wc) -> Option<Immediate> {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let carries = (*wc).wc_flags & c::IBV_WC_WITH_IMM != 0;
-        carries.then(|| Immediate(u32::from_be(sys::wc_immediate(wc).read())))
-    }
+fn immediate(wc: &ibv_wc) -> Option<Immediate> {
+    let carries = wc.wc_flags & c::IBV_WC_WITH_IMM != 0;
+    // SAFETY: a place inside a live structure, which is an integer in either arm of its union.
+    carries.then(|| Immediate(u32::from_be(unsafe { sys::wc_immediate(wc).read() })))
 }
 
-/// Returns the outcome of what is no receive of a WRITE with immediate.
-///
-/// # Safety
-/// As [`convert`].
+/// Returns a failure, or a success that is not a WRITE with immediate.
 #[cold]
-unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
+fn other(wc: &ibv_wc) -> Result<Completed, CompletionError> {
     let failed = |status, vendor| Err(CompletionError { status: CompletionStatus(status), vendor });
-    // SAFETY: written in any case.
-    let status = unsafe { (*wc).status };
-    if status != c::IBV_WC_SUCCESS {
-        // SAFETY: written for every failure, by the provider or before.
-        return failed(status, unsafe { (*wc).vendor_err });
+    if wc.status != c::IBV_WC_SUCCESS {
+        return failed(wc.status, wc.vendor_err);
     }
-    // SAFETY: written for every success.
-    match unsafe { (*wc).opcode } {
+    match wc.opcode {
         c::IBV_WC_SEND => Ok(Completed::Send),
         c::IBV_WC_RDMA_WRITE => Ok(Completed::Write),
         c::IBV_WC_RDMA_READ => Ok(Completed::Read),
-        c::IBV_WC_RECV => {
-            // SAFETY: written for every successful receive.
-            let (len, immediate) = unsafe { ((*wc).byte_len, immediate(wc)) };
-            Ok(Completed::Recv { len, immediate })
-        }
-        // Nothing posted here completes otherwise, and no WRITE with immediate without one.
+        c::IBV_WC_RECV => Ok(Completed::Recv { len: wc.byte_len, immediate: immediate(wc) }),
+        // Nothing posted here completes as anything else, no WRITE with immediate without one.
         opcode => failed(c::IBV_WC_GENERAL_ERR, opcode),
     }
 }
@@ -317,41 +276,25 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
 mod tests {
     use super::*;
 
-    /// Converts a completion of which only `write` wrote fields: Miri reports a read of others.
-    fn read(status: u32, write: impl FnOnce(*mut ibv_wc)) -> Completion {
-        let mut wc = MaybeUninit::<ibv_wc>::uninit();
-        let to = wc.as_mut_ptr();
-        // SAFETY: places inside a live structure, all written before one is read.
-        unsafe {
-            (&raw mut (*to).wr_id).write(7);
-            (&raw mut (*to).qp_num).write(17);
-            (&raw mut (*to).status).write(status);
-        }
-        write(to);
-        let mut told = Completion::EMPTY;
-        // SAFETY: the tests write what ibv_poll_cq(3) promises for the status and the operation.
-        unsafe { convert(to, &mut told) };
-        told
+    /// Returns a completion of which the provider wrote what `write` does, and whom it concerns.
+    fn read(status: u32, write: impl FnOnce(&mut ibv_wc)) -> Completion {
+        let mut wc: ibv_wc = sys::zeroed();
+        (wc.wr_id, wc.qp_num, wc.status) = (7, 17, status);
+        write(&mut wc);
+        convert(&wc)
     }
 
     /// A request of the send queue that succeeded, with nothing but its operation.
     fn sent(opcode: u32) -> Completion {
-        // SAFETY: a place inside a live structure.
-        read(c::IBV_WC_SUCCESS, |to| unsafe { (&raw mut (*to).opcode).write(opcode) })
+        read(c::IBV_WC_SUCCESS, |to| to.opcode = opcode)
     }
 
     /// A receive of 32 bytes, with an immediate if the flags say so.
     fn received(opcode: u32, flags: u32) -> Completion {
         read(c::IBV_WC_SUCCESS, |to| {
-            // SAFETY: places inside a live structure.
-            unsafe {
-                (&raw mut (*to).opcode).write(opcode);
-                (&raw mut (*to).byte_len).write(32);
-                (&raw mut (*to).wc_flags).write(flags);
-                if flags & c::IBV_WC_WITH_IMM != 0 {
-                    sys::wc_immediate(to).cast_mut().write(5_u32.to_be());
-                }
-            }
+            (to.opcode, to.byte_len, to.wc_flags) = (opcode, 32, flags);
+            // SAFETY: a place inside a live structure.
+            unsafe { sys::wc_immediate(to).cast_mut().write(5_u32.to_be()) };
         })
     }
 
@@ -381,70 +324,69 @@ mod tests {
 
     #[test]
     fn failures_carry_status_and_vendor_code_only() {
-        let failed = read(c::IBV_WC_RNR_RETRY_EXC_ERR, |to| {
-            // SAFETY: a place inside a live structure.
-            unsafe { (&raw mut (*to).vendor_err).write(99) };
-        });
+        let failed = read(c::IBV_WC_RNR_RETRY_EXC_ERR, |to| to.vendor_err = 99);
         let error = failed.result.unwrap_err();
         assert_eq!(error, CompletionError { status: CompletionStatus::RNR_RETRY_EXC_ERR, vendor: 99 });
     }
 
-    /// Takes from a provider that answers `count` and writes of each place only what `write` does.
-    fn polled(room: usize, count: c_int, write: impl Fn(*mut ibv_wc)) -> Result<Vec<Completion>, Error> {
-        let mut told = vec![Completion::EMPTY; room];
-        // SAFETY: as many places as asked for; the tests write what `convert` reads of each.
+    /// Returns what is taken from a provider that answers `count` and writes of each place nothing
+    /// but what `write` does: the rest is as it was prepared.
+    fn polled(
+        batch: &mut Batch,
+        count: c_int,
+        write: impl Fn(&mut ibv_wc),
+    ) -> Result<Vec<Completion>, Error> {
+        // SAFETY: as many places as are asked for.
         let taken = unsafe {
-            take(&mut told, |most, places| {
-                (0..count.clamp(0, most) as usize).for_each(|at| write(places.add(at)));
+            batch.take(|most, places| {
+                (0..count.clamp(0, most) as usize).for_each(|at| write(&mut *places.add(at)));
                 count
             })
         };
-        taken.map(|taken| {
-            told.truncate(taken);
-            told
-        })
+        taken.map(|taken| taken.iter().map(convert).collect())
     }
 
-    /// A provider that writes of a flushed request no more than ocrdma, which writes least.
-    fn flush(wr_id: u64) -> impl Fn(*mut ibv_wc) {
-        move |to| {
-            // SAFETY: places inside a live structure.
-            unsafe {
-                (&raw mut (*to).wr_id).write(wr_id);
-                (&raw mut (*to).status).write(c::IBV_WC_WR_FLUSH_ERR);
-                (&raw mut (*to).byte_len).write(0);
-            }
-        }
+    /// Returns a provider that writes of a flushed request no more than ocrdma does, which is
+    /// least.
+    fn flush(wr_id: u64) -> impl Fn(&mut ibv_wc) {
+        move |to| (to.wr_id, to.status, to.byte_len) = (wr_id, c::IBV_WC_WR_FLUSH_ERR, 0)
     }
 
+    /// Also where completions that the provider wrote as a whole were before.
     #[test]
     fn what_a_provider_leaves_unwritten_of_a_failure_is_zero() {
         let flushed = CompletionError { status: CompletionStatus::WR_FLUSH_ERR, vendor: 0 };
-        for room in [1, 2, BATCH] {
-            let told = polled(room, room as c_int, flush(7)).unwrap();
-            assert_eq!(told, vec![Completion { id: 7, queue_pair: 0, result: Err(flushed) }; room]);
+        for room in [1, 2, 32] {
+            let mut batch = Batch::new(room);
+            for whole in [0, room, 1, 0] {
+                polled(&mut batch, whole as c_int, |to| (to.vendor_err, to.qp_num) = (99, 17)).unwrap();
+                let told = polled(&mut batch, room as c_int, flush(7)).unwrap();
+                assert_eq!(told, vec![Completion { id: 7, queue_pair: 0, result: Err(flushed) }; room]);
+            }
         }
         // As bnxt_re.
-        let told = polled(1, 1, |to| {
+        let told = polled(&mut Batch::new(1), 1, |to| {
             flush(7)(to);
-            // SAFETY: a place inside a live structure.
-            unsafe { (&raw mut (*to).qp_num).write(17) };
+            to.qp_num = 17;
         });
         assert_eq!(told.unwrap(), [Completion { id: 7, queue_pair: 17, result: Err(flushed) }]);
     }
 
     #[test]
     fn fewer_completions_than_there_is_room_for_are_the_first() {
-        assert_eq!(polled(4, 0, flush(7)).unwrap(), []);
-        assert_eq!(polled(4, 3, flush(7)).unwrap().len(), 3);
+        let mut batch = Batch::new(4);
+        assert_eq!(polled(&mut batch, 0, flush(7)).unwrap(), []);
+        assert_eq!(polled(&mut batch, 3, flush(7)).unwrap().len(), 3);
     }
 
     #[test]
     fn a_provider_that_cannot_poll_or_exceeds_the_room_is_an_error() {
+        let mut batch = Batch::new(4);
         for code in [-1, -2, c_int::MIN] {
-            assert!(matches!(polled(4, code, flush(7)), Err(Error::Poll { code: told }) if told == code));
+            let error = polled(&mut batch, code, flush(7));
+            assert!(matches!(error, Err(Error::Poll { code: told }) if told == code));
         }
-        assert!(matches!(polled(4, 5, flush(7)), Err(Error::State(_))));
+        assert!(matches!(polled(&mut batch, 5, flush(7)), Err(Error::State(_))));
     }
 
     #[test]

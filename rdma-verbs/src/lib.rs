@@ -134,7 +134,7 @@ use rdma_backend::Backend;
 use rdma_backend::time::Instant;
 
 pub use self::channel::EventChannel;
-pub use self::completion::CompletionQueue;
+pub use self::completion::{Batch, CompletionQueue};
 pub use self::error::{Error, Stage};
 pub use self::identifier::Identifier;
 pub use self::queue_pair::QueuePair;
@@ -183,8 +183,8 @@ impl Backend for Verbs {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: clock_gettime(2): a clock that every Linux has, and a live structure to fill.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-        // Never negative: it counts from before the process began.
-        Instant::from_parts(time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned())
+        // Since some moment before the process began, and never negative: 136 years fit.
+        Instant::from_parts(time.tv_sec as u32, time.tv_nsec as u32)
     }
 }
 

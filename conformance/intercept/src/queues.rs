@@ -149,20 +149,29 @@ impl<B: Backend, I: Interceptor<B>> CompletionQueue<B, I> {
 impl<B: Backend, I: Interceptor<B>> rdma_backend::CompletionQueue<Intercepted<B, I>>
     for CompletionQueue<B, I>
 {
-    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error> {
+    /// The lower backend's, and what of it is delivered.
+    type Batch = (<B::CompletionQueue as rdma_backend::CompletionQueue<B>>::Batch, Vec<Completion>);
+
+    fn batch(most: usize) -> Self::Batch {
+        (<B::CompletionQueue as rdma_backend::CompletionQueue<B>>::batch(most), Vec::with_capacity(most))
+    }
+
+    fn poll_batch<'a>(
+        &self,
+        (lower, told): &'a mut Self::Batch,
+    ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a, B, I>, B::Error> {
+        told.clear();
         loop {
-            let polled = self.inner.poll(into)?.min(into.len());
-            let mut told = 0;
-            for place in 0..polled {
-                let mut completion = into[place];
+            let polled = self.inner.poll_batch(lower)?;
+            let emptied = polled.len() == 0;
+            for mut completion in polled {
                 if self.is_delivered(&mut completion) {
-                    into[told] = completion;
-                    told += 1;
+                    told.push(completion);
                 }
             }
-            // Zero would mean that the queue is empty.
-            if told > 0 || polled == 0 {
-                return Ok(told);
+            // None would mean that the queue is empty.
+            if emptied || !told.is_empty() {
+                return Ok(told.iter().copied());
             }
         }
     }

@@ -22,8 +22,9 @@ impl Instant {
 
     /// Returns the instant at these parts after the clock's start, as of `clock_gettime(2)`.
     #[inline]
-    pub const fn from_parts(seconds: u64, nanos: u64) -> Self {
-        Self { nanos: seconds.saturating_mul(1_000_000_000).saturating_add(nanos) }
+    pub const fn from_parts(seconds: u32, nanos: u32) -> Self {
+        // At most 2^32 times 10^9 and one second more, which a u64 holds.
+        Self { nanos: (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos as u64) }
     }
 
     /// Returns the time since the clock's start.

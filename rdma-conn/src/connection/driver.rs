@@ -6,11 +6,11 @@ use arrayvec::ArrayVec;
 use rdma_backend::time::Instant;
 use rdma_backend::{
     AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionError, CompletionStatus, Identifier,
-    PostError, QueuePair, RecvRequest, SendRequest,
+    QueuePair, RecvRequest, SendRequest,
 };
 use rdma_proto::{Action, PeerMisbehaved, State};
 
-use super::{BATCH, Cause, Connection};
+use super::{BATCH, Cause, Connection, Run};
 use crate::error::Error;
 use crate::memory::{Memory, receive_slot};
 
@@ -112,21 +112,20 @@ impl<B: Backend> Connection<B> {
 
     /// Handles at most [`BATCH`] completions of this queue pair, and posts what they allow. Returns
     /// false if they only announced bytes, so that nothing else about the connection has changed.
-    #[inline]
-    pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) -> bool {
-        self.work.completions += completions.len() as u64;
+    #[inline(always)]
+    pub(crate) fn handle_completions(
+        &mut self,
+        now: Instant,
+        run: Run<impl Iterator<Item = Completion> + Clone>,
+    ) -> bool {
+        self.work.completions += run.count as u64;
         // Completions nearly always announce only bytes in the window, so handle them together.
-        let bytes = completions.iter().try_fold(0, |sum, completion| match completion.result {
-            Ok(Completed::RecvWrite { immediate }) => Some(sum + u64::from(immediate.0)),
-            _ => None,
-        });
-        let count = completions.len();
-        if !bytes.is_some_and(|bytes| self.machine.handle_immediates(now, count, bytes)) {
-            self.handle_each(now, completions);
+        if !run.announces || !self.machine.handle_immediates(now, run.count, run.bytes) {
+            self.handle_each(now, run.completions());
             return true;
         }
         self.busy = now;
-        self.post_receives(completions.len());
+        self.post_receives(run.count);
         if self.machine.is_settled() {
             return false;
         }
@@ -135,7 +134,7 @@ impl<B: Backend> Connection<B> {
     }
 
     #[inline(never)]
-    fn handle_each(&mut self, now: Instant, completions: &[Completion]) {
+    fn handle_each(&mut self, now: Instant, completions: impl Iterator<Item = Completion>) {
         let mut receives = 0;
         for completion in completions {
             if let Ok(Completed::RecvWrite { immediate }) = completion.result {
@@ -143,7 +142,7 @@ impl<B: Backend> Connection<B> {
                 self.busy = now;
                 receives += 1;
             } else {
-                receives += usize::from(self.take_completion(now, completion));
+                receives += usize::from(self.take_completion(now, &completion));
             }
         }
         self.post_receives(receives);
@@ -247,24 +246,28 @@ impl<B: Backend> Connection<B> {
     /// Posts `count` receives, at most [`BATCH`], in place of those consumed (VR-RES-003).
     #[inline]
     pub(super) fn post_receives(&mut self, count: usize) {
-        if count == 0 || self.machine.has_ended() {
+        if self.machine.has_ended() {
+            return;
+        }
+        // Most polls find one.
+        if count != 1 {
+            self.post_receive_chain(count);
             return;
         }
         self.work.receive_doorbells += 1;
         let first = self.next_receive;
-        // Most polls find one.
-        let posted = if count == 1 {
-            self.next_receive = self.receive_behind(first);
-            self.pair.post_recv(&[self.memory.receive(first)])
-        } else {
-            self.post_receive_chain(count)
-        };
-        if let Err(error) = posted {
+        self.next_receive = self.receive_behind(first);
+        if let Err(error) = self.pair.post_recv(&[self.memory.receive(first)]) {
             self.refused("ibv_post_recv", error.error);
         }
     }
 
-    fn post_receive_chain(&mut self, count: usize) -> Result<(), PostError<B::Error>> {
+    #[inline(never)]
+    fn post_receive_chain(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        self.work.receive_doorbells += 1;
         let mut chain = ArrayVec::<RecvRequest<'_, B::Region>, BATCH>::new();
         let mut slot = self.next_receive;
         for _ in 0..count.min(BATCH) {
@@ -272,7 +275,11 @@ impl<B: Backend> Connection<B> {
             slot = self.receive_behind(slot);
         }
         self.next_receive = slot;
-        self.pair.post_recv(&chain)
+        let posted = self.pair.post_recv(&chain);
+        drop(chain);
+        if let Err(error) = posted {
+            self.refused("ibv_post_recv", error.error);
+        }
     }
 
     #[inline]

@@ -9,6 +9,7 @@
 
 mod bytes;
 mod driver;
+mod run;
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -29,6 +30,8 @@ use crate::error::Error;
 use crate::lend::RegisteredBuffer;
 use crate::memory::{Memory, Registrar};
 use crate::options::Options;
+
+pub(crate) use run::Run;
 
 /// Work requests per doorbell and completions per poll.
 pub(crate) const BATCH: usize = 16;

@@ -92,11 +92,12 @@ impl PendingEvents {
         }
     }
 
+    /// Removes the first event and returns it; 0 if there is none.
     #[inline]
-    const fn take(&mut self, event: u8) -> bool {
-        let pending = self.events & event != 0;
-        self.events &= !event;
-        pending
+    const fn take_first(&mut self) -> u8 {
+        let first = self.events & self.events.wrapping_neg();
+        self.events ^= first;
+        first
     }
 }
 
@@ -344,17 +345,13 @@ impl<B: Backend> Member<B> {
         if self.abandoned {
             self.pending.events = 0;
         }
-        let pending = &mut self.pending;
-        let told = if pending.take(OPENED) {
-            Some(Event::Opened { id, listener: self.listener })
-        } else if pending.take(READABLE) {
-            Some(Event::Readable(id))
-        } else if pending.take(WRITABLE) {
-            Some(Event::Writable(id))
-        } else if pending.take(RETURNED) {
-            Some(Event::Returned(id))
-        } else {
-            pending.take(ENDED).then_some(Event::Ended(id))
+        let told = match self.pending.take_first() {
+            OPENED => Some(Event::Opened { id, listener: self.listener }),
+            READABLE => Some(Event::Readable(id)),
+            WRITABLE => Some(Event::Writable(id)),
+            RETURNED => Some(Event::Returned(id)),
+            ENDED => Some(Event::Ended(id)),
+            _ => None,
         };
         self.telling = self.pending.any();
         told

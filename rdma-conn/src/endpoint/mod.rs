@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rdma_backend::time::Instant;
-use rdma_backend::{Completion, IdentifierKey};
+use rdma_backend::{CompletionQueue, IdentifierKey};
 use slotmap::SlotMap;
 
 use crate::budget::{Budget, Limits};
@@ -30,7 +30,7 @@ use awake::Awake;
 use ids::MemberKey;
 use making::Listening;
 use member::Member;
-use queues::Queues;
+use queues::{Batch, Queues};
 use watch::{Watch, Watched};
 
 pub use ids::{ConnectionId, ConnectionMap};
@@ -144,7 +144,7 @@ pub struct Endpoint<B: Descriptors> {
     rests_until: Instant,
     usage: Usage,
     awake: Awake,
-    batch: Box<[Completion; BATCH]>,
+    batch: Batch<B>,
 }
 
 impl<B: Descriptors> Endpoint<B> {
@@ -194,7 +194,7 @@ impl<B: Descriptors> Endpoint<B> {
             rests_until: Instant::default(),
             usage: Usage::default(),
             awake: Awake::new(),
-            batch: Box::new([Completion::EMPTY; BATCH]),
+            batch: B::CompletionQueue::batch(BATCH),
         })
     }
 

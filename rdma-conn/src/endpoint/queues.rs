@@ -3,7 +3,7 @@
 //! A queue can never overrun: each connection reserves room for all its completions. Connections of
 //! a device fill one queue after another, so a failed queue affects only its own.
 
-use rdma_backend::{Completion, CompletionQueue, DeviceKey, Identifier};
+use rdma_backend::{Backend, Completion, CompletionQueue, DeviceKey, Identifier};
 
 use super::ConnectionId;
 use super::watch::{Descriptors, Watch, Watched};
@@ -22,13 +22,19 @@ pub(super) struct Queue<B: Descriptors> {
     armed: bool,
     /// Whether it was empty when polled after arming. The next completion then causes a wake-up.
     idle: bool,
+    /// Whether its place is in [`Queues::awake`].
+    listed: bool,
     /// Upper bound on completions left by destroyed queue pairs.
     stale: u32,
     /// Whether a call on it failed: it yields no more completions and takes no more connections.
     lost: bool,
 }
 
-/// A number of no connected queue pair. ocrdma gives it to flushed requests of unknown queue pairs.
+/// Room for the completions of a poll.
+pub(super) type Batch<B> = <<B as Backend>::CompletionQueue as CompletionQueue<B>>::Batch;
+
+/// A number that no connected queue pair has. The ocrdma device gives it to flushed requests whose
+/// queue pair it does not know.
 pub(super) const UNNAMED: u32 = 0;
 
 pub(super) struct Lost {
@@ -70,20 +76,21 @@ impl<B: Descriptors> Queue<B> {
     }
 
     #[inline(always)]
-    pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Box<Lost>> {
-        if self.lost {
-            return Ok(0);
-        }
-        let count = match self.completions.poll(into) {
-            Ok(count) => count,
+    pub(super) fn poll<'a>(
+        &mut self,
+        batch: &'a mut Batch<B>,
+    ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a, B>, Box<Lost>> {
+        let polled = match self.completions.poll_batch(batch) {
+            Ok(polled) => polled,
             Err(error) => return Err(self.lose("ibv_poll_cq", error)),
         };
-        let emptied = count < BATCH;
+        // Fewer than there was room for: the queue is empty.
+        let emptied = polled.len() < BATCH;
         if self.stale > 0 {
             self.stale = if emptied { 0 } else { self.stale.saturating_sub(BATCH as u32) };
         }
         self.idle |= emptied && self.armed;
-        Ok(count)
+        Ok(polled)
     }
 
     #[inline]
@@ -147,16 +154,11 @@ impl<B: Descriptors> Queues<B> {
 
     #[inline]
     pub(super) fn take_wakeups(&mut self, at: usize) -> Result<(), Box<Lost>> {
-        self.note_awake(at);
-        self.get_mut(at).map_or(Ok(()), |queue| queue.take_wakeups())
-    }
-
-    #[inline]
-    fn note_awake(&mut self, at: usize) {
-        // Nearly always it is the only one.
-        if self.awake.iter().all(|other| *other != at) {
+        let Some(Some(queue)) = self.queues.get_mut(at) else { return Ok(()) };
+        if !std::mem::replace(&mut queue.listed, true) {
             self.awake.push(at);
         }
+        queue.take_wakeups()
     }
 
     /// Returns the `nth` non-idle place. Removes idle and destroyed queues on the way.
@@ -164,8 +166,11 @@ impl<B: Descriptors> Queues<B> {
     pub(super) fn awake(&mut self, nth: usize) -> Option<usize> {
         loop {
             let at = *self.awake.get(nth)?;
-            if self.queues.get(at)?.as_ref().is_some_and(|queue| !queue.is_idle()) {
-                return Some(at);
+            if let Some(queue) = self.get_mut(at) {
+                if !queue.is_idle() {
+                    return Some(at);
+                }
+                queue.listed = false;
             }
             self.awake.swap_remove(nth);
         }
@@ -223,13 +228,17 @@ impl<B: Descriptors> Queues<B> {
             pairs: Vec::new(),
             armed: false,
             idle: false,
+            listed: true,
             stale: 0,
             lost: false,
         };
         if let Some(place) = self.queues.get_mut(at) {
             *place = Some(queue);
         }
-        self.note_awake(at);
+        // The place of a destroyed queue may still be there.
+        if !self.awake.contains(&at) {
+            self.awake.push(at);
+        }
         Ok(at)
     }
 

@@ -20,8 +20,8 @@ static ALONE: LazyLock<bool> = LazyLock::new(|| available_parallelism().map_or(1
 /// How long an endpoint keeps polling when it finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spin {
-    /// The limit, [`Options::spin`](crate::Options::spin).
-    most: Duration,
+    /// The limit, [`Options::spin`](crate::Options::spin), unless that is zero.
+    most: Option<Duration>,
     /// The time that recent waits justify.
     worth: Duration,
     /// When a look last found something, or else the time of the first look. `None` before that.
@@ -30,37 +30,37 @@ pub(super) struct Spin {
 
 impl Spin {
     pub(super) const fn never() -> Self {
-        Self { most: Duration::ZERO, worth: Duration::ZERO, idle_since: None }
+        Self { most: None, worth: Duration::ZERO, idle_since: None }
     }
 
     pub(super) fn raise(&mut self, most: Duration) {
-        if most > self.most && !*ALONE {
+        if most > self.most.unwrap_or_default() && !*ALONE {
             self.limit(most);
         }
     }
 
     pub(super) const fn limit(&mut self, most: Duration) {
-        self.most = most;
+        self.most = Some(most);
         self.worth = most;
     }
 
     #[inline]
     pub(super) const fn is_off(&self) -> bool {
-        self.most.is_zero()
+        self.most.is_none()
     }
 
     /// Records whether a look at `now` found anything. Returns whether to look again, not to sleep.
     #[inline]
     pub(super) fn goes_on(&mut self, found: bool, now: Instant) -> bool {
-        !self.is_off() && self.learn(found, now)
+        self.most.is_some_and(|most| self.learn(most, found, now))
     }
 
-    fn learn(&mut self, found: bool, now: Instant) -> bool {
+    fn learn(&mut self, most: Duration, found: bool, now: Instant) -> bool {
         let since = *self.idle_since.get_or_insert(now);
         if found {
             self.idle_since = Some(now);
-            self.worth = match now.since(since) <= self.most {
-                true => self.most,
+            self.worth = match now.since(since) <= most {
+                true => most,
                 false if self.worth < SHORTEST * 2 => Duration::ZERO,
                 false => self.worth / 2,
             };

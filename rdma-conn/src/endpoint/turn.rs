@@ -11,7 +11,7 @@ use super::awake::{Awake, Found, Turns};
 use super::queues::{Lost, UNNAMED};
 use super::watch::{MANY, Sources, Woken};
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
-use crate::connection::BATCH;
+use crate::connection::{BATCH, Run};
 use crate::error::Error;
 
 /// How long a busy endpoint delays recording due times, since more work nearly always moves them.
@@ -168,7 +168,9 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Hands a batch of completions from a queue to their connections. With `arms`, first arms it.
     pub(super) fn take_batch(&mut self, at: usize, now: Instant, arms: bool) -> Found {
-        let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
+        let Some(queue) = self.queues.get_mut(at).filter(|queue| !queue.is_lost()) else {
+            return Found::Nothing;
+        };
         if arms && queue.is_deaf() {
             self.usage.arms += 1;
             if let Err(lost) = queue.arm() {
@@ -177,24 +179,25 @@ impl<B: Descriptors> Endpoint<B> {
             }
         }
         self.usage.polls += 1;
-        let count = match queue.poll(&mut self.batch) {
-            Ok(0) => return Found::Nothing,
-            Ok(count) => count,
-            Err(lost) => {
+        let mut lost = None;
+        let Ok(mut polled) = queue.poll(&mut self.batch).map_err(|why| lost = Some(why)) else {
+            if let Some(lost) = lost {
                 self.lose(*lost);
-                return Found::More;
             }
+            return Found::More;
         };
+        let count = polled.len();
+        if count == 0 {
+            return Found::Nothing;
+        }
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
         let mut unnamed = None;
-        let batch = self.batch.get(..count).unwrap_or_default();
         // Consecutive completions of one queue pair are handled together.
-        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
-            let Some(first) = run.first() else { continue };
-            let Some(id) = queue.owner(first.queue_pair) else {
+        while let Some(run) = Run::next(&mut polled) {
+            let Some(id) = queue.owner(run.queue_pair) else {
                 // Leftovers of a destroyed queue pair, or failures without an owner.
-                if first.queue_pair == UNNAMED {
-                    unnamed = run.iter().find_map(|completion| completion.result.err()).or(unnamed);
+                if run.queue_pair == UNNAMED {
+                    unnamed = run.completions().find_map(|completion| completion.result.err()).or(unnamed);
                 }
                 continue;
             };
@@ -210,6 +213,7 @@ impl<B: Descriptors> Endpoint<B> {
                 self.telling.push_back(id);
             }
         }
+        drop(polled);
         for id in &others {
             self.settle(*id);
         }

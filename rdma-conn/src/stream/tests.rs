@@ -21,11 +21,7 @@ fn after_a_panic_calls_fail() {
         (connecting.join().expect("no panic").expect("somebody listens"), accepted)
     });
     let driving = thread::scope(|scope| {
-        let panics = || {
-            let _endpoint = stream.shared.lock();
-            panic!("as it was told");
-        };
-        scope.spawn(panics).join()
+        scope.spawn(|| stream.shared.call::<(), Error>(|_| panic!("as it was told"))).join()
     });
     driving.expect_err("it panics");
     let told = |result: io::Result<usize>| result.expect_err("nobody knows its state").to_string();

@@ -120,4 +120,4 @@ const _: () = {
     assert!(size_of::<PortAttributes>() == 64);
 };
 
-plain! { PortAttributes ibv_async_event ibv_gid ibv_device_attr ibv_qp_attr ibv_qp_init_attr rdma_conn_param }
+plain! { PortAttributes ibv_async_event ibv_gid ibv_device_attr ibv_qp_attr ibv_qp_init_attr ibv_wc rdma_conn_param }

@@ -51,10 +51,9 @@ int main(void)
     errno = 0;
     EXPECT(!ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_REMOTE_WRITE | optional) && errno == EINVAL);
     EXPECT(!ibv_reg_mr_iova2(domain, bytes, sizeof bytes, address, IBV_ACCESS_ON_DEMAND) && errno == EOPNOTSUPP);
-    /* Like Linux, the device grants a right to atomics without having them. The right requires
-       local write access. */
+    /* A right to atomics requires local write access. */
     struct ibv_device_attr attributes;
-    EXPECT(!ibv_query_device(context, &attributes) && attributes.atomic_cap == IBV_ATOMIC_NONE);
+    EXPECT(!ibv_query_device(context, &attributes) && attributes.atomic_cap == IBV_ATOMIC_HCA);
     region = ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC);
     EXPECT(region && !ibv_dereg_mr(region));
     EXPECT(!ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_REMOTE_ATOMIC) && errno == EINVAL);
