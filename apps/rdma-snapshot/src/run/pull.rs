@@ -540,7 +540,8 @@ mod tests {
             let fabric = Fabric::new();
             let [ours, theirs] = [1, 2].map(|host| fabric.host(&[[10, 0, 0, host].into()]));
             let config = publisher::Config::default();
-            let mut publisher = Publisher::bind(&theirs, ([10, 0, 0, 2], 0).into(), config).expect("an address");
+            let mut publisher =
+                Publisher::bind(&theirs, ([10, 0, 0, 2], 0).into(), config).expect("an address");
             let (layout, content) = (Layout::Chunks, Content::Bytes);
             let offer = Offer { layout, content, chunk_size: 10, total: None, position: None };
             publisher.offer(None, offer).expect("an offer");
