@@ -244,9 +244,9 @@ impl<B: Descriptors> Publisher<B> {
         self.fit(0)
     }
 
-    /// Releases chunks of the newest snapshot that every reader has. At least `readers` must be
-    /// there, or have everything: one that was lost may come back for the rest. Returns whether
-    /// there were any.
+    /// Releases chunks of the newest snapshot that every reader has (VS-TABLE-008). At least
+    /// `readers` must be there, or have everything: one that was lost may come back for the rest.
+    /// Returns whether there were any.
     pub(crate) fn release(&mut self, readers: usize) -> bool {
         let Some(terms) = &self.terms else { return false };
         let sessions = self.members.iter().map(|member| &member.session);
