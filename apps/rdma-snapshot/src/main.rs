@@ -104,6 +104,12 @@ struct PublishArguments {
     /// groups leave at the start.
     #[arg(long)]
     memory: Option<u64>,
+    /// The snapshot may be larger than --memory, which is a window over it: chunks that all readers
+    /// have are released, and the Valkey waits meanwhile. All of --readers must be there for that,
+    /// so one that is lost is awaited. One that comes later is refused, and there is no newer
+    /// snapshot.
+    #[arg(long, requires = "readers")]
+    window: bool,
     /// Ends when so many readers have had everything. Without this and --keep: at SIGINT.
     #[arg(long)]
     readers: Option<usize>,
@@ -318,6 +324,7 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
         backlog: arguments.backlog,
         rate: arguments.rate,
         readers: arguments.readers,
+        window: arguments.readers.filter(|_| arguments.window),
         keep: arguments.keep.map(Duration::from_secs),
         stop: stop.clone(),
         withdraw: withdraw.clone(),

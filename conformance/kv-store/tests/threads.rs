@@ -1,3 +1,5 @@
+//! Several threads behind one port, on the embedded fabric.
+
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;

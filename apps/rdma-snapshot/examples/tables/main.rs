@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use rdma_conn::Descriptors;
+use rdma_snapshot::{Publisher, publisher};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use rustix::time::{ClockId, clock_gettime};
@@ -59,12 +60,23 @@ struct Arguments {
     /// Only these; everything by default.
     #[arg(long, value_delimiter = ',', value_enum)]
     kinds: Vec<Kind>,
+    /// Measures nothing from memory to memory.
+    #[arg(long)]
+    only_whole: bool,
     /// Seconds after which each replica follows the one before it; all come at once by default.
     #[arg(long, default_value_t = 0)]
     apart: u64,
     /// The address of an RDMA device; without it softsim.
     #[arg(long)]
     rdma: Option<IpAddr>,
+    /// The source's address for its replicas and for TCP streams. What leaves it may be shaped, as
+    /// `lab/run paper` does.
+    #[arg(long, default_value = "127.0.0.1")]
+    network: IpAddr,
+    /// Gigabits in a second of the link that READs are to have: softsim has no rate. No more is
+    /// published than that link would move to all readers, 97 % of its rate in all.
+    #[arg(long)]
+    gigabits: Option<f64>,
     /// The folder of the raw data and the chart.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -122,6 +134,22 @@ impl Part {
             ],
             Self::Moving => &[Kind::Tcp, Kind::RcpSerial, Kind::Rcp, Kind::Star, Kind::Chain],
         }
+    }
+}
+
+/// The link of the source to its replicas.
+#[derive(Clone, Copy)]
+struct Link {
+    /// The source's address.
+    network: IpAddr,
+    /// What READs have of it; no limit if `None`.
+    gigabits: Option<f64>,
+}
+
+impl Link {
+    /// Returns the bytes in a second that READs can move to each of the publisher's own readers.
+    fn rate(self, readers: usize) -> Option<u64> {
+        Some((self.gigabits? * 1e9 / 8.0 * 0.97 / readers as f64) as u64)
     }
 }
 
@@ -227,18 +255,26 @@ fn measure<P: Place>(
 where
     P::Backend: Descriptors,
 {
+    // The first use of a device loads its driver, which is no part of any measurement.
+    let first = place()?;
+    drop(Publisher::bind(&first.backend(0), first.address(0), publisher::Config::default())?);
     let bytes = images(arguments.images);
-    let source = whole::Source::start(&bytes)?;
+    let source = whole::Source::start(&bytes, arguments.network)?;
+    let link = Link { network: arguments.network, gigabits: arguments.gigabits };
     for round in 0..arguments.rounds {
         for &replicas in &arguments.replicas {
             for part in [Part::Whole, Part::Moving] {
+                if arguments.only_whole && part == Part::Moving {
+                    continue;
+                }
                 let wanted = |kind: &&Kind| arguments.kinds.is_empty() || arguments.kinds.contains(kind);
                 for &kind in part.kinds().iter().filter(wanted) {
                     let before = machine();
                     let measured = match (part, &source) {
-                        (Part::Moving, _) => moving::measure(&place()?, kind, &bytes, replicas)?,
+                        (Part::Moving, _) => moving::measure(&place()?, kind, &bytes, replicas, link)?,
                         (Part::Whole, Some(source)) => {
-                            source.measure(&place()?, kind, replicas, Duration::from_secs(arguments.apart))?
+                            let apart = Duration::from_secs(arguments.apart);
+                            source.measure(&place()?, kind, replicas, apart, link)?
                         }
                         (Part::Whole, None) => continue,
                     };

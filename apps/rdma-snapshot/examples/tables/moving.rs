@@ -10,7 +10,7 @@ use rdma_snapshot::{Offer, Piece, Sink, Source, Stop, reader};
 use rustix::time::ClockId;
 
 use crate::place::{Place, Publishing, pull_all};
-use crate::{Failure, Kind, Measured, all, spent};
+use crate::{Failure, Kind, Link, Measured, all, spent};
 
 /// A source in memory.
 struct Memory {
@@ -81,16 +81,17 @@ pub(crate) fn measure<P: Place>(
     kind: Kind,
     bytes: &Arc<[u8]>,
     replicas: usize,
+    link: Link,
 ) -> Result<Measured, Failure> {
     let kept = (0..replicas).map(|_| Kept::new(bytes)).collect();
     if kind == Kind::Tcp {
         let begun = Instant::now();
-        let source_seconds = stream(kept, |stream, _| Ok(stream.write_all(bytes)?))?;
+        let source_seconds = stream(link, kept, |stream, _| Ok(stream.write_all(bytes)?))?;
         return Ok(Measured { seconds: begun.elapsed().as_secs_f64(), source_seconds, making_seconds: 0.0 });
     }
     let source = Memory { bytes: Arc::clone(bytes), at: 0, marked: false };
     let begun = Instant::now();
-    let publishing = Publishing::begin(place, kind, source, replicas)?;
+    let publishing = Publishing::begin(place, kind, source, replicas, link)?;
     publishing.complete();
     let making_seconds = begun.elapsed().as_secs_f64();
     pull_all(place, kind, kept, Duration::ZERO)?;
@@ -100,10 +101,11 @@ pub(crate) fn measure<P: Place>(
 
 /// Sends by TCP to every sink, with `send`. Returns the processor time of the senders.
 pub(crate) fn stream<S: Sink + 'static>(
+    link: Link,
     sinks: Vec<S>,
     send: impl Fn(&mut TcpStream, usize) -> Result<(), Failure> + Sync,
 ) -> Result<f64, Failure> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let listener = TcpListener::bind((link.network, 0))?;
     let at = listener.local_addr()?;
     let count = sinks.len();
     let readers = sinks.into_iter().map(|mut sink| {

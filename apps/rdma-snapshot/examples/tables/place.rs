@@ -15,7 +15,7 @@ use rdma_softsim::{Fabric, SoftSim};
 use rdma_verbs::Verbs;
 use rustix::time::ClockId;
 
-use crate::{Failure, Kind, all, spent};
+use crate::{Failure, Kind, Link, all, spent};
 
 /// How long a replica may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
@@ -102,10 +102,12 @@ impl Publishing {
         kind: Kind,
         source: impl Source + 'static,
         replicas: usize,
+        link: Link,
     ) -> Result<Self, Failure> {
         let layout = if matches!(kind, Kind::Rcp | Kind::RcpSerial) { Layout::Rcp } else { Layout::Chunks };
-        let readers = Some(if kind == Kind::Chain { 1 } else { replicas });
-        let how = Publish { layout, readers, ..Publish::default() };
+        let readers = if kind == Kind::Chain { 1 } else { replicas };
+        let rate = link.rate(readers);
+        let how = Publish { layout, rate, readers: Some(readers), ..Publish::default() };
         let (backend, address) = (place.backend(0), place.address(0));
         let (sender, bound) = mpsc::channel();
         let (completed, complete) = mpsc::channel();

@@ -1,6 +1,7 @@
 //! Measures from a live Valkey to live ones.
 
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use redis::{Connection, cmd};
 use crate::moving::stream;
 use crate::place::{PATIENCE, Place, Publishing, pull_all};
 use crate::server::Valkey;
-use crate::{Failure, IMAGE, Kind, Measured};
+use crate::{Failure, IMAGE, Kind, Link, Measured};
 
 /// The offer of an RDB from a file, for a sink outside of a pull.
 pub(crate) const FILE: Offer =
@@ -50,8 +51,11 @@ fn await_info(server: &mut Connection, section: &str, wanted: &str) -> Result<()
 
 impl Source {
     /// Starts it. Prints why and returns `None` if there is no program.
-    pub(crate) fn start(images: &[u8]) -> Result<Option<Self>, Failure> {
+    pub(crate) fn start(images: &[u8], network: IpAddr) -> Result<Option<Self>, Failure> {
         let Some(valkey) = Valkey::start() else { return Ok(None) };
+        if network != Ipv4Addr::LOCALHOST {
+            set(&valkey, &[("bind", &format!("127.0.0.1 {network}"))])?;
+        }
         let mut connection = valkey.connect();
         for (index, image) in images.chunks(IMAGE).enumerate() {
             cmd("SET").arg(format!("image:{index}")).arg(image).exec(&mut connection)?;
@@ -67,6 +71,7 @@ impl Source {
         kind: Kind,
         replicas: usize,
         apart: Duration,
+        link: Link,
     ) -> Result<Measured, Failure> {
         let targets: Vec<_> = (0..replicas).map_while(|_| Valkey::start()).collect();
         let count = replicas.to_string();
@@ -90,9 +95,9 @@ impl Source {
         }
         let before = self.processor()?;
         let mut measured = match kind {
-            _ if theirs(kind) => self.replicaof(&targets, apart)?,
-            Kind::Tcp | Kind::Rcp => self.by_file(place, kind, &targets)?,
-            _ => self.live(place, kind, &targets, apart)?,
+            _ if theirs(kind) => self.replicaof(kind, &targets, apart, link)?,
+            Kind::Tcp | Kind::Rcp => self.by_file(place, kind, &targets, link)?,
+            _ => self.live(place, kind, &targets, apart, link)?,
         };
         measured.source_seconds += self.processor()? - before;
         for target in &targets {
@@ -115,12 +120,18 @@ impl Source {
     }
 
     /// Measures Valkey's own full sync.
-    fn replicaof(&self, targets: &[Valkey], apart: Duration) -> Result<Measured, Failure> {
+    fn replicaof(
+        &self,
+        kind: Kind,
+        targets: &[Valkey],
+        apart: Duration,
+        link: Link,
+    ) -> Result<Measured, Failure> {
         let begun = Instant::now();
         for (number, target) in (0..).zip(targets) {
             std::thread::sleep((apart * number).saturating_sub(begun.elapsed()));
             let port = self.valkey.port().to_string();
-            cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(&mut target.connect())?;
+            cmd("REPLICAOF").arg(link.network.to_string()).arg(port).exec(&mut target.connect())?;
         }
         for target in targets {
             await_info(&mut target.connect(), "replication", "master_link_status:up")?;
@@ -129,7 +140,15 @@ impl Source {
         for target in targets {
             cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut target.connect())?;
         }
-        Ok(Measured { seconds, source_seconds: 0.0, making_seconds: 0.0 })
+        let making_seconds = if kind == Kind::Disk { self.saved()? } else { 0.0 };
+        Ok(Measured { seconds, source_seconds: 0.0, making_seconds })
+    }
+
+    /// Returns the whole seconds that its last RDB file took.
+    fn saved(&self) -> Result<f64, Failure> {
+        let info: String = cmd("INFO").arg("persistence").query(&mut self.valkey.connect())?;
+        let took = info.lines().find_map(|line| line.strip_prefix("rdb_last_bgsave_time_sec:"));
+        Ok(took.ok_or("no last RDB")?.trim().parse()?)
     }
 
     /// Has it write an RDB file.
@@ -141,19 +160,25 @@ impl Source {
     }
 
     /// Measures the kinds that write a file and move it.
-    fn by_file<P: Place>(&self, place: &P, kind: Kind, targets: &[Valkey]) -> Result<Measured, Failure> {
+    fn by_file<P: Place>(
+        &self,
+        place: &P,
+        kind: Kind,
+        targets: &[Valkey],
+        link: Link,
+    ) -> Result<Measured, Failure> {
         let begun = Instant::now();
         let file = self.save()?;
         let making_seconds = begun.elapsed().as_secs_f64();
         let (seconds, source_seconds) = if kind == Kind::Tcp {
-            let source_seconds = stream(sinks(targets), |stream, _| {
+            let source_seconds = stream(link, sinks(targets), |stream, _| {
                 std::io::copy(&mut File::open(&file)?, stream)?;
                 Ok(())
             })?;
             (begun.elapsed(), source_seconds)
         } else {
             let source = FileSource::open(&file, Content::Rdb)?;
-            let publishing = Publishing::begin(place, kind, source, targets.len())?;
+            let publishing = Publishing::begin(place, kind, source, targets.len(), link)?;
             pull_all(place, kind, sinks(targets), Duration::ZERO)?;
             // No replica waits for the release of the memory.
             (begun.elapsed(), publishing.end()?)
@@ -168,12 +193,13 @@ impl Source {
         kind: Kind,
         targets: &[Valkey],
         apart: Duration,
+        link: Link,
     ) -> Result<Measured, Failure> {
         let begun = Instant::now();
         let notes = Some(self.valkey.folder.join("notes"));
         let how = Opening { uncompressed: true, notes, ..Opening::default() };
         let live = LiveSource::open(self.valkey.server(), &how)?;
-        let publishing = Publishing::begin(place, kind, live, targets.len())?;
+        let publishing = Publishing::begin(place, kind, live, targets.len(), link)?;
         pull_all(place, kind, sinks(targets), apart)?;
         let seconds = begun.elapsed().as_secs_f64();
         Ok(Measured { seconds, source_seconds: publishing.end()?, making_seconds: 0.0 })

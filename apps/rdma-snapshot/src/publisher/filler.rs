@@ -5,7 +5,7 @@
 //! (VS-TABLE-004).
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
 use rdma_backend::{Access, Domain as _, Region as _};
@@ -73,17 +73,20 @@ pub struct Filler<B: Descriptors> {
     digest: Piecewise,
     /// Registered bytes.
     registered: u64,
-    /// What they take of the limit, and the limit.
+    /// What they take of the limit, with what was released since, and the limit.
     taken: u64,
     limit: u64,
+    released: Arc<AtomicU64>,
+    /// The bytes of each slab of a window.
+    window: Option<usize>,
     /// Whether the slab is the only one.
     is_fixed: bool,
 }
 
 impl<B: Descriptors> Filler<B> {
     /// Creates a filler for chunks of at most `chunk` bytes, in slabs that take at most
-    /// `limit` bytes together.
-    pub(super) fn new(domain: Arc<B::Domain>, chunk: usize, limit: u64) -> Self {
+    /// `limit` bytes together, those `released` not counted.
+    pub(super) fn new(domain: Arc<B::Domain>, chunk: usize, limit: u64, released: Arc<AtomicU64>) -> Self {
         Self {
             domain,
             chunk,
@@ -94,13 +97,37 @@ impl<B: Descriptors> Filler<B> {
             registered: 0,
             taken: 0,
             limit,
+            released,
+            window: None,
             is_fixed: false,
         }
     }
 
+    /// Fills a window: slabs of at most a quarter of the limit, so that some are filled while
+    /// others are read. One is not begun before there is room for all of it.
+    ///
+    /// # Errors
+    /// A quarter of the limit has no room for a chunk.
+    pub(crate) fn windowed(mut self) -> Result<Self, Error> {
+        let quarter = usize::try_from(self.limit / 4).unwrap_or(usize::MAX);
+        let pages = quarter.saturating_sub(size_of::<Entry>()).min(LARGEST);
+        let pages = pages - pages % PAGE;
+        let chunks = pages.checked_div(self.chunk).unwrap_or(0);
+        if chunks == 0 {
+            return Err(Error::TooMuch { what: "the memory for four chunks", limit: self.limit });
+        }
+        self.window = Some(chunks.saturating_mul(self.chunk));
+        Ok(self)
+    }
+
     /// Creates a filler for consecutive chunks, from `offset` of this memory to its end.
     pub(super) fn fixed(domain: Arc<B::Domain>, chunk: usize, slab: Arc<B::Region>, offset: usize) -> Self {
-        Self { slab: Some(slab), begun: offset, is_fixed: true, ..Self::new(domain, chunk, 0) }
+        let new = Self::new(domain, chunk, 0, Arc::default());
+        Self { slab: Some(slab), begun: offset, is_fixed: true, ..new }
+    }
+
+    pub(crate) const fn is_window(&self) -> bool {
+        self.window.is_some()
     }
 
     /// Returns the bytes of the slab after the current chunk.
@@ -118,7 +145,8 @@ impl<B: Descriptors> Filler<B> {
 
     /// Returns the most bytes of another slab.
     fn allowed(&self) -> usize {
-        let left = self.limit.saturating_sub(self.taken).saturating_sub(cost(0));
+        let limit = self.limit.saturating_add(self.released.load(Ordering::Relaxed));
+        let left = limit.saturating_sub(self.taken).saturating_sub(cost(0));
         let left = usize::try_from(left).unwrap_or(usize::MAX);
         left - left % PAGE
     }
@@ -142,6 +170,7 @@ impl<B: Descriptors> Filler<B> {
         // Doubles the memory, in whole chunks.
         let wanted = usize::try_from(self.registered).unwrap_or(LARGEST).min(LARGEST);
         let wanted = wanted.next_multiple_of(self.chunk).max(self.chunk).max(least);
+        let (wanted, least) = self.window.map_or((wanted, least), |slab| (slab, slab));
         let length = wanted.min(self.allowed());
         if length < least {
             return Err(Error::TooMuch { what: "the memory for the snapshot", limit: self.limit });

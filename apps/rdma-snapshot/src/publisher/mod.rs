@@ -244,6 +244,20 @@ impl<B: Descriptors> Publisher<B> {
         self.fit(0)
     }
 
+    /// Releases chunks of the newest snapshot that every reader has (VS-TABLE-008). At least
+    /// `readers` must be there, or have everything: one that was lost may come back for the rest.
+    /// Returns whether there were any.
+    pub(crate) fn release(&mut self, readers: usize) -> bool {
+        let Some(terms) = &self.terms else { return false };
+        let sessions = self.members.iter().map(|member| &member.session);
+        let has = sessions.filter(|session| session.snapshot == Some(terms.snapshot) && session.is_proven());
+        if has.clone().count().saturating_add(self.done) < readers {
+            return false;
+        }
+        let has = has.map(|session| session.has).min();
+        has.is_some_and(|has| self.store.release(has))
+    }
+
     /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].
     ///
     /// # Errors

@@ -41,7 +41,7 @@ impl<B: Descriptors> Older<B> {
 
     /// Appends the last chunk of the newest table.
     pub(super) fn follow(&mut self, newest: &Store<B>) {
-        let (Some(entry), Some(region)) = (newest.log.entries.last(), newest.regions().last()) else {
+        let (Some(entry), Some(region)) = (newest.log.entries.last(), newest.regions().back()) else {
             return;
         };
         let mut entry = *entry;

@@ -3,7 +3,9 @@
 //! Memory is written before its entry is in the table, and never after that. Readers have no right
 //! to write it, and nothing here does (VS-TABLE-004).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_backend::Region;
 use rdma_conn::Descriptors;
@@ -19,7 +21,7 @@ use crate::wire::{Digest, Entry, Mapping, Mark};
 pub(crate) struct Store<B: Descriptors> {
     /// The state announced to readers.
     pub(crate) log: Log,
-    regions: Vec<Arc<B::Region>>,
+    regions: VecDeque<Arc<B::Region>>,
     /// The seed's table while it is built: its written bytes and its total.
     mapped: Option<Mapped<B>>,
     /// Fills memory, unless another thread does.
@@ -30,6 +32,8 @@ pub(crate) struct Store<B: Descriptors> {
     /// What its memory takes of the limit, and the limit of its filler.
     taken: u64,
     limit: u64,
+    /// What was released of it.
+    released: Arc<AtomicU64>,
 }
 
 struct Mapped<B: Descriptors> {
@@ -42,7 +46,7 @@ impl<B: Descriptors> Store<B> {
     pub(super) fn new(domain: Arc<B::Domain>, limit: u64) -> Self {
         Self {
             log: Log::default(),
-            regions: Vec::new(),
+            regions: VecDeque::new(),
             mapped: None,
             filler: None,
             domain,
@@ -50,16 +54,37 @@ impl<B: Descriptors> Store<B> {
             bytes: 0,
             taken: 0,
             limit,
+            released: Arc::default(),
         }
     }
 
     pub(super) fn into_table(self) -> (Log, Vec<Arc<B::Region>>) {
-        (self.log, self.regions)
+        (self.log, self.regions.into())
     }
 
     /// Returns the memory of the table's chunks, in their order.
-    pub(crate) fn regions(&self) -> &[Arc<B::Region>] {
+    pub(crate) const fn regions(&self) -> &VecDeque<Arc<B::Region>> {
         &self.regions
+    }
+
+    /// Releases the memory of chunks before `chunk`, whole regions of it. The last region stays: it
+    /// may still be filled. Returns whether there was any.
+    pub(super) fn release(&mut self, chunk: u64) -> bool {
+        let mut any = false;
+        while let [first, _, ..] = self.regions.make_contiguous() {
+            let (key, cost) = (first.rkey(), cost(first.len()));
+            let entries = self.log.entries.iter().take_while(|entry| entry.rkey.get() == key).count();
+            if self.log.released.saturating_add(entries as u64) > chunk {
+                break;
+            }
+            self.regions.pop_front();
+            self.log.entries.drain(..entries);
+            self.log.released += entries as u64;
+            self.taken = self.taken.saturating_sub(cost);
+            self.released.fetch_add(cost, Ordering::Relaxed);
+            any = true;
+        }
+        any
     }
 
     pub(super) const fn domain(&self) -> &Arc<B::Domain> {
@@ -97,7 +122,7 @@ impl<B: Descriptors> Store<B> {
 
     /// Returns a filler for this table, for chunks of at most `chunk` bytes.
     pub(crate) fn filler(&mut self, chunk: usize) -> Filler<B> {
-        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit);
+        let new = || Filler::new(Arc::clone(&self.domain), chunk, self.limit, Arc::clone(&self.released));
         self.filler.take().unwrap_or_else(new)
     }
 
@@ -148,16 +173,16 @@ impl<B: Descriptors> Store<B> {
 
     fn announce(&mut self, region: Arc<B::Region>, offset: usize, length: usize, digest: Digest) {
         self.log.entries.push(Entry {
-            index: (self.log.entries.len() as u64).into(),
+            index: self.log.chunks().into(),
             address: region.address().saturating_add(offset as u64).into(),
             rkey: region.rkey().into(),
             length: U32::new(u32::try_from(length).unwrap_or(u32::MAX)),
             reserved: [0; 8],
             digest,
         });
-        if self.regions.last().is_none_or(|last| !Arc::ptr_eq(last, &region)) {
+        if self.regions.back().is_none_or(|last| !Arc::ptr_eq(last, &region)) {
             self.taken = self.taken.saturating_add(cost(region.len()));
-            self.regions.push(region);
+            self.regions.push_back(region);
         }
         self.bytes += length as u64;
     }
@@ -167,7 +192,7 @@ impl<B: Descriptors> Store<B> {
         let last = self.filler.as_mut().and_then(Filler::take);
         last.into_iter().for_each(|filled| self.publish(filled));
         let chunks = match &self.mapped {
-            None => self.log.entries.len() as u64,
+            None => self.log.chunks(),
             Some(mapped) => {
                 if mapped.total != self.bytes {
                     return Err(Error::TooMuch {

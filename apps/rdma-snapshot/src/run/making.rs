@@ -28,7 +28,8 @@ pub(super) enum Made<B: Descriptors> {
     /// Its log has come to this offset, at which that of a newer snapshot can continue it. It waits
     /// until it is dropped, or until [`Making::go_on_from`].
     Replaced(u64),
-    /// No memory could be registered for the next chunk. It waits for [`Making::retry`].
+    /// No memory could be registered for the next chunk, or the window is full. It waits for
+    /// [`Making::retry`], or for readers.
     Short(Error),
     Failed(Error),
 }
@@ -210,7 +211,8 @@ fn make<B: Descriptors>(
         };
         if is_due || held == upto {
             while let Err(error) = filler.write(piece.get(..held).unwrap_or_default()) {
-                if !matches!(error, Error::Backend { .. }) {
+                let is_full = filler.is_window() && matches!(error, Error::TooMuch { .. });
+                if !is_full && !matches!(error, Error::Backend { .. }) {
                     return Err(error);
                 }
                 if !hand_over(Made::Short(error)) || told.answer(&mut *source)?.is_none() {

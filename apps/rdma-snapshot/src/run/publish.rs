@@ -30,6 +30,10 @@ pub struct Publish {
     pub backlog: u64,
     /// The most bytes of a snapshot that are taken from the source in a second.
     pub rate: Option<u64>,
+    /// Memory is a window: chunks that this many readers have, and all others that are there, are
+    /// released, so that the snapshot may be larger than memory. A reader that comes after that is
+    /// refused, and no newer snapshot is made.
+    pub window: Option<usize>,
     /// Ends when this many readers have received everything; never if `None`.
     pub readers: Option<usize>,
     /// Ends when the table has been complete for this long, even if readers are still reading.
@@ -48,6 +52,7 @@ impl Default for Publish {
             chunk_size: 1 << 20,
             backlog: 64 << 20,
             rate: None,
+            window: None,
             readers: None,
             keep: None,
             stop: Stop::default(),
@@ -73,6 +78,10 @@ pub fn publish<B: Descriptors>(
     let rcp = how.layout == Layout::Rcp;
     let chunk_size = if rcp { AREA } else { how.chunk_size };
     let total = source.total();
+    if rcp && how.window.is_some() {
+        let one = io::Error::other("the seed's table is in one piece of memory, which cannot be a window");
+        return Err(Error::Source(Arc::new(one)));
+    }
     if rcp {
         let no_length =
             io::Error::other("the seed's table cannot grow, so the length must be known: a file's is");
@@ -88,8 +97,9 @@ pub fn publish<B: Descriptors>(
     publisher.offer(None, offer)?;
     bound(publisher.address());
     let waker = Waker::new()?;
-    let again = source.again();
+    let again = source.again().filter(|_| how.window.is_none());
     let filler = publisher.filler(chunk_size);
+    let filler = if how.window.is_some() { filler.windowed()? } else { filler };
     let first = Making::begin(Box::new(source), filler, (how.stop.clone(), how.rate), true, &waker)?;
     let mut run = Run {
         backend,
@@ -100,6 +110,8 @@ pub fn publish<B: Descriptors>(
         again,
         renewal: None,
         leaving: None,
+        released: false,
+        waits: false,
         not_before: 0,
     };
     let outcome = run.serve(&mut publisher, told);
@@ -129,6 +141,10 @@ struct Run<'a, B: Descriptors> {
     renewal: Option<Renewal<B>>,
     /// One that was given up, while the log waits for its memory.
     leaving: Option<Leaving<B>>,
+    /// Whether chunks were released since the source was last told to go on.
+    released: bool,
+    /// Whether the source waits for memory of the window.
+    waits: bool,
     /// Bytes of later writes before which no other snapshot is begun.
     not_before: u64,
 }
@@ -181,6 +197,7 @@ impl<B: Descriptors> Run<'_, B> {
                 }
                 publisher.progress()?;
             }
+            self.slide(publisher);
             if self.leaving.take_if(|leaving| leaving.is_over()).is_some() {
                 self.making.go_on_from(0);
             }
@@ -244,10 +261,28 @@ impl<B: Descriptors> Run<'_, B> {
         self.not_before = publisher.log_bytes().saturating_add(self.full(publisher).unwrap_or(0));
     }
 
-    /// Answers [`Made::Short`]. An older snapshot goes, or else the new one that is being made. The
-    /// registration is tried again once the memory is there: a source's thread holds some of it
-    /// until it ends.
+    /// Releases what all readers have, and lets a source go on that waits for it. What was released
+    /// before it waited may be enough.
+    fn slide(&mut self, publisher: &mut Publisher<B>) {
+        let Some(readers) = self.how.window else { return };
+        self.released |= publisher.release(readers);
+        if self.waits && self.released {
+            (self.waits, self.released) = (false, false);
+            // The log does not move meanwhile, so the offset does not matter.
+            self.making.go_on_from(0);
+        }
+    }
+
+    /// Answers [`Made::Short`]. A window waits for readers. Otherwise an older snapshot goes, or
+    /// else the new one that is being made. The registration is tried again once the memory is
+    /// there: a source's thread holds some of it until it ends.
     fn make_room(&mut self, publisher: &mut Publisher<B>, error: Error) -> Result<(), Error> {
+        if self.how.window.is_some() {
+            // What readers release would not be enough.
+            let is_all = publisher.store.regions().len() < 2;
+            self.waits = true;
+            return if is_all && matches!(error, Error::Backend { .. }) { Err(error) } else { Ok(()) };
+        }
         let Err(error) = self.making.retry(publisher, error) else { return Ok(()) };
         let Some(leaving) = Renewal::give_up(&mut self.renewal) else { return Err(error) };
         self.not_renewed(publisher, &error);

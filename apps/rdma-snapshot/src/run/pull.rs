@@ -477,8 +477,12 @@ mod tests {
     use std::os::fd::AsFd as _;
     use std::sync::mpsc::sync_channel;
 
+    use rdma_backend::Backend as _;
+    use rdma_softsim::Fabric;
+
     use super::*;
     use crate::wait::sleep;
+    use crate::wire::Content;
 
     /// A sink whose thread ends only after its last job was collected.
     struct Late(Receiver<()>);
@@ -526,5 +530,52 @@ mod tests {
             let _ends = collected.try_send(());
         }
         let _ends = collected.try_send(());
+    }
+
+    /// VS-READ-004: chunks that are right do not make up for another digest of the whole, in
+    /// whichever of its bytes. Later writes, which may come together with the last chunks, are not
+    /// part of it.
+    #[test]
+    fn a_snapshot_with_another_digest_is_refused() {
+        for at in [None, Some(0), Some(31)] {
+            let fabric = Fabric::new();
+            let [ours, theirs] = [1, 2].map(|host| fabric.host(&[[10, 0, 0, host].into()]));
+            let config = publisher::Config::default();
+            let mut publisher =
+                Publisher::bind(&theirs, ([10, 0, 0, 2], 0).into(), config).expect("an address");
+            let (layout, content) = (Layout::Chunks, Content::Bytes);
+            let offer = Offer { layout, content, chunk_size: 10, total: None, position: None };
+            publisher.offer(None, offer).expect("an offer");
+            publisher.append(b"abc").expect("room");
+            publisher.append(b"d").expect("room");
+            publisher.mark().expect("a mark");
+            if let Some(at) = at {
+                publisher.store.log.mark.as_mut().expect("a mark").digest[at] ^= 1;
+            }
+            publisher.append(b"later").expect("room");
+            publisher.end();
+            let from = publisher.address();
+            let waker = Waker::new().expect("a waker");
+            let pulling = std::thread::spawn({
+                let waker = waker.clone();
+                // It has no job to wait for.
+                let (_, late) = channel();
+                move || {
+                    let pulled = pull(&ours, &[from], Late(late), &Pull::default(), &mut |_| {});
+                    waker.wake();
+                    pulled
+                }
+            });
+            while !pulling.is_finished() {
+                waker.clear();
+                publisher.progress().expect("a device");
+                publisher.wait(&waker, Some(theirs.now().after(TICK))).expect("it waits");
+            }
+            let pulled = pulling.join().expect("no panic");
+            match at {
+                None => assert!(pulled.is_ok(), "{pulled:?}"),
+                Some(_) => assert!(matches!(pulled, Err(Error::Digest)), "{pulled:?}"),
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ mod misbehaviour;
 mod older;
 mod sim;
 mod whole;
+mod window;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;

@@ -14,12 +14,12 @@ use rdma_softsim::{Fabric, SoftSim};
 
 use crate::reading::Reading;
 
-fn address(host: u8) -> IpAddr {
+pub(crate) fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])
 }
 
 /// Creates a folder for a test, with a file of `len` bytes in it.
-fn folder(name: &str, len: usize) -> (PathBuf, Vec<u8>) {
+pub(crate) fn folder(name: &str, len: usize) -> (PathBuf, Vec<u8>) {
     let folder = std::env::temp_dir().join(format!("rdma-snapshot-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let bytes: Vec<u8> = (0..len).map(|at| (at * 31 + at / 977) as u8).collect();
@@ -43,7 +43,7 @@ fn publishing(
     (bound.recv().expect("a publisher"), thread)
 }
 
-fn into_file(folder: &std::path::Path, name: &str) -> FileSink {
+pub(crate) fn into_file(folder: &std::path::Path, name: &str) -> FileSink {
     FileSink::new(folder.join(name), false)
 }
 

@@ -17,3 +17,4 @@ mod script;
 mod server;
 mod spec;
 mod valkey;
+mod windows;

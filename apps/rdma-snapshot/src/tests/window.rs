@@ -1,0 +1,100 @@
+//! Memory that is a window over a snapshot.
+
+use super::*;
+use crate::publisher::Filler;
+
+/// Room for four slabs of a page, of four chunks each.
+const MEMORY: u64 = 4 * (4096 + 64);
+
+/// Publishes what follows `from`, until the window is full. Returns the end.
+fn fill(
+    publisher: &mut Publisher<SoftSim>,
+    filler: &mut Filler<SoftSim>,
+    all: &[u8],
+    mut from: usize,
+) -> usize {
+    for chunk in all[from..].chunks(CHUNK as usize) {
+        match filler.write(chunk) {
+            Err(Error::TooMuch { .. }) => break,
+            written => written.expect("memory"),
+        }
+        publisher.publish(filler.take().expect("a chunk")).expect("room");
+        from += chunk.len();
+    }
+    from
+}
+
+/// VS-TABLE-008: chunks are released once all readers have them, and not while one of them is lost.
+/// A reader that comes later is refused.
+#[test]
+fn a_window_waits_for_a_lost_reader() {
+    let mut world = World::new(50, DeviceKind::Mlx5, 4, Vec::new());
+    let config = publisher::Config { memory: MEMORY, ..publisher::Config::default() };
+    let mut publisher = world.publisher(1, config);
+    publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
+    let mut filler = publisher.filler(CHUNK).windowed().expect("room");
+    let all = content(50, 60_500);
+    let mut end = fill(&mut publisher, &mut filler, &all, 0);
+    assert_eq!(end, 16_000);
+
+    let mut pulls = [world.pull(2, 1, reading()), world.pull(3, 1, reading())];
+    while pulls[0].have.chunks < 16 || pulls[1].have.chunks < 6 {
+        if pulls[1].have.chunks >= 6 {
+            pulls[1].reader = None;
+            pulls[1].done = true;
+        }
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    let lost = (pulls[1].have, std::mem::take(&mut pulls[1].bytes));
+    (pulls[1].reader, pulls[1].done) = (None, true);
+    while publisher.counts().reading > 1 {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    assert!(!publisher.release(2), "one that was lost may come back");
+
+    pulls[1] = world.pull(3, 1, reading());
+    (pulls[1].have, pulls[1].bytes) = lost;
+    while !publisher.release(2) {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    let mut late = world.pull(4, 1, reading());
+    while late.error.is_none() {
+        turn(&mut world, &mut publisher, std::slice::from_mut(&mut late));
+    }
+    assert!(matches!(late.error, Some(Error::OtherSnapshot)), "{:?}", late.error);
+    while end < all.len() {
+        end = fill(&mut publisher, &mut filler, &all, end);
+        assert!(publisher.store.registered() <= MEMORY);
+        turn(&mut world, &mut publisher, &mut pulls);
+        publisher.release(2);
+    }
+    publisher.mark().expect("a mark");
+    publisher.end();
+    world.run(&mut publisher, &mut pulls);
+    for pull in &pulls {
+        assert!(pull.error.is_none(), "{:?}", pull.error);
+        assert!(pull.bytes == all);
+    }
+    drop((pulls, late, publisher, filler));
+    assert!(world.is_empty());
+}
+
+fn turn(world: &mut World, publisher: &mut Publisher<SoftSim>, pulls: &mut [Pull]) {
+    publisher.progress().expect("the publisher goes on");
+    pulls.iter_mut().for_each(|pull| pull.progress(|_| {}));
+    let soon = world.sim.now().after(Duration::from_secs(1));
+    let at = pulls.iter().filter_map(Pull::next_timeout).chain(publisher.next_timeout());
+    world.step(at.chain([soon]).min());
+}
+
+/// A window has room for four chunks at least.
+#[test]
+fn a_window_of_three_chunks_is_none() {
+    let world = World::new(51, DeviceKind::Mlx5, 1, Vec::new());
+    for (memory, is_one) in [(MEMORY, true), (MEMORY - 1, false)] {
+        let config = publisher::Config { memory, ..publisher::Config::default() };
+        let mut publisher = world.publisher(1, config);
+        let filler = publisher.filler(4096).windowed();
+        assert_eq!(filler.is_ok(), is_one, "{memory}");
+    }
+}
