@@ -37,6 +37,7 @@ fn a_window_waits_for_a_lost_reader() {
     let mut end = fill(&mut publisher, &mut filler, &all, 0);
     assert_eq!(end, 16_000);
 
+    let begun = world.sim.now();
     let mut pulls = [world.pull(2, 1, reading()), world.pull(3, 1, reading())];
     while pulls[0].have.chunks < 16 || pulls[1].have.chunks < 6 {
         if pulls[1].have.chunks >= 6 {
@@ -57,6 +58,8 @@ fn a_window_waits_for_a_lost_reader() {
     while !publisher.release(2) {
         turn(&mut world, &mut publisher, &mut pulls);
     }
+    // They do not wait for a quarter of a lease before they say what they have.
+    assert!(world.sim.now().since(begun) < publisher::Config::default().lease / 4);
     let mut late = world.pull(4, 1, reading());
     while late.error.is_none() {
         turn(&mut world, &mut publisher, std::slice::from_mut(&mut late));
