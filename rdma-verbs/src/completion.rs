@@ -294,7 +294,7 @@ mod tests {
         read(c::IBV_WC_SUCCESS, |to| {
             (to.opcode, to.byte_len, to.wc_flags) = (opcode, 32, flags);
             // SAFETY: a place inside a live structure.
-            unsafe { sys::wc_immediate(to).cast_mut().write(5_u32.to_be()) };
+            unsafe { sys::wc_immediate(&raw mut *to).cast_mut().write(5_u32.to_be()) };
         })
     }
 
