@@ -137,7 +137,7 @@ fn open(
     }
     let program = program.chars().take(NAME).collect();
     let machine = fabric.machine(devices.clone())?;
-    let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone()));
+    let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone())?);
     let vectors = fabric.lock().vectors.clone();
     let count = vectors.as_ref().map_or(LIMITS.completion_vectors, |vectors| vectors.count());
     let session = Session::new(&machine, Arc::clone(&info), above, vectors)?;

@@ -8,8 +8,8 @@ mod manager;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use rdma_backend::{IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer};
 use rdma_softsim::{
@@ -58,10 +58,8 @@ pub(super) struct Info {
     pub(super) program: String,
     pub(super) process: Arc<Process>,
     pub(super) devices: Vec<Vec<IpAddr>>,
-    /// The memory shared with the program, once it has a completion queue.
-    pages: OnceLock<Arc<Pages>>,
-    /// Whether each post of the program must be answered.
-    answers: AtomicBool,
+    /// The memory shared with the program.
+    pages: Arc<Pages>,
     domains: AtomicU64,
     regions: AtomicU64,
     registered: AtomicU64,
@@ -72,16 +70,19 @@ pub(super) struct Info {
 }
 
 impl Info {
-    pub(super) fn new(program: String, process: Arc<Process>, devices: Vec<Vec<IpAddr>>) -> Self {
+    pub(super) fn new(
+        program: String,
+        process: Arc<Process>,
+        devices: Vec<Vec<IpAddr>>,
+    ) -> Result<Self, Errno> {
         let zero = AtomicU64::default;
         let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
         let (pairs, identifiers, requests) = (zero(), zero(), zero());
-        Self {
+        Ok(Self {
             program,
             process,
             devices,
-            pages: OnceLock::new(),
-            answers: AtomicBool::new(false),
+            pages: Pages::new()?,
             domains,
             regions,
             registered,
@@ -89,28 +90,12 @@ impl Info {
             pairs,
             identifiers,
             requests,
-        }
+        })
     }
 
     /// Makes the program post by requests that have an answer, from now on.
     pub(super) fn demand_answers(&self) {
-        self.answers.store(true, SeqCst);
-        if let Some(pages) = self.pages.get() {
-            pages.notice().demand_answers();
-        }
-    }
-
-    /// Returns the memory shared with the program, which is made at the first call.
-    fn pages(&self) -> Result<&Arc<Pages>, Errno> {
-        if self.pages.get().is_none() {
-            // Only the session's own thread makes it.
-            let _first = self.pages.set(Pages::new()?);
-        }
-        let pages = self.pages.get().ok_or(Errno::NOMEM)?;
-        if self.answers.load(SeqCst) {
-            pages.notice().demand_answers();
-        }
-        Ok(pages)
+        self.pages.notice().demand_answers();
     }
 
     pub(super) fn session(&self) -> wire::Session {
@@ -476,7 +461,7 @@ impl Session {
                 none => none.insert(Arc::new(Records::new(&self.backlog)?.0)),
             }),
         };
-        let pages = self.info.pages()?;
+        let pages = &self.info.pages;
         let (place, memory) = (Arc::new(pages.take()?), pages.descriptor()?);
         let queue = self.name()?;
         let signal = Arc::new(QueueSignal { queue, channel: records, vector });
