@@ -2,10 +2,12 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Lines, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use common::{CLIENT, Home, Running, SERVER, compiled, installed, pair, pinged, served, succeeded, success};
+use rustix::process::{Pid, Signal, kill_process};
+use softrdma_wire::Socket;
 
 #[test]
 fn rdma_client_and_server() {
@@ -66,37 +68,31 @@ fn perftest_write_and_read() {
     }
 }
 
+/// Runs a program of C that checks by itself, and then says that it is done.
+fn ends_well(name: &str) {
+    let home = Home::new(name);
+    let Some(program) = compiled(&home, name) else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    assert_eq!(succeeded(&output), "done\n", "{}", String::from_utf8_lossy(&output.stderr));
+    home.is_left();
+}
+
 /// Scatter-gather lists, through the C ABI and the headers' inline functions.
 #[test]
 fn elements_of_a_work_request() {
-    let home = Home::new("elements");
-    let Some(program) = compiled(&home, "elements") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("elements");
 }
 
 /// Options of identifiers and of regions have the results of Linux and librdmacm.
 #[test]
 fn options_of_identifiers_and_regions() {
-    let home = Home::new("options");
-    let Some(program) = compiled(&home, "options") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("options");
 }
 
 /// More inline WRITEs than one message holds, by either way to post.
 #[test]
 fn long_chains() {
-    let home = Home::new("chains");
-    let Some(program) = compiled(&home, "chains") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("chains");
 }
 
 /// Each completion vector has its thread, which alone raises the events of its queues.
@@ -107,17 +103,13 @@ fn completion_vectors_have_threads() {
     for (vectors, said) in [(Some("4"), "0, 1, 2, 3"), (Some("1"), "0"), (None, "")] {
         let mut command = home.softrdma(&["run", "--address", SERVER]);
         command.args(vectors.map(|count| ["--vectors", count]).into_iter().flatten()).args(["--", &program]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("starts");
-        let mut told = child.stdin.take().expect("is piped");
-        let mut lines = BufReader::new(child.stdout.take().expect("is piped")).lines().map_while(Result::ok);
-        let count = vectors.unwrap_or("2");
-        assert_eq!(lines.next(), Some(format!("{count} vectors")));
+        let mut program = Asked::start(&mut command);
+        program.says(&format!("{} vectors", vectors.unwrap_or("2")));
         let status = succeeded(&home.softrdma(&["status"]).output().expect("runs"));
         let events = status.lines().find_map(|line| line.strip_prefix("events of completion vectors: "));
         assert_eq!(events.unwrap_or_default(), said);
-        told.write_all(b"\n").expect("it reads");
-        assert!(child.wait().expect("a child").success());
+        program.goes_on();
+        program.succeeds();
         home.is_left();
     }
 }
@@ -126,34 +118,53 @@ fn completion_vectors_have_threads() {
 /// child, acknowledgements.
 #[test]
 fn the_newer_calls() {
-    let home = Home::new("extended");
-    let Some(program) = compiled(&home, "extended") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("extended");
 }
 
 /// Address handles, the header of received bytes, Q_Keys, what is lost and what is refused.
 #[test]
 fn datagrams() {
-    let home = Home::new("datagrams");
-    let Some(program) = compiled(&home, "datagrams") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("datagrams");
 }
 
 /// Results, refusals, and several threads that add to one number.
 #[test]
 fn atomic_operations() {
-    let home = Home::new("atomics");
-    let Some(program) = compiled(&home, "atomics") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("atomics");
+}
+
+/// A program that prints lines, and waits for one after each.
+struct Asked {
+    child: Child,
+    told: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Asked {
+    fn start(command: &mut Command) -> Self {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = command.spawn().expect("starts");
+        let told = child.stdin.take().expect("is piped");
+        let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
+        Self { child, told, lines }
+    }
+
+    fn says(&mut self, line: &str) {
+        assert_eq!(self.lines.next().and_then(Result::ok).as_deref(), Some(line));
+    }
+
+    fn goes_on(&mut self) {
+        self.told.write_all(b"\n").expect("it reads");
+    }
+
+    fn is_done(&mut self) {
+        self.says("done");
+        self.succeeds();
+    }
+
+    fn succeeds(&mut self) {
+        assert!(self.child.wait().expect("a child").success());
+    }
 }
 
 /// Receives of a queue pair that is not connected cost no requests.
@@ -161,9 +172,7 @@ fn atomic_operations() {
 fn receives_that_are_kept() {
     let home = Home::new("kept");
     let Some(program) = compiled(&home, "kept") else { return };
-    let mut child = home.run(SERVER, &[&program]).stdin(Stdio::piped()).spawn().expect("starts");
-    let mut told = child.stdin.take().expect("is piped");
-    let mut lines = BufReader::new(child.stdout.take().expect("is piped")).lines().map_while(Result::ok);
+    let mut child = Asked::start(&mut home.run(SERVER, &[&program]));
     let asked = || {
         let status = succeeded(&home.softrdma(&["status"]).output().expect("runs"));
         let row = status.lines().find(|line| line.starts_with("| kept ")).expect("it is there").to_owned();
@@ -171,13 +180,66 @@ fn receives_that_are_kept() {
     };
     let mut counts = Vec::new();
     for word in ["initialised", "posted"] {
-        assert_eq!(lines.next().as_deref(), Some(word));
+        child.says(word);
         counts.push(asked().expect("a count"));
-        told.write_all(b"\n").expect("it reads");
+        child.goes_on();
     }
-    assert_eq!(lines.next().as_deref(), Some("done"));
-    assert!(child.wait().expect("a child").success());
+    child.is_done();
     assert_eq!(counts[0], counts[1]);
+    home.is_left();
+}
+
+/// A fabric that stands still, until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(home: &Home) -> Self {
+        let (fabric, _user) = Socket::connect(&home.socket()).and_then(|socket| socket.peer()).expect("runs");
+        let fabric = i32::try_from(fabric).ok().and_then(Pid::from_raw).expect("a process");
+        kill_process(fabric, Signal::STOP).expect("is this user's");
+        Self(fabric)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ended = kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Posts have no answer while there is room, and `ENOMEM` once there is none, or if a fault says
+/// so.
+#[test]
+fn posts_without_an_answer() {
+    let home = Home::new("posts");
+    let Some(program) = compiled(&home, "posts") else { return };
+    let mut asked = Asked::start(&mut home.run(SERVER, &[&program]));
+    asked.says("ready");
+    let stopped = Stopped::new(&home);
+    asked.goes_on();
+    asked.says("posted");
+    drop(stopped);
+    asked.goes_on();
+    asked.says("faultless");
+    succeeded(&home.softrdma(&["fault", "--address", SERVER, "queue-full"]).output().expect("runs"));
+    asked.goes_on();
+    asked.is_done();
+    home.is_left();
+}
+
+/// What a program posted before its end is sent, though the fabric saw its end first.
+#[test]
+fn posts_of_a_program_that_has_ended() {
+    let home = Home::new("left");
+    let Some(program) = compiled(&home, "posts") else { return };
+    let mut asked = Asked::start(&mut home.run(SERVER, &[&program, "leaves"]));
+    asked.says("ready");
+    let stopped = Stopped::new(&home);
+    asked.goes_on();
+    asked.says("posted");
+    drop(stopped);
+    asked.goes_on();
+    asked.is_done();
     home.is_left();
 }
 
@@ -185,12 +247,7 @@ fn receives_that_are_kept() {
 /// executes.
 #[test]
 fn threads_that_post_and_poll() {
-    let home = Home::new("threads");
-    let Some(program) = compiled(&home, "threads") else { return };
-    let output = home.run(SERVER, &[&program]).output().expect("runs");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(succeeded(&output), "done\n", "{said}");
-    home.is_left();
+    ends_well("threads");
 }
 
 /// Where the kernel forbids the fabric to access programs, they copy their memory themselves, and

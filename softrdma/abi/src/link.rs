@@ -193,12 +193,14 @@ pub(crate) fn post<'a, W>(
             return Ok(Reply::Posted { count: posted, errno: 0, room: 0 });
         }
         if answered {
-            match session.exchange(&request(batch, Some(std::mem::take(&mut demand))), None)?.0 {
-                Reply::Posted { errno: 0, room: left, .. } => room.store(left, Relaxed),
-                Reply::Posted { count, errno, .. } => {
-                    return Ok(Reply::Posted { count: posted + count, errno, room: 0 });
-                }
-                _ => return Err(libc::EPROTO),
+            let request = request(batch, Some(std::mem::take(&mut demand)));
+            let Reply::Posted { count, errno, room: left } = session.exchange(&request, None)?.0 else {
+                return Err(libc::EPROTO);
+            };
+            // Also after a refusal: the requests before the refused one have taken their room.
+            room.store(left, Relaxed);
+            if errno != 0 {
+                return Ok(Reply::Posted { count: posted + count, errno, room: 0 });
             }
         } else {
             session.tell(&request(batch, None))?;

@@ -160,7 +160,6 @@ pub(crate) unsafe fn create(
         ..zeroed()
     };
     let (ex, events) = (functions(qp), Unacknowledged::default());
-    let room = Arc::default();
     let pair = Pair {
         ex,
         cap: *cap,
@@ -169,16 +168,11 @@ pub(crate) unsafe fn create(
         set: Mutex::default(),
         is_reset: AtomicBool::new(true),
         keeps: AtomicBool::new(false),
-        room: Arc::clone(&room),
+        room: Arc::default(),
         send_room: AtomicU32::new(0),
         events,
     };
     let pair = Box::into_raw(Box::new(pair));
-    if srq.is_null() {
-        // SAFETY: the caller vouches for the queue.
-        let ring = unsafe { ring(recv_cq) };
-        ring.lock().unwrap_or_else(PoisonError::into_inner).follow(number, room);
-    }
     names::enter(name, pair);
     Ok(pair.cast())
 }
@@ -225,14 +219,17 @@ pub(crate) unsafe fn initialise(qp: *mut ibv_qp) -> Result<(), c_int> {
 /// # Safety
 /// `qp` is alive.
 unsafe fn is_initialised(qp: *mut ibv_qp) {
-    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
-    let (pair, depth) = unsafe {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`, and whose completion
+    // queue outlives it.
+    let (pair, depth, number, ring) = unsafe {
         let pair = qp.cast::<Pair>();
-        ((&(*pair).is_reset, &(*pair).keeps, &(*pair).room), (*pair).cap.max_recv_wr)
+        let fields = (&(*pair).is_reset, &(*pair).keeps, &(*pair).room);
+        (fields, (*pair).cap.max_recv_wr, (*qp).qp_num, ring((*qp).recv_cq))
     };
     let (is_reset, keeps, room) = pair;
     // SAFETY: as above.
     if is_reset.swap(false, Relaxed) && unsafe { (*qp).srq.is_null() } {
+        ring.lock().unwrap_or_else(PoisonError::into_inner).follow(number, Arc::clone(room));
         room.store(depth, Relaxed);
         keeps.store(true, Relaxed);
     }

@@ -21,13 +21,15 @@ const IDLE: u32 = 64;
 pub(crate) struct Ring {
     page: NonNull<Page>,
     queue: Name,
-    taken: u32,
+    /// How many completions were taken. The page counts without the upper half.
+    taken: u64,
     /// How many polls in a row found nothing.
     idle: u32,
-    /// How many receives certainly find room, by the queue pairs' numbers: [`Pair::room`].
+    /// How many receives certainly find room ([`Pair::room`]), by the queue pairs' numbers, and the
+    /// position from which on completions with that number are the queue pair's.
     ///
     /// [`Pair::room`]: crate::pair::Pair::room
-    rooms: BTreeMap<u32, Arc<AtomicU32>>,
+    rooms: BTreeMap<u32, (u64, Arc<AtomicU32>)>,
     /// The process that made it, by its generation. A child has another, and no access to its
     /// parent's queues.
     generation: u32,
@@ -45,8 +47,17 @@ impl Ring {
 
     /// From now on, each receive of the queue pair with this number that the program takes the
     /// completion of gives its place back to `room`.
+    ///
+    /// The queue pair has no receives yet. Completions that are in the queue already are of a
+    /// former life, or of another queue pair that had the number. If some of them are not shown, it
+    /// is not known where they end, and no place is given back.
     pub(crate) fn follow(&mut self, number: u32, room: Arc<AtomicU32>) {
-        self.rooms.insert(number, room);
+        if let Ok(page) = self.page()
+            && page.calls() & POLLS == 0
+        {
+            let before = page.shown().wrapping_sub(self.taken as u32);
+            self.rooms.insert(number, (self.taken + u64::from(before), room));
+        }
     }
 
     /// Ends what [`Ring::follow`] has begun.
@@ -70,17 +81,19 @@ impl Ring {
     /// Reported only if no completion was passed.
     pub(crate) fn poll(&mut self, most: usize, mut give: impl FnMut(Completion)) -> Result<usize, c_int> {
         let (queue, taken, mut idle) = (self.queue, self.taken, self.idle);
-        let (page, rooms) = (self.page()?, &self.rooms);
+        let (page, rooms, mut position) = (self.page()?, &self.rooms, taken);
         let mut give = |completion: Completion| {
             if completion.status == 0
                 && completion.opcode & IBV_WC_RECV != 0
-                && let Some(room) = rooms.get(&completion.pair)
+                && let Some((from, room)) = rooms.get(&completion.pair)
+                && position >= *from
             {
                 room.fetch_add(1, Relaxed);
             }
+            position += 1;
             give(completion);
         };
-        let take = || take_shown(page, taken, most, || ask(&Request::Poll(queue)), &mut give);
+        let take = || take_shown(page, taken as u32, most, || ask(&Request::Poll(queue)), &mut give);
         let pause = || {
             link()?.is_alive()?;
             std::thread::yield_now();
@@ -89,14 +102,14 @@ impl Ring {
         let count = take_or_pause(&mut idle, take, pause);
         self.idle = idle;
         let count = count?;
-        self.taken = taken.wrapping_add(count as u32);
+        self.taken = taken + count as u64;
         Ok(count)
     }
 
     /// `ibv_req_notify_cq(3)`.
     pub(crate) fn arm(&self, solicited: bool) -> Result<(), c_int> {
         let page = self.page()?;
-        page.arm(self.taken, solicited);
+        page.arm(self.taken as u32, solicited);
         // The fabric shows what found no room before, says if the queue is lost, or raises an event
         // by a fault.
         if page.calls() & (ARMS | POLLS) != 0 { ask(&Request::Poll(self.queue)) } else { Ok(()) }

@@ -137,7 +137,7 @@ fn open(
     }
     let program = program.chars().take(NAME).collect();
     let machine = fabric.machine(devices.clone())?;
-    let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone()));
+    let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone())?);
     let vectors = fabric.lock().vectors.clone();
     let count = vectors.as_ref().map_or(LIMITS.completion_vectors, |vectors| vectors.count());
     let session = Session::new(&machine, Arc::clone(&info), above, vectors)?;
@@ -159,14 +159,15 @@ fn open(
     Ok((session, Reply::Welcome { devices, limits, fabric: std::process::id() }))
 }
 
-/// Sleeps until the program sends a request.
+/// Sleeps until the program sends a request. What it posted before its end is still served.
 ///
 /// # Errors
 /// The program has ended. A child of it may still hold the socket.
 fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
     loop {
+        // In this order: the socket of a program that has ended gets nothing more.
         let mut fds =
-            vec![PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+            vec![PollFd::new(process.descriptor(), PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         fds.extend(session.iter().flat_map(|session| session.awaited()));
         match poll(&mut fds, None) {
             Ok(_) => {}
@@ -174,16 +175,16 @@ fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Se
             Err(errno) => return Err(errno.into()),
         }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
-        let (asks, ended) = (ready.next() == Some(true), ready.next() == Some(true));
+        let (ended, asks) = (ready.next() == Some(true), ready.next() == Some(true));
         let others = ready.any(|ready| ready);
-        if ended {
-            return Err(Error::Closed);
-        }
         if others && let Some(session) = &mut session {
             session.catch_up();
         }
         if asks {
             return Ok(());
+        }
+        if ended {
+            return Err(Error::Closed);
         }
     }
 }

@@ -38,3 +38,9 @@ pub(crate) fn open(fabric: &Arc<Fabric>, last: u8) -> Socket {
     assert!(matches!(ask(&mut socket, &hello), Reply::Welcome { .. }));
     socket
 }
+
+/// Checks that an honest program is served.
+pub(crate) fn serves(fabric: &Arc<Fabric>) {
+    let mut socket = open(fabric, 250);
+    assert!(matches!(ask(&mut socket, &Request::AllocateDomain(0)), Reply::Made(_)));
+}

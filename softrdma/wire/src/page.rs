@@ -173,7 +173,7 @@ impl Page {
     /// it is not there yet.
     #[must_use]
     pub fn at(&self, position: u32) -> Option<Completion> {
-        if self.shown.load(Acquire) == position {
+        if self.shown() == position {
             return None;
         }
         let word = |place: &AtomicU64| place.load(Relaxed);
@@ -185,6 +185,12 @@ impl Page {
         let immediate = (flags & IMMEDIATE != 0).then_some(immediate);
         let source = (flags & SOURCE != 0).then_some(Source { number, ip4: flags & IP4 != 0 });
         Some(Completion { id, pair, status, vendor, opcode, len, immediate, source })
+    }
+
+    /// Returns how many completions the program was shown.
+    #[must_use]
+    pub fn shown(&self) -> u32 {
+        self.shown.load(Acquire)
     }
 
     /// Tells the fabric how many completions the program has taken.

@@ -4,22 +4,22 @@
 //! each request, and the number of objects is bounded.
 
 mod manager;
+mod posting;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rdma_backend::{IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer};
+use rdma_backend::{IdentifierKey, QueuePair as _, QueuePairLimits, RnrTimer};
 use rdma_softsim::{
-    CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
-    SharedReceives, Signal, SoftSim,
+    CompletionQueue, Device, Domain, Error, ForeignRegion, QueuePair, SharedReceives, Signal, SoftSim,
 };
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
-use softrdma_wire::{self as wire, MAX_ELEMENTS, MAX_INLINE, MAX_WORK, Name, Reply, Request};
+use softrdma_wire::{self as wire, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
 use super::pages::{Pages, Place, Shown};
@@ -58,10 +58,8 @@ pub(super) struct Info {
     pub(super) program: String,
     pub(super) process: Arc<Process>,
     pub(super) devices: Vec<Vec<IpAddr>>,
-    /// The memory shared with the program, once it has a completion queue.
-    pages: OnceLock<Arc<Pages>>,
-    /// Whether each post of the program must be answered.
-    answers: AtomicBool,
+    /// The memory shared with the program.
+    pages: Arc<Pages>,
     domains: AtomicU64,
     regions: AtomicU64,
     registered: AtomicU64,
@@ -72,16 +70,19 @@ pub(super) struct Info {
 }
 
 impl Info {
-    pub(super) fn new(program: String, process: Arc<Process>, devices: Vec<Vec<IpAddr>>) -> Self {
+    pub(super) fn new(
+        program: String,
+        process: Arc<Process>,
+        devices: Vec<Vec<IpAddr>>,
+    ) -> Result<Self, Errno> {
         let zero = AtomicU64::default;
         let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
         let (pairs, identifiers, requests) = (zero(), zero(), zero());
-        Self {
+        Ok(Self {
             program,
             process,
             devices,
-            pages: OnceLock::new(),
-            answers: AtomicBool::new(false),
+            pages: Pages::new()?,
             domains,
             regions,
             registered,
@@ -89,28 +90,12 @@ impl Info {
             pairs,
             identifiers,
             requests,
-        }
+        })
     }
 
     /// Makes the program post by requests that have an answer, from now on.
     pub(super) fn demand_answers(&self) {
-        self.answers.store(true, SeqCst);
-        if let Some(pages) = self.pages.get() {
-            pages.notice().demand_answers();
-        }
-    }
-
-    /// Returns the memory shared with the program, which is made at the first call.
-    fn pages(&self) -> Result<&Arc<Pages>, Errno> {
-        if self.pages.get().is_none() {
-            // Only the session's own thread makes it.
-            let _first = self.pages.set(Pages::new()?);
-        }
-        let pages = self.pages.get().ok_or(Errno::NOMEM)?;
-        if self.answers.load(SeqCst) {
-            pages.notice().demand_answers();
-        }
-        Ok(pages)
+        self.pages.notice().demand_answers();
     }
 
     pub(super) fn session(&self) -> wire::Session {
@@ -307,15 +292,9 @@ impl Session {
                 return Ok(Reply::Done);
             }
             Request::PostSend { pair, room, work } => return self.post_send(pair, room, &work),
+            Request::SubmitSend { pair, work } => return self.submit_send(pair, &work),
             Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
-            Request::SubmitSend { pair, work } => {
-                let posted = find(&self.pairs, pair).and_then(|pair| send(pair, &work, false));
-                return self.submitted(pair, posted);
-            }
-            Request::SubmitReceive { pair, work } => {
-                let posted = self.post_receive(pair, &work);
-                return self.submitted(pair, posted);
-            }
+            Request::SubmitReceive { pair, work } => return self.submit_receive(pair, &work),
             Request::PostShared { queue, work } => return self.post_shared(queue, &work),
             _ => {}
         }
@@ -476,7 +455,7 @@ impl Session {
                 none => none.insert(Arc::new(Records::new(&self.backlog)?.0)),
             }),
         };
-        let pages = self.info.pages()?;
+        let pages = &self.info.pages;
         let (place, memory) = (Arc::new(pages.take()?), pages.descriptor()?);
         let queue = self.name()?;
         let signal = Arc::new(QueueSignal { queue, channel: records, vector });
@@ -525,36 +504,6 @@ impl Session {
         Ok(Reply::Done)
     }
 
-    fn post_send(&self, pair: Name, room: u32, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
-        let pair = find(&self.pairs, pair)?;
-        if room > 0 && room > pair.send_room() {
-            return Ok(Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error(), room: 0 });
-        }
-        send(pair, work, true)
-    }
-
-    /// Ends a request without an answer: its queue pair fails unless all of it was posted.
-    fn submitted(&self, pair: Name, posted: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
-        let posted = posted.map(|reply| matches!(reply, Reply::Posted { errno: 0, .. }));
-        if !posted.unwrap_or(false)
-            && let Some(pair) = self.pairs.get(&pair)
-        {
-            // A queue pair that cannot fail is not connected: it has nothing to lose.
-            let _state = pair.modify(translate::transition(wire::Transition::Fail).ok_or(Errno::INVAL)?);
-        }
-        Ok(Reply::Done)
-    }
-
-    fn post_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
-        let pair = find(&self.pairs, pair)?;
-        receives(work, |requests| pair.post_named_receives(requests))
-    }
-
-    fn post_shared(&self, queue: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
-        let queue = find(&self.shared, queue)?;
-        receives(work, |requests| queue.post(requests))
-    }
-
     fn create_shared(&mut self, domain: Name, depth: u32, limit: u32) -> Result<Reply, Refusal> {
         room(&self.shared, MOST_OBJECTS)?;
         let name = self.name()?;
@@ -564,60 +513,4 @@ impl Session {
         self.shared.insert(name, made);
         Ok(Reply::Made(name))
     }
-}
-
-/// Posts sends. No fault refuses them unless they are `answered`.
-fn send(pair: &QueuePair, work: &[wire::Send<'_>], answered: bool) -> Result<Reply, Refusal> {
-    if work.len() > MAX_WORK {
-        return Err(Errno::INVAL.into());
-    }
-    let lists: Vec<Vec<Sge>> = work
-        .iter()
-        .map(|work| match &work.local {
-            wire::Local::Inline(_) => Ok(Vec::new()),
-            wire::Local::Memory(list) => named(list),
-        })
-        .collect::<Result<_, _>>()?;
-    let requests: Vec<_> = work
-        .iter()
-        .zip(&lists)
-        .map(|(&wire::Send { id, op, signaled, solicited, ref local }, list)| {
-            let local = match local {
-                wire::Local::Inline(bytes) => Local::Inline(bytes),
-                wire::Local::Memory(_) => Local::Memory(list),
-            };
-            NamedSend { id, op: translate::op(op), local, signaled, solicited }
-        })
-        .collect();
-    let posted = if answered { pair.post_named(&requests) } else { pair.submit_named(&requests) };
-    let room = if answered && posted.is_ok() { pair.send_room() } else { 0 };
-    Ok(reply(requests.len(), posted, room))
-}
-
-fn receives(
-    work: &[wire::Receive],
-    post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
-) -> Result<Reply, Refusal> {
-    if work.len() > MAX_WORK {
-        return Err(Errno::INVAL.into());
-    }
-    let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
-    let requests: Vec<_> =
-        work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
-    Ok(reply(requests.len(), post(&requests), 0))
-}
-
-fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
-    if list.len() > MAX_ELEMENTS {
-        return Err(Errno::INVAL.into());
-    }
-    Ok(list.iter().map(|&wire::Sge { address, len, lkey }| Sge { address, len, lkey }).collect())
-}
-
-fn reply(count: usize, result: Result<(), PostError<Error>>, room: u32) -> Reply {
-    let (count, errno) = match result {
-        Ok(()) => (count, 0),
-        Err(PostError { posted, error }) => (posted, translate::errno(&error)),
-    };
-    Reply::Posted { count: count as u32, errno, room }
 }

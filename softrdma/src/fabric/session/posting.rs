@@ -1,0 +1,104 @@
+//! Requests that post work.
+
+use rdma_backend::PostError;
+use rdma_softsim::{Error, Local, NamedReceive, NamedSend, QueuePair, Sge, Transition};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, MAX_ELEMENTS, MAX_WORK, Name, Reply};
+
+use super::{Refusal, Session, find, translate};
+
+impl Session {
+    pub(super) fn post_send(&self, pair: Name, room: u32, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
+        let pair = find(&self.pairs, pair)?;
+        if room > 0 && room > pair.send_room() {
+            return Ok(Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error(), room: 0 });
+        }
+        send(pair, work, true)
+    }
+
+    pub(super) fn submit_send(&self, pair: Name, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
+        let posted = find(&self.pairs, pair).and_then(|pair| send(pair, work, false));
+        self.submitted(pair, posted)
+    }
+
+    pub(super) fn submit_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
+        self.submitted(pair, self.post_receive(pair, work))
+    }
+
+    /// Ends a request without an answer: its queue pair fails unless all of it was posted.
+    fn submitted(&self, pair: Name, posted: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
+        if !matches!(posted, Ok(Reply::Posted { errno: 0, .. }))
+            && let Some(pair) = self.pairs.get(&pair)
+        {
+            // A queue pair that cannot fail is not connected: it has nothing to lose.
+            let _state = pair.modify(Transition::Fail);
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn post_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
+        let pair = find(&self.pairs, pair)?;
+        receives(work, |requests| pair.post_named_receives(requests))
+    }
+
+    pub(super) fn post_shared(&self, queue: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
+        let queue = find(&self.shared, queue)?;
+        receives(work, |requests| queue.post(requests))
+    }
+}
+
+/// Posts sends. No fault refuses them unless they are `answered`.
+fn send(pair: &QueuePair, work: &[wire::Send<'_>], answered: bool) -> Result<Reply, Refusal> {
+    if work.len() > MAX_WORK {
+        return Err(Errno::INVAL.into());
+    }
+    let lists: Vec<Vec<Sge>> = work
+        .iter()
+        .map(|work| match &work.local {
+            wire::Local::Inline(_) => Ok(Vec::new()),
+            wire::Local::Memory(list) => named(list),
+        })
+        .collect::<Result<_, _>>()?;
+    let requests: Vec<_> = work
+        .iter()
+        .zip(&lists)
+        .map(|(&wire::Send { id, op, signaled, solicited, ref local }, list)| {
+            let local = match local {
+                wire::Local::Inline(bytes) => Local::Inline(bytes),
+                wire::Local::Memory(_) => Local::Memory(list),
+            };
+            NamedSend { id, op: translate::op(op), local, signaled, solicited }
+        })
+        .collect();
+    let posted = if answered { pair.post_named(&requests) } else { pair.submit_named(&requests) };
+    let room = if answered && posted.is_ok() { pair.send_room() } else { 0 };
+    Ok(reply(requests.len(), posted, room))
+}
+
+fn receives(
+    work: &[wire::Receive],
+    post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
+) -> Result<Reply, Refusal> {
+    if work.len() > MAX_WORK {
+        return Err(Errno::INVAL.into());
+    }
+    let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
+    let requests: Vec<_> =
+        work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
+    Ok(reply(requests.len(), post(&requests), 0))
+}
+
+fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
+    if list.len() > MAX_ELEMENTS {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(list.iter().map(|&wire::Sge { address, len, lkey }| Sge { address, len, lkey }).collect())
+}
+
+fn reply(count: usize, result: Result<(), PostError<Error>>, room: u32) -> Reply {
+    let (count, errno) = match result {
+        Ok(()) => (count, 0),
+        Err(PostError { posted, error }) => (posted, translate::errno(&error)),
+    };
+    Reply::Posted { count: count as u32, errno, room }
+}

@@ -1,0 +1,202 @@
+/* Posts to a queue pair that is connected to itself: while the fabric stands still, into full
+   queues, under a fault, and after completions of a former life. The test stops the fabric and
+   injects the fault while this waits for a line.
+
+   With an argument: a child posts while the fabric stands still, and ends at once. */
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include "expect.h"
+#include "connect.h"
+
+enum { DEPTH = 4, MORE = DEPTH + 2 };
+
+static struct ibv_context *context;
+static struct ibv_pd *domain;
+static struct ibv_cq *sends, *receives;
+static struct ibv_mr *region;
+static char bytes[8];
+
+static void open_device(void)
+{
+    struct ibv_device **devices = ibv_get_device_list(NULL);
+    EXPECT(devices && *devices && (context = ibv_open_device(*devices)) && (domain = ibv_alloc_pd(context)));
+    EXPECT((sends = ibv_create_cq(context, 64, NULL, NULL, 0)) && (receives = ibv_create_cq(context, 64, NULL, NULL, 0)));
+    EXPECT((region = ibv_reg_mr(domain, bytes, sizeof bytes, IBV_ACCESS_LOCAL_WRITE)));
+}
+
+static struct ibv_qp *create(void)
+{
+    struct ibv_qp_init_attr attributes = { .send_cq = sends,
+        .recv_cq = receives,
+        .qp_type = IBV_QPT_RC,
+        .sq_sig_all = 1,
+        .cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 8 } };
+    struct ibv_qp *pair = ibv_create_qp(domain, &attributes);
+    EXPECT(pair);
+    return pair;
+}
+
+static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
+{
+    struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .max_rd_atomic = 1 };
+    begin_receiving(pair, peer, IBV_ACCESS_REMOTE_WRITE, 0);
+    EXPECT(!ibv_modify_qp(pair, &attributes, TO_SEND));
+}
+
+/* Posts so many requests in one chain. Returns how many were posted; the next one was refused with
+   ENOMEM. */
+static int send_chain(struct ibv_qp *pair, enum ibv_wr_opcode opcode, int count)
+{
+    char byte = 7;
+    struct ibv_sge sge = { .addr = (uintptr_t)&byte, .length = 1 };
+    struct ibv_send_wr chain[MORE] = { 0 }, *bad = NULL;
+    for (int i = 0; i < count; i++) {
+        chain[i].next = i + 1 < count ? chain + i + 1 : NULL;
+        chain[i].opcode = opcode;
+        chain[i].send_flags = IBV_SEND_INLINE;
+        /* A WRITE without bytes needs no region. */
+        if (opcode == IBV_WR_SEND) chain[i].sg_list = &sge, chain[i].num_sge = 1;
+    }
+    int posted = ibv_post_send(pair, chain, &bad);
+    EXPECT(posted == (bad ? ENOMEM : 0));
+    return bad ? bad - chain : count;
+}
+
+static int receive_chain(struct ibv_qp *pair, int count)
+{
+    struct ibv_sge sge = { .addr = (uintptr_t)bytes, .length = sizeof bytes, .lkey = region->lkey };
+    struct ibv_recv_wr chain[MORE] = { 0 }, *bad = NULL;
+    for (int i = 0; i < count; i++) {
+        chain[i].next = i + 1 < count ? chain + i + 1 : NULL;
+        chain[i].sg_list = &sge, chain[i].num_sge = 1;
+    }
+    int posted = ibv_post_recv(pair, chain, &bad);
+    EXPECT(posted == (bad ? ENOMEM : 0));
+    return bad ? bad - chain : count;
+}
+
+static void take(struct ibv_cq *queue, int count)
+{
+    for (int taken = 0; taken < count;) {
+        struct ibv_wc done;
+        int polled = ibv_poll_cq(queue, 1, &done);
+        EXPECT(polled >= 0 && (!polled || done.status == IBV_WC_SUCCESS));
+        taken += polled;
+    }
+}
+
+static void says(const char *what)
+{
+    puts(what);
+    fflush(stdout);
+    EXPECT(getchar() == '\n');
+}
+
+/* Fills both queues, whose room the last answer or the depth has said. */
+static void fill(struct ibv_qp *pair)
+{
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 1);
+    take(sends, 1);
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, MORE) == DEPTH);
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 0);
+    take(sends, DEPTH);
+    EXPECT(receive_chain(pair, MORE) == DEPTH);
+    EXPECT(receive_chain(pair, 1) == 0);
+}
+
+/* Leaves as many completions of receives as there is room for. */
+static void leave_completions(struct ibv_qp *pair)
+{
+    EXPECT(send_chain(pair, IBV_WR_SEND, DEPTH) == DEPTH);
+    take(sends, DEPTH);
+}
+
+/* Fills the receive queue. The completions of before make no room in it. */
+static void fill_again(struct ibv_qp *pair)
+{
+    connect_to(pair, pair);
+    EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+    take(receives, DEPTH);
+    EXPECT(receive_chain(pair, 1) == 0);
+}
+
+static int leaves(void)
+{
+    int down[2], up[2];
+    EXPECT(!pipe(down) && !pipe(up));
+    pid_t child = fork();
+    EXPECT(child >= 0);
+    int in = child ? up[0] : down[0], out = child ? down[1] : up[1];
+    open_device();
+    struct ibv_qp *pair = create(), peer = { .context = context };
+    EXPECT(write(out, &pair->qp_num, sizeof pair->qp_num) == sizeof pair->qp_num);
+    EXPECT(read(in, &peer.qp_num, sizeof peer.qp_num) == sizeof peer.qp_num);
+    connect_to(pair, &peer);
+    if (child) EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+    /* Both are connected, and the parent has receives. */
+    char byte = 0;
+    EXPECT(write(out, &byte, 1) == 1 && read(in, &byte, 1) == 1);
+    if (!child) {
+        EXPECT(send_chain(pair, IBV_WR_SEND, 1) == 1);
+        take(sends, 1);
+        says("ready");
+        EXPECT(send_chain(pair, IBV_WR_SEND, DEPTH - 1) == DEPTH - 1);
+        _exit(0);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    says("posted");
+    take(receives, DEPTH);
+    puts("done");
+    return 0;
+}
+
+int main(int count, char **arguments)
+{
+    (void)arguments;
+    if (count > 1) return leaves();
+    open_device();
+    struct ibv_qp *pair = create();
+    connect_to(pair, pair);
+
+    /* The first answer says how much room there is. The next posts have none. */
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 1);
+    take(sends, 1);
+    says("ready");
+    EXPECT(receive_chain(pair, DEPTH) == DEPTH && send_chain(pair, IBV_WR_SEND, DEPTH - 1) == DEPTH - 1);
+    says("posted");
+    take(sends, DEPTH - 1);
+    take(receives, DEPTH - 1);
+    EXPECT(receive_chain(pair, DEPTH - 1) == DEPTH - 1);
+    leave_completions(pair);
+    take(receives, DEPTH);
+
+    fill(pair);
+
+    leave_completions(pair);
+    uint32_t number = pair->qp_num;
+    EXPECT(!ibv_destroy_qp(pair));
+    EXPECT((pair = create())->qp_num == number);
+    fill_again(pair);
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 1);
+    take(sends, 1);
+    leave_completions(pair);
+    struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+    EXPECT(!ibv_modify_qp(pair, &reset, IBV_QP_STATE));
+    fill_again(pair);
+
+    /* A fault that comes when there is room, and is known to be. */
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 1);
+    take(sends, 1);
+    says("faultless");
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 0);
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, 1) == 1);
+    take(sends, 1);
+    EXPECT(!ibv_destroy_qp(pair));
+    puts("done");
+    return 0;
+}
