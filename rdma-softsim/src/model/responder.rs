@@ -110,14 +110,6 @@ impl Model {
         if !arrival.carried && self.begin_freight(from, epoch, sequence, struck) {
             return;
         }
-        if arrival.moved == Some(Ok(()))
-            && let Some(work) =
-                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
-            && work.atomic.is_some()
-        {
-            // It is not done again, whatever becomes of its answer.
-            work.brought = Some(arrival.seen.clone().unwrap_or_default());
-        }
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
         let unread = is_datagram && arrival.moved == Some(Err(Unreachable::Source));
@@ -313,13 +305,6 @@ impl Model {
             (None, Some(target)) => self.deliver(from, at, epoch, sequence, target),
             (_, None) => Ok(()),
         });
-        if reads
-            && arrival.moved == Some(Ok(()))
-            && let Some(work) =
-                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
-        {
-            work.brought = Some(arrival.seen.unwrap_or_default());
-        }
         let outcome = match delivered {
             Ok(Ok(())) => Ok(()),
             // The responder of a READ cannot read its memory, and reports that. The requester
@@ -480,7 +465,11 @@ impl Model {
         };
         if work.atomic.is_some() {
             // Done when its bytes were moved, or before its answer was lost.
-            return if work.brought.is_some() { Ok(()) } else { Err(Unreachable::Source) };
+            return match &work.brought {
+                Some(Ok(_)) => Ok(()),
+                Some(Err(end)) => Err(*end),
+                None => Err(Unreachable::Source),
+            };
         }
         // Only in simulations: a real program may poll its memory for bytes that would then never
         // land.

@@ -6,7 +6,7 @@ use super::*;
 const INVALID: CompletionStatus = CompletionStatus::REM_INV_REQ_ERR;
 
 /// Registers memory with this right, in place of that without.
-fn allow(end: End, memory: Arc<dyn ForeignMemory>, atomics: bool) -> End {
+pub(super) fn allow(end: End, memory: Arc<dyn ForeignMemory>, atomics: bool) -> End {
     let rights = Rights { access: Access::REMOTE_WRITE, atomics };
     let region = end.domain.register_foreign(BASE, LEN, memory, rights).unwrap();
     End { region, ..end }
