@@ -341,14 +341,14 @@ impl Model {
             self.report(queue, entry);
         }
         if let Answer::Nak(status) = answer {
-            self.count_injected(match status {
-                CompletionStatus::REM_INV_REQ_ERR => FailureClass::ReceiveTooSmall,
+            self.count_injected(match result {
+                Err(CompletionStatus::LOC_LEN_ERR) => FailureClass::ReceiveTooSmall,
                 _ => FailureClass::AccessRefused,
             });
-            if consumes {
-                self.enter_error(at);
-            } else {
-                self.refuse_request(at, AsyncEvent::QpAccessErr);
+            match status {
+                _ if consumes => self.enter_error(at),
+                CompletionStatus::REM_INV_REQ_ERR => self.refuse_request(at, AsyncEvent::QpReqErr),
+                _ => self.refuse_request(at, AsyncEvent::QpAccessErr),
             }
         } else if self.is_half_open(at) {
             self.tell_of_first(at);
@@ -404,8 +404,8 @@ impl Model {
         self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
-    /// Returns the target of the peer's WRITE or READ. Without bytes there is nothing to check
-    /// (IBA: R_Key is not validated).
+    /// Returns the target of the peer's WRITE or READ. Without bytes only the queue pair must allow
+    /// it (IBA: R_Key is not validated).
     fn check_remote(
         &mut self,
         at: PairId,
@@ -413,15 +413,15 @@ impl Model {
         len: usize,
         wanted: Rights,
     ) -> Result<Option<Parts>, Refusal> {
-        if len == 0 {
-            return Ok(None);
-        }
         let invalid = CompletionStatus::REM_INV_REQ_ERR;
         let peer = self.pairs.get(at);
         if peer.is_some_and(|peer| !peer.rights.allow(wanted))
             || (wanted.atomics && !remote.address.is_multiple_of(ATOMIC as u64))
         {
             return Err(Refusal { requester: invalid, receive: CompletionStatus::LOC_ACCESS_ERR });
+        }
+        if len == 0 {
+            return Ok(None);
         }
         let found = peer.and_then(|peer| self.remote(peer, remote, len, wanted));
         if let Some((region, offset)) = found {
