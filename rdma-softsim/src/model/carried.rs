@@ -324,6 +324,7 @@ impl Model {
         if let Some(datagram) = carried.datagram.take() {
             if let Some(Arrival { moved, .. }) = arrival {
                 self.end_storing(to, &datagram, moved == Some(Ok(())));
+                self.store_datagrams(to);
             }
             return;
         }

@@ -67,6 +67,8 @@ fn datagrams_come_from_anyone_behind_a_header() {
     assert_eq!([held(&b, 40, 5), held(&b, 1040, 4)], [b"hello".to_vec(), b"more".to_vec()]);
     let header = held(&b, 20, 20);
     assert_eq!([&header[..1], &header[12..]].concat(), [0x45, 192, 0, 2, 1, 192, 0, 2, 2]);
+    // IPv4, UDP, BTH, DETH, the immediate, five bytes padded to eight, and the CRC.
+    assert_eq!(header[2..4], [0, 20 + 8 + 12 + 8 + 4 + 8 + 4]);
     let sum = header.chunks(2).fold(0, |sum, pair| sum + u32::from(pair[0]) * 256 + u32::from(pair[1]));
     assert_eq!(sum % 0xffff, 0, "its checksum");
 }
@@ -80,7 +82,7 @@ fn of_ipv6_the_header_is_the_whole_one() {
     let destination = Destination { local: one, remote: other, ..to(&b) };
     a.try_post(Op::Datagram(destination, None), Local::Inline(b"hello")).unwrap();
     let (IpAddr::V6(one), IpAddr::V6(other)) = (one, other) else { panic!() };
-    assert_eq!(held(&b, 0, 1), [0x60]);
+    assert_eq!([held(&b, 0, 1), held(&b, 4, 2)].concat(), [0x60, 0, 8 + 12 + 8 + 8 + 4]);
     let sources: Vec<_> = b.taken().into_iter().map(|(_, detail)| detail.source).collect();
     assert_eq!(sources, [Some(Source { number: a.pair.number(), ip4: false })]);
     assert_eq!(held(&b, 8, 37), [&one.octets()[..], &other.octets(), b"hello"].concat());
