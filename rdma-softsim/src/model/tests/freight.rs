@@ -6,10 +6,16 @@ use super::*;
 use crate::request::{Atomic, Rights};
 
 /// Where programs have their memory.
-const AT: u64 = 0x10_0000;
-const LEN: usize = 600_000;
+pub(super) const AT: u64 = 0x10_0000;
+pub(super) const LEN: usize = 600_000;
 
-struct Far(Mutex<Vec<u8>>);
+pub(super) struct Far(Mutex<Vec<u8>>);
+
+impl Far {
+    pub(super) fn new(byte: u8) -> Self {
+        Self(Mutex::new(vec![byte; LEN]))
+    }
+}
 
 impl ForeignMemory for Far {
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -34,7 +40,7 @@ impl Programs {
     fn new() -> Self {
         let mut w = World::new(&Setup::default());
         w.model.carry_bulks();
-        let memory = [3, 0].map(|byte| Arc::new(Far(Mutex::new(vec![byte; LEN]))));
+        let memory = [3, 0].map(|byte| Arc::new(Far::new(byte)));
         let mut register = |domain, far: &Arc<Far>| {
             let memory: Arc<dyn ForeignMemory> = Arc::<Far>::clone(far);
             let rights = Rights { access: Access::REMOTE_WRITE.and(Access::REMOTE_READ), atomics: true };
