@@ -412,7 +412,7 @@ impl Model {
     pub(super) fn cut_short_into(&mut self, region: RegionId) {
         if !self.carried.is_empty() {
             let writes = |carried: &Carried| ENDS.iter().any(|end| carried.writes_to(*end, region));
-            self.cut_short(writes, true, PairId::NOBODY);
+            self.cut_short(writes, true, PairId::NONE);
         }
     }
 

@@ -132,7 +132,7 @@ impl Model {
         timer: RnrTimer,
     ) -> Result<(), Error> {
         let theirs = self.host_at(remote);
-        let peer = self.numbered(number, remote).unwrap_or(PairId::NOBODY);
+        let peer = self.numbered(number, remote).unwrap_or(PairId::NONE);
         let pair = self.receiving(id, true)?;
         pair.responder.rnr_timer = timer;
         pair.path = Some(Path { peer, local, remote, loopback: theirs == Some(pair.host) });

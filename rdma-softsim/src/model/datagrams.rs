@@ -61,7 +61,7 @@ impl Model {
     pub(super) fn addressed(&self, pair: &QueuePair, to: Destination) -> Addressed {
         const OWN: u32 = 1 << 31;
         let Destination { local, remote, number, key } = to;
-        let peer = self.numbered(number, remote).unwrap_or(PairId::NOBODY);
+        let peer = self.numbered(number, remote).unwrap_or(PairId::NONE);
         let loopback = self.pairs.get(peer).is_some_and(|peer| peer.host == pair.host);
         let key = pair.key.filter(|_| key & OWN != 0).unwrap_or(key);
         Addressed { path: Path { peer, local, remote, loopback }, key }
