@@ -13,7 +13,7 @@ pub(crate) struct Id<T> {
 
 impl<T> Id<T> {
     /// An id that is never valid.
-    pub(crate) const NOBODY: Self = Self::new(u32::MAX, u32::MAX);
+    pub(crate) const NONE: Self = Self::new(u32::MAX, u32::MAX);
 
     const fn new(index: u32, generation: u32) -> Self {
         Self { index, generation, of: PhantomData }

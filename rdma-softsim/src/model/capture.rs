@@ -79,7 +79,7 @@ impl Model {
             let read = pair.requester.oldest().filter(|work| matches!(work.op, SendOp::Read(_)));
             let len = read.map_or(0, |work| work.len);
             let bytes = match read {
-                Some(SendWork { brought: Some(brought), .. }) => brought.clone(),
+                Some(SendWork { brought: Some(Ok(brought)), .. }) => brought.clone(),
                 Some(SendWork { source: Source::Memory(parts), .. }) => {
                     let mut bytes = vec![0; len];
                     let _read = self.gather(parts, &mut bytes);

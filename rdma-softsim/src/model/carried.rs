@@ -28,6 +28,8 @@ use super::responder::Arrival;
 use super::{Event, Model, PairId, RegionId};
 use crate::faults::Fault;
 
+const ENDS: [End; 2] = [End::Requester, End::Responder];
+
 /// A message whose bytes are in flight, or one of whose ends waits for a last step.
 pub(super) struct Carried {
     from: PairId,
@@ -37,9 +39,10 @@ pub(super) struct Carried {
     struck: Option<Fault>,
     reads: bool,
     target: Option<Parts>,
+    /// What it changes at the responder, if it is an atomic operation.
+    changed: Option<Parts>,
     /// Whether a receive was reserved for it.
     reserves: bool,
-    is_atomic: bool,
     /// The datagram, of one that is being stored at its receiver: both ends are the receiver's.
     datagram: Option<Datagram>,
     track: Arc<Track>,
@@ -64,9 +67,14 @@ impl Carried {
         if self.reads { End::Requester } else { End::Responder }
     }
 
-    /// Returns whether its bytes may be being written.
-    fn lands(&self) -> bool {
-        self.track.is_inside(self.target_end())
+    /// Returns what it writes at this end.
+    fn written(&self, end: End) -> Option<&Parts> {
+        if end == self.target_end() { self.target.as_ref() } else { self.changed.as_ref() }
+    }
+
+    /// Returns whether it writes to a region at this end.
+    fn writes_to(&self, end: End, region: RegionId) -> bool {
+        self.written(end).is_some_and(|written| written.touch(region))
     }
 }
 
@@ -93,7 +101,8 @@ impl Model {
         };
         let onto = target.as_ref().map(|parts| self.stretches(parts, len));
         let sends = matches!(work.op, SendOp::Send | SendOp::SendImmediate(_));
-        let (keeps, atomic) = (work.to.is_some(), work.atomic);
+        let atomic = work.atomic;
+        let keeps = work.to.is_some() || atomic.is_some();
         let Some(pair) = self.pairs.get_mut(from) else { return false };
         let repeats = pair.requester.late;
         let reach = match repeats {
@@ -106,7 +115,7 @@ impl Model {
         let reserves = sends && target.is_some();
         let mut freight = self.load(reads, (origin, onto, len), [self.capture.is_some(), keeps]);
         freight.atomic = atomic;
-        let is_atomic = atomic.is_some();
+        let changed = source.filter(|_| atomic.is_some());
         let deadline = self.event_queue.now().after(reach);
         let (open, holds, track) = (true, [true; 2], Arc::clone(freight.track()));
         let datagram = None;
@@ -120,8 +129,8 @@ impl Model {
                 struck,
                 reads,
                 target,
+                changed,
                 reserves,
-                is_atomic,
                 datagram,
                 track,
                 open,
@@ -153,8 +162,8 @@ impl Model {
                 struck: None,
                 reads: false,
                 target: Some(target),
+                changed: None,
                 reserves: true,
-                is_atomic: false,
                 datagram: Some(datagram),
                 track,
                 open: true,
@@ -307,7 +316,7 @@ impl Model {
     }
 
     /// Lets the message arrive, or treats it as lost.
-    fn decide(&mut self, carried: &mut Carried, arrival: Option<Arrival>) {
+    fn decide(&mut self, carried: &mut Carried, mut arrival: Option<Arrival>) {
         let &mut Carried { from, to, epoch, sequence, .. } = carried;
         if !core::mem::take(&mut carried.open) {
             return;
@@ -315,11 +324,18 @@ impl Model {
         if let Some(datagram) = carried.datagram.take() {
             if let Some(Arrival { moved, .. }) = arrival {
                 self.end_storing(to, &datagram, moved == Some(Ok(())));
+                self.store_datagrams(to);
             }
             return;
         }
         if let Some(pair) = self.pairs.get_mut(from) {
             pair.requester.carrying = false;
+            if let Some(Arrival { moved: Some(moved), seen, .. }) = &mut arrival
+                && carried.reads
+                && let Some(work) = pair.requester.with_sequence(sequence)
+            {
+                work.brought = Some(moved.map(|()| seen.take().unwrap_or_default()));
+            }
         }
         match arrival {
             Some(arrival) => self.arrive_with(from, epoch, sequence, arrival),
@@ -338,7 +354,7 @@ impl Model {
 
     /// Stops counting the message at its ends, except at one whose memory is being accessed.
     fn free(&mut self, carried: &mut Carried, inside: Option<End>) {
-        for end in [End::Requester, End::Responder] {
+        for end in ENDS {
             if inside != Some(end)
                 && core::mem::take(&mut carried.holds[end as usize])
                 && let Some(pair) = self.pairs.get_mut(carried.pair(end))
@@ -395,21 +411,25 @@ impl Model {
     /// Lets messages to a deregistered region arrive, where they find no memory.
     pub(super) fn cut_short_into(&mut self, region: RegionId) {
         if !self.carried.is_empty() {
-            let touches =
-                |carried: &Carried| carried.target.as_ref().is_some_and(|target| target.touch(region));
-            self.cut_short(touches, true, PairId::NOBODY);
+            let writes = |carried: &Carried| ENDS.iter().any(|end| carried.writes_to(*end, region));
+            self.cut_short(writes, true, PairId::NONE);
         }
     }
 
     /// Returns whether a message of this queue pair may be being written to its owner's memory.
     pub(crate) fn lands_for(&self, pair: PairId) -> bool {
-        self.carried.values().any(|carried| carried.pair(carried.target_end()) == pair && carried.lands())
+        self.lands(|carried, end| carried.pair(end) == pair && carried.written(end).is_some())
     }
 
     /// Returns whether this deregistered region may be being written.
     pub(crate) fn lands_in(&self, region: RegionId) -> bool {
-        let touches = |carried: &Carried| carried.target.as_ref().is_some_and(|target| target.touch(region));
-        self.carried.values().any(|carried| touches(carried) && carried.lands())
+        self.lands(|carried, end| carried.writes_to(end, region))
+    }
+
+    /// Returns whether such an end is being accessed.
+    fn lands(&self, there: impl Fn(&Carried, End) -> bool) -> bool {
+        let inside = |carried: &Carried, end| carried.track.is_inside(end) && there(carried, end);
+        self.carried.values().any(|carried| ENDS.iter().any(|end| inside(carried, *end)))
     }
 
     /// Schedules a sweep for late messages at `at` or earlier.
@@ -449,15 +469,11 @@ impl Model {
         let arrival = match carried.track.at() {
             // A receiver whose memory is not reached.
             End::Responder if carried.datagram.is_some() => Some(Arrival::default()),
-            // It may have been done, and is not repeated.
-            End::Responder if carried.is_atomic => {
-                let moved = Some(Err(Unreachable::Source));
+            // An atomic operation may have been done, and is not repeated.
+            at if carried.changed.is_some() || (at == End::Requester && !carried.repeats) => {
+                let target = at == carried.target_end();
+                let moved = Some(Err(if target { Unreachable::Target } else { Unreachable::Source }));
                 Some(Arrival { struck: Some(carried.struck), moved, seen: None, carried: true })
-            }
-            End::Requester if !carried.repeats => {
-                let own = if carried.reads { Unreachable::Target } else { Unreachable::Source };
-                let struck = Some(carried.struck);
-                Some(Arrival { struck, moved: Some(Err(own)), seen: None, carried: true })
             }
             End::Requester | End::Responder => {
                 if let Some(pair) = self.pairs.get_mut(carried.from) {

@@ -12,7 +12,7 @@ use rdma_backend::{AsyncEvent, RnrTimer};
 
 use super::identifier::{Phase, ack_timeout};
 use super::objects::PairAttributes;
-use super::queue_pair::{Owner, Path, QueuePairState};
+use super::queue_pair::{Owner, Path, QueuePair, QueuePairState};
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
@@ -132,18 +132,29 @@ impl Model {
         timer: RnrTimer,
     ) -> Result<(), Error> {
         let theirs = self.host_at(remote);
-        let peer = self.numbered(number, remote).unwrap_or(PairId::NOBODY);
+        let peer = self.numbered(number, remote).unwrap_or(PairId::NONE);
+        let pair = self.receiving(id, true)?;
+        pair.responder.rnr_timer = timer;
+        pair.path = Some(Path { peer, local, remote, loopback: theirs == Some(pair.host) });
+        Ok(())
+    }
+
+    /// `ibv_modify_qp(3)` to RTR, of a queue pair for datagrams.
+    pub(crate) fn begin_receiving_datagrams(&mut self, id: PairId) -> Result<(), Error> {
+        self.receiving(id, false).map(drop)
+    }
+
+    /// Moves a queue pair with or without a peer to RTR.
+    fn receiving(&mut self, id: PairId, has_peer: bool) -> Result<&mut QueuePair, Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        if pair.key.is_some() {
-            return Err(Error::Argument("a queue pair for datagrams has no peer"));
+        if pair.key.is_none() != has_peer {
+            return Err(Error::Argument("a connected queue pair has a peer, and one for datagrams has none"));
         }
         if pair.state != QueuePairState::Idle {
             return Err(Error::State("RTR comes after INIT"));
         }
         pair.state = QueuePairState::Receiving;
-        pair.responder.rnr_timer = timer;
-        pair.path = Some(Path { peer, local, remote, loopback: theirs == Some(pair.host) });
-        Ok(())
+        Ok(pair)
     }
 
     /// Returns the queue pair with this number at an address.
@@ -151,19 +162,6 @@ impl Model {
         let id = self.numbers.pair(number)?;
         let host = self.hosts.get(self.pairs.get(id)?.host)?;
         host.has(at).then_some(id)
-    }
-
-    /// `ibv_modify_qp(3)` to RTR, of a queue pair for datagrams.
-    pub(crate) fn begin_receiving_datagrams(&mut self, id: PairId) -> Result<(), Error> {
-        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        if pair.key.is_none() {
-            return Err(Error::Argument("a connected queue pair has a peer"));
-        }
-        if pair.state != QueuePairState::Idle {
-            return Err(Error::State("RTR comes after INIT"));
-        }
-        pair.state = QueuePairState::Receiving;
-        Ok(())
     }
 
     /// `qp_access_flags` of `ibv_modify_qp(3)`.

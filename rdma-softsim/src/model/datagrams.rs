@@ -51,7 +51,9 @@ impl Model {
             return Err(Error::Argument("queue pairs for datagrams send datagrams, and others do not"));
         }
         match to {
-            Some(to) if !self.addresses(pair.host).contains(&to.local) => Err(Error::NotLocal(to.local)),
+            Some(to) if !self.hosts.get(pair.host).is_some_and(|host| host.has(to.local)) => {
+                Err(Error::NotLocal(to.local))
+            }
             _ => Ok(()),
         }
     }
@@ -59,7 +61,7 @@ impl Model {
     pub(super) fn addressed(&self, pair: &QueuePair, to: Destination) -> Addressed {
         const OWN: u32 = 1 << 31;
         let Destination { local, remote, number, key } = to;
-        let peer = self.numbered(number, remote).unwrap_or(PairId::NOBODY);
+        let peer = self.numbered(number, remote).unwrap_or(PairId::NONE);
         let loopback = self.pairs.get(peer).is_some_and(|peer| peer.host == pair.host);
         let key = pair.key.filter(|_| key & OWN != 0).unwrap_or(key);
         Addressed { path: Path { peer, local, remote, loopback }, key }
@@ -76,7 +78,9 @@ impl Model {
         let Some(pair) = self.pairs.get(from) else { return Answer::Ack };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return Answer::Ack };
         let Some(Addressed { path, .. }) = work.to else { return Answer::Ack };
-        let mut bytes = header(path, work.len).to_vec();
+        let immediate = sent_immediate(work.op);
+        let mut bytes = Vec::with_capacity(HEADER + work.len);
+        bytes.extend(header(path, immediate.map_or(0, |_| 4) + work.len.next_multiple_of(4)));
         match (arrival.seen, &work.source) {
             (Some(seen), _) => bytes.extend(seen),
             (None, requester::Source::Inline(inline)) => bytes.extend(inline),
@@ -87,7 +91,6 @@ impl Model {
                 }
             }
         }
-        let immediate = sent_immediate(work.op);
         let source = Source { number: pair.number, ip4: path.local.is_ipv4() && path.remote.is_ipv4() };
         let (len, solicited) = (bytes.len() as u32, work.solicited);
         let mut held = Held::new(&self.held);
@@ -104,7 +107,7 @@ impl Model {
 
     /// Stores datagrams that have arrived at a queue pair, one at a time. Those that find no
     /// receive are lost.
-    fn store_datagrams(&mut self, at: PairId) {
+    pub(super) fn store_datagrams(&mut self, at: PairId) {
         while let Some(pair) = self.pairs.get_mut(at)
             && !pair.responder.storing
             && let Some(datagram) = pair.responder.arrived.pop_front()
@@ -125,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Handles a datagram whose bytes were stored, or could not be. The next one is stored then.
+    /// Handles a datagram whose bytes were stored, or could not be.
     pub(super) fn end_storing(&mut self, at: PairId, datagram: &Datagram, stored: bool) {
         let Some(pair) = self.pairs.get_mut(at) else { return };
         pair.responder.storing = false;
@@ -139,7 +142,6 @@ impl Model {
             let detail = Detail { bytes: len, source: Some(source), atomic: None };
             self.report(queue, Entry { detail, solicited, ..Entry::new(completion, at) });
         }
-        self.store_datagrams(at);
     }
 }
 
@@ -152,7 +154,7 @@ pub(super) const fn sent_immediate(op: SendOp) -> Option<Immediate> {
 }
 
 /// Returns the network header of a datagram as receivers see it: that of IPv6, or in its last bytes
-/// that of IPv4 (annex A17 of the InfiniBand architecture).
+/// that of IPv4 (annex A17 of the InfiniBand architecture). `len` counts the immediate and padding.
 fn header(path: Path, len: usize) -> [u8; HEADER] {
     /// UDP, the transport headers and the checksum.
     const AROUND: usize = 8 + 12 + 8 + 4;

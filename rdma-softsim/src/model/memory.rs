@@ -275,7 +275,7 @@ impl Model {
             let valid = region.rkey == lkey && Some(region.domain) == domain;
             (valid && inside(offset, len, region.len)).then_some((id, offset))
         };
-        let (region, offset) = found().unwrap_or((RegionId::NOBODY, 0));
+        let (region, offset) = found().unwrap_or((RegionId::NONE, 0));
         Part { region, offset, len }
     }
 }

@@ -25,7 +25,7 @@ impl Numbers {
             return number;
         }
         // Memory runs out long before 24 bits do.
-        self.pairs.push(PairId::NOBODY);
+        self.pairs.push(PairId::NONE);
         FIRST + (self.pairs.len() - 1) as u32
     }
 

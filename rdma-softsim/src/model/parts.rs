@@ -54,7 +54,7 @@ impl Parts {
 impl FromIterator<Part> for Parts {
     fn from_iter<T: IntoIterator<Item = Part>>(parts: T) -> Self {
         let mut parts = parts.into_iter();
-        let first = parts.next().unwrap_or(Part { region: RegionId::NOBODY, offset: 0, len: 0 });
+        let first = parts.next().unwrap_or(Part { region: RegionId::NONE, offset: 0, len: 0 });
         match parts.next() {
             None => Self::One(first),
             Some(second) => Self::Several([first, second].into_iter().chain(parts).collect()),

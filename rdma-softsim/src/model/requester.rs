@@ -35,8 +35,9 @@ pub(super) struct SendWork {
     pub(super) signaled: bool,
     pub(super) solicited: bool,
     pub(super) shows: ClassSet,
-    /// The READ's bytes are there; holds those for a capture. An atomic operation has been done.
-    pub(super) brought: Option<Vec<u8>>,
+    /// How the moving of a READ's bytes has ended; holds those for a capture. An atomic operation
+    /// is not done again then, whatever happens to its answer.
+    pub(super) brought: Option<Result<Vec<u8>, Unreachable>>,
 }
 
 impl SendWork {

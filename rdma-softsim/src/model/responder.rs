@@ -110,14 +110,6 @@ impl Model {
         if !arrival.carried && self.begin_freight(from, epoch, sequence, struck) {
             return;
         }
-        if arrival.moved == Some(Ok(()))
-            && let Some(work) =
-                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
-            && work.atomic.is_some()
-        {
-            // It is not done again, whatever becomes of its answer.
-            work.brought = Some(arrival.seen.clone().unwrap_or_default());
-        }
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
         let unread = is_datagram && arrival.moved == Some(Err(Unreachable::Source));
@@ -313,13 +305,6 @@ impl Model {
             (None, Some(target)) => self.deliver(from, at, epoch, sequence, target),
             (_, None) => Ok(()),
         });
-        if reads
-            && arrival.moved == Some(Ok(()))
-            && let Some(work) =
-                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
-        {
-            work.brought = Some(arrival.seen.unwrap_or_default());
-        }
         let outcome = match delivered {
             Ok(Ok(())) => Ok(()),
             // The responder of a READ cannot read its memory, and reports that. The requester
@@ -356,14 +341,14 @@ impl Model {
             self.report(queue, entry);
         }
         if let Answer::Nak(status) = answer {
-            self.count_injected(match status {
-                CompletionStatus::REM_INV_REQ_ERR => FailureClass::ReceiveTooSmall,
+            self.count_injected(match result {
+                Err(CompletionStatus::LOC_LEN_ERR) => FailureClass::ReceiveTooSmall,
                 _ => FailureClass::AccessRefused,
             });
-            if consumes {
-                self.enter_error(at);
-            } else {
-                self.refuse_request(at, AsyncEvent::QpAccessErr);
+            match status {
+                _ if consumes => self.enter_error(at),
+                CompletionStatus::REM_INV_REQ_ERR => self.refuse_request(at, AsyncEvent::QpReqErr),
+                _ => self.refuse_request(at, AsyncEvent::QpAccessErr),
             }
         } else if self.is_half_open(at) {
             self.tell_of_first(at);
@@ -419,8 +404,8 @@ impl Model {
         self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
-    /// Returns the target of the peer's WRITE or READ. Without bytes there is nothing to check
-    /// (IBA: R_Key is not validated).
+    /// Returns the target of the peer's WRITE or READ. Without bytes only the queue pair must allow
+    /// it (IBA: R_Key is not validated).
     fn check_remote(
         &mut self,
         at: PairId,
@@ -428,15 +413,15 @@ impl Model {
         len: usize,
         wanted: Rights,
     ) -> Result<Option<Parts>, Refusal> {
-        if len == 0 {
-            return Ok(None);
-        }
         let invalid = CompletionStatus::REM_INV_REQ_ERR;
         let peer = self.pairs.get(at);
         if peer.is_some_and(|peer| !peer.rights.allow(wanted))
             || (wanted.atomics && !remote.address.is_multiple_of(ATOMIC as u64))
         {
             return Err(Refusal { requester: invalid, receive: CompletionStatus::LOC_ACCESS_ERR });
+        }
+        if len == 0 {
+            return Ok(None);
         }
         let found = peer.and_then(|peer| self.remote(peer, remote, len, wanted));
         if let Some((region, offset)) = found {
@@ -480,7 +465,11 @@ impl Model {
         };
         if work.atomic.is_some() {
             // Done when its bytes were moved, or before its answer was lost.
-            return if work.brought.is_some() { Ok(()) } else { Err(Unreachable::Source) };
+            return match &work.brought {
+                Some(Ok(_)) => Ok(()),
+                Some(Err(end)) => Err(*end),
+                None => Err(Unreachable::Source),
+            };
         }
         // Only in simulations: a real program may poll its memory for bytes that would then never
         // land.

@@ -6,7 +6,7 @@ use super::*;
 const INVALID: CompletionStatus = CompletionStatus::REM_INV_REQ_ERR;
 
 /// Registers memory with this right, in place of that without.
-fn allow(end: End, memory: Arc<dyn ForeignMemory>, atomics: bool) -> End {
+pub(super) fn allow(end: End, memory: Arc<dyn ForeignMemory>, atomics: bool) -> End {
     let rights = Rights { access: Access::REMOTE_WRITE, atomics };
     let region = end.domain.register_foreign(BASE, LEN, memory, rights).unwrap();
     End { region, ..end }
@@ -75,23 +75,27 @@ fn numbers_are_added_and_swapped_and_come_back() {
 #[test]
 fn what_is_not_allowed_is_refused_and_not_done() {
     let add = Atomic::FetchAdd(1);
-    for (atomics, offset, status) in [
-        (false, 64, CompletionStatus::REM_ACCESS_ERR),
-        (true, 60, INVALID),
-        (true, LEN as u64, CompletionStatus::REM_ACCESS_ERR),
+    let event = |end: &End| end.device.next_event().unwrap();
+    for (atomics, offset, status, told) in [
+        (false, 64, CompletionStatus::REM_ACCESS_ERR, AsyncEvent::QpAccessErr),
+        (true, 60, INVALID, AsyncEvent::QpReqErr),
+        (true, LEN as u64, CompletionStatus::REM_ACCESS_ERR, AsyncEvent::QpAccessErr),
     ] {
         let (_fabric, a, b) = two(atomics);
         a.try_post(Op::Atomic(at(&b, offset), add), Local::Memory(&[a.sge(0, 8)])).unwrap();
         assert_eq!(a.completions(), [Err(status)]);
         assert_eq!((b.pair.state(), number(&b, 64)), (Ok(PairState::Error), 0));
+        assert_eq!(event(&b), Some((told, About::Pair(9))));
     }
-    // The queue pair does not allow it, nor other operations.
-    for op in [Op::Atomic(at(&two(true).2, 64), add), SendOp::Write(at(&two(true).2, 64)).into()] {
+    // The queue pair does not allow it, nor other operations, even without bytes.
+    for (write, len) in [(false, 8), (true, 8), (true, 0)] {
         let (_fabric, a, b) = two(true);
+        let op = if write { SendOp::Write(at(&b, 64)).into() } else { Op::Atomic(at(&b, 64), add) };
         b.pair.set_rights(Rights { access: Access::REMOTE_READ, atomics: false }).unwrap();
         a.program.bytes.lock().unwrap()[0] = 1;
-        a.try_post(op, Local::Memory(&[a.sge(0, 8)])).unwrap();
+        a.try_post(op, Local::Memory(&[a.sge(0, len)])).unwrap();
         assert_eq!((a.completions(), number(&b, 64)), (vec![Err(INVALID)], 0));
+        assert_eq!(event(&b), Some((AsyncEvent::QpReqErr, About::Pair(9))));
     }
     // The result has no place.
     let (_fabric, a, b) = two(true);

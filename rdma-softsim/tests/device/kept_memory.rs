@@ -1,5 +1,6 @@
 //! Memory that blocks its writers.
 
+use super::atomics::allow;
 use super::*;
 
 /// Memory accessed by threads of its own, which block writers while its gate is shut.
@@ -77,9 +78,15 @@ fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
 /// writers in its own memory.
 #[test]
 fn memory_is_given_back_when_nobody_writes_to_it() {
-    for takes_region in [false, true] {
+    for (takes_region, is_atomic) in [(false, false), (false, true), (true, false), (true, true)] {
         let (fabric, a, b, memory, begun, leave) = connected_to_keeping(Fabric::new());
-        a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 10));
+        let b = allow(b, Arc::<Keeping>::clone(&memory) as _, true);
+        let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+        let op = match is_atomic {
+            true => Op::Atomic(remote, Atomic::FetchAdd(1)),
+            false => SendOp::Write(remote).into(),
+        };
+        a.try_post(op, Local::Memory(&[a.sge(0, 10)])).unwrap();
         begun.recv().unwrap();
         let End { pair, region, queue, .. } = b;
         let number = pair.number();

@@ -10,7 +10,7 @@ use softrdma_wire::Destination;
 
 use crate::device::{PORT, address_of, attached_in};
 use crate::layout::{AddressHandle, IBV_WC_GRH, ibv_ah_attr, ibv_context, ibv_pd, ibv_wc, zeroed};
-use crate::link::{pointer, returned};
+use crate::link::{concluded, pointer};
 use crate::pair::{bytes, set_path};
 
 /// The bytes of `struct ibv_grh`.
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     // SAFETY: ibv_init_ah_from_wc(3): a device's context, a completion and its header.
     let made = unsafe { initialise(context, port, &*wc, grh) };
     // SAFETY: ibv_init_ah_from_wc(3): a place for the attributes.
-    returned(made.map(|attributes| unsafe { into.write(attributes) }))
+    concluded(made.map(|attributes| unsafe { into.write(attributes) }))
 }
 
 #[unsafe(no_mangle)]

@@ -109,6 +109,7 @@ int main(void)
     struct ibv_ah_attr back;
     EXPECT(!ibv_init_ah_from_wc(context, 1, &done, header, &back));
     EXPECT(back.is_global && back.port_num == 1 && !memcmp(&back.grh.dgid, &path.grh.dgid, sizeof path.grh.dgid));
+    EXPECT(ibv_init_ah_from_wc(context, 2, &done, header, &back) == -1 && errno == EINVAL);
     struct ibv_ah *returns = ibv_create_ah_from_wc(domain, &done, header, 1);
     EXPECT(returns);
     receive(one, 2);

@@ -6,10 +6,16 @@ use super::*;
 use crate::request::{Atomic, Rights};
 
 /// Where programs have their memory.
-const AT: u64 = 0x10_0000;
-const LEN: usize = 600_000;
+pub(super) const AT: u64 = 0x10_0000;
+pub(super) const LEN: usize = 600_000;
 
-struct Far(Mutex<Vec<u8>>);
+pub(super) struct Far(Mutex<Vec<u8>>);
+
+impl Far {
+    pub(super) fn new(byte: u8) -> Self {
+        Self(Mutex::new(vec![byte; LEN]))
+    }
+}
 
 impl ForeignMemory for Far {
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
@@ -34,7 +40,7 @@ impl Programs {
     fn new() -> Self {
         let mut w = World::new(&Setup::default());
         w.model.carry_bulks();
-        let memory = [3, 0].map(|byte| Arc::new(Far(Mutex::new(vec![byte; LEN]))));
+        let memory = [3, 0].map(|byte| Arc::new(Far::new(byte)));
         let mut register = |domain, far: &Arc<Far>| {
             let memory: Arc<dyn ForeignMemory> = Arc::<Far>::clone(far);
             let rights = Rights { access: Access::REMOTE_WRITE.and(Access::REMOTE_READ), atomics: true };
@@ -51,6 +57,22 @@ impl Programs {
             .a
             .post_work(&mut self.w.model, PostedSend { id, op, local, signaled: true, inline: false })
             .unwrap();
+    }
+
+    /// Adds 5 to the first number of the second program.
+    fn add(&mut self, id: u64) {
+        let op = SendOp::Read(RemoteAddress { address: AT, rkey: self.regions[1].rkey });
+        let atomic = Some(Atomic::FetchAdd(5));
+        let request = Request { id, op, atomic, signaled: true, solicited: false, to: None };
+        let local = Parts::One(Part { region: self.regions[0].id, offset: 0, len: 8 });
+        self.w.model.post_named(self.w.a.pair, request, Err(local), true).unwrap();
+        self.w.model.ring(self.w.a.pair);
+        self.w.model.settle();
+    }
+
+    /// Returns the first number of each program.
+    fn numbers(&self) -> [u64; 2] {
+        self.memory.each_ref().map(|far| u64::from_ne_bytes(*far.0.lock().unwrap().first_chunk().unwrap()))
     }
 
     /// Takes the first step of a message, and no more.
@@ -217,19 +239,7 @@ fn what_is_held_on_the_way_is_given_back() {
 #[test]
 fn an_atomic_operation_is_not_done_again() {
     let mut p = Programs::new();
-    let remote = RemoteAddress { address: AT, rkey: p.regions[1].rkey };
-    let request = Request {
-        id: 1,
-        op: SendOp::Read(remote),
-        atomic: Some(Atomic::FetchAdd(5)),
-        signaled: true,
-        solicited: false,
-        to: None,
-    };
-    let local = Parts::One(Part { region: p.regions[0].id, offset: 0, len: 8 });
-    p.w.model.post_named(p.w.a.pair, request, Err(local), true).unwrap();
-    p.w.model.ring(p.w.a.pair);
-    p.w.model.settle();
+    p.add(1);
     let freight = p.first_step();
     p.w.model.set_link(ip(2), Link::Down);
     p.arrive(freight);
@@ -237,7 +247,75 @@ fn an_atomic_operation_is_not_done_again() {
     p.w.model.set_link(ip(2), Link::Up);
     p.w.pass(Parameters::default().ack_timeout);
     assert!(p.w.model.next_freight().is_none(), "it is not moved again");
-    assert_eq!(p.completions(), [(1, Ok(Completed::Read))]);
-    let number = |far: &Far| u64::from_ne_bytes(*far.0.lock().unwrap().first_chunk().unwrap());
-    assert_eq!(p.memory.each_ref().map(|far| number(far)), [0, 5]);
+    assert_eq!((p.completions(), p.numbers()), (vec![(1, Ok(Completed::Read))], [0, 5]));
+}
+
+/// Nor if the timer of a message before it ends meanwhile, whether its page comes or not.
+#[test]
+fn an_atomic_operation_outlasts_a_timer_and_is_not_done_again() {
+    let parameters = Parameters::default();
+    for comes in [true, false] {
+        let mut p = Programs::new();
+        p.post(1, SendOp::Write, 1);
+        let mut write = p.first_step();
+        write.step();
+        p.w.model.end_freight(write);
+        // The answer is lost.
+        p.w.model.set_link(ip(2), Link::Down);
+        p.w.model.settle();
+        p.w.model.set_link(ip(2), Link::Up);
+        p.add(2);
+        let kept = p.w.model.next_freight().expect("the operation");
+        p.w.pass(parameters.ack_timeout);
+        if !comes {
+            p.w.pass(parameters.reach);
+        }
+        p.arrive(kept);
+        assert!(p.w.model.next_freight().is_none(), "it is not moved again");
+        let (result, numbers) = match comes {
+            true => (Ok(Completed::Read), [3, 8]),
+            false => (Err(CompletionStatus::REM_OP_ERR), [0x0303_0303_0303_0303, 3]),
+        };
+        assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, result)]);
+        assert_eq!(p.numbers(), numbers);
+    }
+}
+
+/// Nor if its result cannot be stored, even behind a message that was repeated.
+#[test]
+fn an_atomic_operation_without_a_result_is_not_done_again() {
+    let parameters = Parameters::default();
+    let latency = millis(1);
+    let mut p = Programs::new();
+    p.w.model.parameters.latency = latency;
+    p.post(1, SendOp::Write, 1);
+    p.add(2);
+    p.w.pass(latency);
+    let _late = p.first_step();
+    p.w.pass(parameters.reach);
+    p.w.pass(parameters.ack_timeout);
+    p.w.pass(latency);
+    let again = p.w.model.next_freight().expect("the repetition");
+    p.arrive(again);
+    let done = p.first_step();
+    p.w.pass(parameters.ack_timeout);
+    p.w.pass(parameters.ack_timeout);
+    p.arrive(done);
+    assert!(p.w.model.next_freight().is_none(), "it is not moved again");
+    let result = Err(CompletionStatus::LOC_PROT_ERR);
+    assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, result)]);
+    assert_eq!(p.numbers()[1], 8);
+}
+
+/// A number in memory that was taken away is not changed.
+#[test]
+fn an_atomic_operation_ends_with_its_region() {
+    let mut p = Programs::new();
+    p.add(1);
+    let kept = p.w.model.next_freight().expect("the operation");
+    p.w.model.deregister(p.regions[1].id);
+    p.w.model.settle();
+    assert_eq!(p.completions(), [(1, Err(CompletionStatus::REM_ACCESS_ERR))]);
+    p.arrive(kept);
+    assert_eq!(p.numbers()[1], 0);
 }

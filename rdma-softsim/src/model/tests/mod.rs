@@ -3,6 +3,7 @@
 mod access;
 mod asynchronous;
 mod connecting;
+mod datagrams;
 mod devices;
 mod disconnecting;
 mod event_queue;
