@@ -82,14 +82,16 @@ pub trait EventChannel<B: Backend>: Send + Sync {
 
     /// Creates an identifier that listens on `address`, `rdma_bind_addr(3)` and `rdma_listen(3)`.
     ///
-    /// Port 0 picks a free one; see [`Identifier::local_addr`]. A `backlog` of 0 is the maximum.
+    /// Port 0 picks a free one; see [`Identifier::local_addr`]. A `backlog` of 0 is the system's
+    /// maximum.
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<B::Identifier, B::Error>;
 
     /// Takes and acknowledges the next event, or returns `None` if there is none now.
     ///
     /// It is one of the connection manager, `rdma_get_cm_event(3)`, or of the device behind an
     /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). Channels
-    /// share the device's descriptor: the first that is asked hands each event to its channels.
+    /// share the device's descriptor: the first that is asked hands each event to its channels, and
+    /// makes their descriptors readable.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 
@@ -248,8 +250,8 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// `ibv_reg_dmabuf_mr(3)`, which was tried on no device.
     ///
     /// # Errors
-    /// Drops `memory` and returns [`ErrorKind::Memory`] if the locked-memory limit or the device
-    /// has no room, and [`ErrorKind::Argument`] if the device cannot register a dma-buf, or others.
+    /// Drops `memory` and returns an error: [`ErrorKind::Memory`] if the locked-memory limit or the
+    /// device has no room, [`ErrorKind::Argument`] if the device cannot register a dma-buf.
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
@@ -508,6 +510,9 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
 
     /// Takes as many completions as there are and `batch` has room for, `ibv_poll_cq(3)`.
     ///
+    /// Fewer than there is room for mean that the queue was empty. The call takes them all: those
+    /// that the caller does not read from the iterator are lost.
+    ///
     /// # Errors
     /// Returns an error if the queue is lost, for example by overrun. Its queue pairs are then lost
     /// too.
@@ -534,6 +539,7 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// Takes and acknowledges pending events, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
     /// Returns how many, possibly none.
     ///
-    /// Some may remain if more were raised than [`CompletionQueue::arm`] requested.
+    /// Some may remain, and the descriptor stays readable, if more were raised than
+    /// [`CompletionQueue::arm`] requested.
     fn take_events(&self) -> Result<u32, B::Error>;
 }

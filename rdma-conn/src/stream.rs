@@ -3,6 +3,7 @@ use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::RefUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -364,6 +365,9 @@ struct Private<B: Descriptors> {
     held: Mutex<Held<B>>,
     descriptor: Arc<OwnedFd>,
 }
+
+// `entered` keeps calls away from what a panic left, as the poison of std's lock would.
+impl<B: Descriptors> RefUnwindSafe for Private<B> {}
 
 impl<B: Descriptors> Private<B> {
     #[inline(always)]

@@ -260,7 +260,7 @@ enum vkrdma_event_kind
    */
   VKRDMA_EVENT_READABLE = 2,
   /**
-   * After a write without enough room: there is room, memory to lend, or all is flushed.
+   * A write, lend or flush that could not complete can go on.
    */
   VKRDMA_EVENT_WRITABLE = 3,
   /**

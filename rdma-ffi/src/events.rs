@@ -16,7 +16,7 @@ pub enum EventKind {
     VKRDMA_EVENT_OPENED = 1,
     /// Bytes have arrived. Read until VKRDMA_AGAIN.
     VKRDMA_EVENT_READABLE = 2,
-    /// After a write without enough room: there is room, memory to lend, or all is flushed.
+    /// A write, lend or flush that could not complete can go on.
     VKRDMA_EVENT_WRITABLE = 3,
     /// Some lent memory was returned.
     VKRDMA_EVENT_RETURNED = 4,

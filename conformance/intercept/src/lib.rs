@@ -17,7 +17,7 @@ use rdma_backend::{
 };
 
 use queues::Kept;
-pub use queues::{CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
+pub use queues::{Batch, CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
 
 /// Observes or changes the calls of a backend `B`. To keep a handle alive, it keeps an `Arc`.
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {

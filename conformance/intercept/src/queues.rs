@@ -133,6 +133,15 @@ pub struct CompletionQueue<B: Backend, I: Interceptor<B>> {
     pub(super) shared: Arc<Inner<B, I>>,
 }
 
+type LowerQueue<B> = <B as Backend>::CompletionQueue;
+
+/// Room for the completions of a poll.
+pub struct Batch<B: Backend> {
+    lower: <LowerQueue<B> as rdma_backend::CompletionQueue<B>>::Batch,
+    delivered: Vec<Completion>,
+    most: usize,
+}
+
 impl<B: Backend<CompletionQueue: AsFd>, I: Interceptor<B>> AsFd for CompletionQueue<B, I> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.as_fd()
@@ -149,31 +158,31 @@ impl<B: Backend, I: Interceptor<B>> CompletionQueue<B, I> {
 impl<B: Backend, I: Interceptor<B>> rdma_backend::CompletionQueue<Intercepted<B, I>>
     for CompletionQueue<B, I>
 {
-    /// The lower backend's, and what of it is delivered.
-    type Batch = (<B::CompletionQueue as rdma_backend::CompletionQueue<B>>::Batch, Vec<Completion>);
+    type Batch = Batch<B>;
 
-    fn batch(most: usize) -> Self::Batch {
-        (<B::CompletionQueue as rdma_backend::CompletionQueue<B>>::batch(most), Vec::with_capacity(most))
+    fn batch(most: usize) -> Batch<B> {
+        Batch { lower: LowerQueue::<B>::batch(1), delivered: Vec::with_capacity(most), most }
     }
 
+    /// One at a time: fewer than there is room for must mean that the queue is empty.
     fn poll_batch<'a>(
         &self,
-        (lower, told): &'a mut Self::Batch,
+        batch: &'a mut Batch<B>,
     ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a, B, I>, B::Error> {
-        told.clear();
-        loop {
-            let polled = self.inner.poll_batch(lower)?;
-            let emptied = polled.len() == 0;
-            for mut completion in polled {
-                if self.is_delivered(&mut completion) {
-                    told.push(completion);
-                }
-            }
-            // None would mean that the queue is empty.
-            if emptied || !told.is_empty() {
-                return Ok(told.iter().copied());
+        let Batch { lower, delivered, most } = batch;
+        delivered.clear();
+        while delivered.len() < *most {
+            let one = match self.inner.poll_batch(lower) {
+                Err(error) if delivered.is_empty() => return Err(error),
+                // A lost queue says so again.
+                polled => polled.ok().and_then(|mut polled| polled.next()),
+            };
+            let Some(mut completion) = one else { break };
+            if self.is_delivered(&mut completion) {
+                delivered.push(completion);
             }
         }
+        Ok(delivered.iter().copied())
     }
 
     fn arm(&self) -> Result<(), B::Error> {

@@ -23,7 +23,7 @@ impl Instant {
     /// Returns the instant at these parts after the clock's start, as of `clock_gettime(2)`.
     #[inline]
     pub const fn from_parts(seconds: u32, nanos: u32) -> Self {
-        // At most 2^32 times 10^9 and one second more, which a u64 holds.
+        // Less than 2^62 and 2^32, which a u64 holds.
         Self { nanos: (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(nanos as u64) }
     }
 

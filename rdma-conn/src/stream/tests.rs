@@ -33,3 +33,11 @@ fn after_a_panic_calls_fail() {
     drop(stream);
     assert_eq!(accepted.read(&mut [0]).expect("an end in order"), 0);
 }
+
+/// A panic of a call is noted, so that code which caught it may go on with the stream.
+#[test]
+fn a_stream_goes_anywhere() {
+    use std::panic::{RefUnwindSafe, UnwindSafe};
+    const fn goes<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe>() {}
+    goes::<Stream<rdma_softsim::SoftSim>>();
+}

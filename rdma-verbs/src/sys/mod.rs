@@ -84,7 +84,7 @@ pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *
 }
 
 pub(crate) const fn zeroed<T: Plain>() -> T {
-    // SAFETY: `Plain` types are of integers, raw pointers, optional function pointers and unions.
+    // SAFETY: zeros are valid for `Plain` types.
     unsafe { core::mem::zeroed() }
 }
 

@@ -119,7 +119,9 @@ enum kept { FOR_QUESTION = 0, FOR_REGISTRATION = 1, FOR_ANYTHING_ELSE = 2 };
 /* Whether a notification finds a receive, and enough receives stay for messages that must not wait
  * behind it (VR-FLOW-005, VR-FLOW-009). */
 static bool may_notify(const struct vkr_machine *m, enum kept kept) {
-    uint64_t keep = kept == FOR_REGISTRATION && m->asked > 0 ? 0 : (uint64_t)kept;
+    uint64_t keep = (uint64_t)kept;
+    /* No place for a question if an answer will give credits back, or if none can be asked. */
+    if (kept == FOR_REGISTRATION && (m->asked > m->handled + 1 || m->set.peer_receives < 3)) keep = 0;
     if (kept == FOR_ANYTHING_ELSE && m->set.peer_receives <= 3) keep = 1; /* section 8: three receives are enough */
     return m->sent - m->handled + keep < m->set.peer_receives;
 }
