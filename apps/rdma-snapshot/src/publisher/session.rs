@@ -145,12 +145,13 @@ impl Session {
                     offset: terms.offer.position.map_or(0, |position| position.offset).into(),
                 })))
             }
-            (State::Serving, Frame::Progress(progress)) => {
+            // A false claim would let a window go on (VS-LEASE-003).
+            (State::Serving, Frame::Progress(progress)) if progress.chunks.get() <= self.sent => {
                 self.has = progress.chunks.get();
                 self.by = now.after(terms.lease);
                 Ok(None)
             }
-            (State::Serving, Frame::Done) => {
+            (State::Serving, Frame::Done) if self.end_sent => {
                 self.state = State::Done;
                 Ok(None)
             }
@@ -211,7 +212,6 @@ impl Session {
         // The end of the snapshot is announced between its last chunk and the next.
         let upto = log.mark.filter(|mark| self.sent <= mark.chunks.get() && !self.mark_sent);
         let upto = upto.map_or(log.chunks(), |mark| mark.chunks.get());
-        // A reader that claims to have what it was not told of gets no more news.
         let (from, to) = (self.sent.checked_sub(log.released)?, upto.checked_sub(log.released)?);
         let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
         let to = to.min(from.saturating_add(MOST_ENTRIES));
