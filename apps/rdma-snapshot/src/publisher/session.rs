@@ -11,7 +11,7 @@ use rdma_backend::time::Instant;
 use crate::auth::Secret;
 use crate::reader::Offer;
 use crate::wire::{
-    Challenge, End, Entry, Frame, Hello, MAGIC, MOST_ENTRIES, Mapping, Mark, Nonce, Reason, Refused,
+    Challenge, End, Entry, Frame, Hello, MAGIC, MOST_ENTRIES, Mapping, Mark, Nonce, ReaderId, Reason, Refused,
     SnapshotId, VERSION, Welcome,
 };
 
@@ -66,6 +66,8 @@ pub(crate) struct Session {
     mapping_sent: bool,
     mark_sent: bool,
     end_sent: bool,
+    /// The reader, by its proof.
+    pub(crate) reader: ReaderId,
     /// Chunks that the reader has, by its proof and its reports.
     pub(crate) has: u64,
     by: Instant,
@@ -81,6 +83,7 @@ impl Session {
             mapping_sent: false,
             mark_sent: false,
             end_sent: false,
+            reader: ReaderId::default(),
             has: 0,
             by: now.after(handshake),
             alive_at: now,
@@ -132,6 +135,7 @@ impl Session {
                 }
                 self.sent = hello.first.get();
                 self.has = self.sent;
+                self.reader = hello.reader();
                 self.enter(State::Connecting(proof.peer()), terms.handshake, now);
                 Ok(Some(Frame::Welcome(Welcome {
                     code: terms.secret.publisher_code(&hello, &challenge),

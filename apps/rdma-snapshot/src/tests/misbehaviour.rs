@@ -138,7 +138,7 @@ fn an_offset_beyond_all_histories_is_refused() {
 #[test]
 fn another_snapshot_is_refused() {
     let now = Instant::default();
-    let have = Have { snapshot: [9; 16], chunks: 3, bytes: 3000, mark: None };
+    let have = Have { snapshot: [9; 16], chunks: 3, bytes: 3000, ..Have::default() };
     let mut machine = Machine::new(reading(), have, [7; 32], now);
     let outcome = machine.handle_frame(Frame::Challenge(CHALLENGE), now);
     assert!(matches!(outcome, Err(Error::OtherSnapshot)), "{outcome:?}");
