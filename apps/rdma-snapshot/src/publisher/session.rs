@@ -11,8 +11,8 @@ use rdma_backend::time::Instant;
 use crate::auth::Secret;
 use crate::reader::Offer;
 use crate::wire::{
-    Challenge, End, Entry, Frame, Hello, MAGIC, MOST_ENTRIES, Mapping, Mark, Nonce, ReaderId, Reason, Refused,
-    SnapshotId, VERSION, Welcome,
+    Challenge, End, Entry, Frame, Hello, MAGIC, MOST_ENTRIES, Mapping, Mark, Nonce, ReaderId, Reason,
+    Refused, SnapshotId, VERSION, Welcome,
 };
 
 /// The state announced to readers: a log of chunks, the end of the snapshot in it, and whether it

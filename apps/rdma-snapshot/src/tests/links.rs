@@ -69,7 +69,8 @@ pub(super) fn joined(log: &Log, depth: u8) -> (Machine, Session) {
     while let Some(order) = machine.poll_order() {
         match order {
             Order::Send(frame) => {
-                let answer = session.handle_frame(&frame, &terms(), log, [1; 32], now).expect("a right frame");
+                let answer =
+                    session.handle_frame(&frame, &terms(), log, [1; 32], now).expect("a right frame");
                 machine.handle_frame(answer.expect("an answer"), now).expect("a right answer");
             }
             Order::Resolve(_) => machine.handle_resolved("10.0.0.1:1".parse().expect("an address"), now),
