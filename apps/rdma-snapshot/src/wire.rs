@@ -27,6 +27,9 @@ pub const MOST_PAYLOAD: usize = MOST_ENTRIES * size_of::<Entry>();
 /// The name of a snapshot: random, drawn again for each (VS-TABLE-001).
 pub type SnapshotId = [u8; 16];
 
+/// The name of a reader: random, and the same in all of its sessions (VS-READ-006).
+pub type ReaderId = [u8; 16];
+
 /// A number used once.
 pub type Nonce = [u8; 32];
 
@@ -65,8 +68,15 @@ pub struct Hello {
     pub snapshot: SnapshotId,
     /// The first chunk that the reader does not have.
     pub first: U64,
-    /// Drawn by the reader.
+    /// Drawn by the reader. It begins with the reader's name.
     pub nonce: Nonce,
+}
+
+impl Hello {
+    /// Returns the reader's name.
+    pub(crate) fn reader(&self) -> ReaderId {
+        self.nonce.first_chunk().copied().unwrap_or_default()
+    }
 }
 
 /// The publisher's answer to [`Hello`].

@@ -33,7 +33,7 @@ pub enum Mistake {
     AnyVersion,
     /// Continues after invalid frames.
     IgnoresNoFrames,
-    /// Ignores frames that come out of order.
+    /// Ignores frames that come out of order, and false claims.
     IgnoresDisorder,
     /// Continues with any snapshot.
     AnySnapshot,
@@ -333,7 +333,7 @@ impl Tamper {
                 }
             }
             (kind::PROGRESS, Mistake::SaysNoProgress) => return Vec::new(),
-            (_, Mistake::IgnoresDisorder) if !self.greeted => return Vec::new(),
+            (_, Mistake::IgnoresDisorder) if !self.greeted || frame.u64(0) == u64::MAX => return Vec::new(),
             _ => {}
         }
         vec![frame]

@@ -208,6 +208,16 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
             },
         ),
         case(
+            "publisher.claims",
+            "a reader that claims chunks which were not announced is refused",
+            &["VS-LEASE-003"],
+            |on| {
+                let mut reader = Reader::open(on, [0; 16], 0)?;
+                reader.has(u64::MAX)?;
+                reader.is_refused(7)
+            },
+        ),
+        case(
             "publisher.says-nothing",
             "a peer that says nothing at all is not kept for ever",
             &["VS-TIME-001"],

@@ -184,8 +184,8 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
         ),
         case(
             "reader.resume",
-            "after a cut it asks for the first chunk that it does not have, and ends well",
-            &["VS-READ-003", "VS-TABLE-001"],
+            "after a cut it asks for the first chunk that it does not have, by the same name, and ends well",
+            &["VS-READ-003", "VS-READ-006", "VS-TABLE-001"],
             |on| {
                 let mut publisher = Publisher::open(on, "reader.resume", SNAPSHOT, Layout::Chunks)?;
                 publisher.announce(0..3)?;
@@ -226,6 +226,22 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
                     publisher.talk.send(&Frame::new(kind::ALIVE, &[]))?;
                 }
                 publisher.announce(0..CHUNKS)?;
+                publisher.end()?;
+                publisher.is_whole()
+            },
+        ),
+        case(
+            "reader.tells",
+            "a reader that has read all that was announced says so, long before its lease asks for it",
+            &["VS-READ-005"],
+            |on| {
+                let mut publisher = Publisher::meet(on, "reader.tells")?;
+                publisher.lease = 8 * BOUNDED * on.patience;
+                publisher.enter(SNAPSHOT, Layout::Chunks, 16)?;
+                for chunk in 0..CHUNKS {
+                    publisher.announce(chunk..chunk + 1)?;
+                    publisher.hears_of(chunk + 1)?;
+                }
                 publisher.end()?;
                 publisher.is_whole()
             },
@@ -306,6 +322,7 @@ struct Publisher<'a, B: Descriptors> {
     file: PathBuf,
     handshake: Handshake,
     data: Option<Data<B>>,
+    lease: Duration,
 }
 
 impl<'a, B: Descriptors> Publisher<'a, B> {
@@ -326,6 +343,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
             file,
             handshake: Handshake::default(),
             data: None,
+            lease: LEASE,
         })
     }
 
@@ -406,7 +424,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
     fn welcome(&mut self, secret: &[u8], layout: Layout) -> Result<(), Failure> {
         let layout = if layout == Layout::Chunks { 1 } else { 2 };
         let code = self.handshake.publishers(secret);
-        let lease = u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
+        let lease = u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
         let size = (CHUNK as u32).to_be_bytes();
         let size = if layout == 1 { size } else { (4_u32 << 20).to_be_bytes() };
         self.talk.send(&Frame::new(
@@ -506,8 +524,13 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
 
     /// Checks that the reader comes again, for one of these chunks, and then succeeds.
     fn resumes(&mut self, first: std::ops::RangeInclusive<u64>) -> Result<String, Failure> {
+        let before = self.handshake.reader_nonce;
         self.meet_again()?;
         let asked = self.enter(SNAPSHOT, Layout::Chunks, 16)?;
+        let again = self.handshake.reader_nonce;
+        if before[..16] != again[..16] || before[16..] == again[16..] {
+            return Err(Failure::wrong("its nonces are not one name, and another number each"));
+        }
         if !first.contains(&asked) {
             return Err(Failure::wrong(format!("it asks for chunk {asked} and what is behind")));
         }

@@ -76,7 +76,7 @@ fn what_cannot_be_run_is_not() {
 }
 
 /// Each mistake of a publisher, the case that must notice it, the layout, and words of its finding.
-const PUBLISHERS: [(Mistake, &str, Layout, &str); 19] = [
+const PUBLISHERS: [(Mistake, &str, Layout, &str); 20] = [
     (Mistake::RepeatsEntries, "publisher.whole", Layout::Chunks, "cannot be as it announces it"),
     (Mistake::WrongChunk, "publisher.whole", Layout::Chunks, "the digest of chunk 0 is wrong"),
     (Mistake::WrongDigest, "publisher.whole", Layout::Chunks, "or lies"),
@@ -89,6 +89,7 @@ const PUBLISHERS: [(Mistake, &str, Layout, &str); 19] = [
     (Mistake::AnyVersion, "publisher.version", Layout::Chunks, "kind: 02"),
     (Mistake::IgnoresNoFrames, "publisher.no-frame", Layout::Chunks, "the session goes on"),
     (Mistake::IgnoresDisorder, "publisher.out-of-order", Layout::Chunks, "the session goes on"),
+    (Mistake::IgnoresDisorder, "publisher.claims", Layout::Chunks, "the session goes on"),
     (Mistake::AnySnapshot, "publisher.other-snapshot", Layout::Chunks, "kind: 02"),
     (Mistake::FromTheFirst, "publisher.resume", Layout::Chunks, "asked for chunk 1"),
     (Mistake::ChangesChunks, "publisher.unchanged", Layout::Chunks, "its bytes have changed"),
@@ -101,7 +102,7 @@ const PUBLISHERS: [(Mistake, &str, Layout, &str); 19] = [
 #[test]
 fn wrong_publishers_are_noticed() {
     let noticed = |(mistake, id, layout, words): (Mistake, &str, Layout, &str)| {
-        let folder = Folder::new(&format!("{mistake:?}"));
+        let folder = Folder::new(&format!("{mistake:?}-{id}"));
         let fabric = Fabric::new();
         let [at, behind] = [7400, 7401].map(|port| SocketAddr::from(([192, 0, 2, 1], port)));
         let host = fabric.host(&[at.ip()]);
@@ -122,7 +123,7 @@ fn wrong_publishers_are_noticed() {
 }
 
 /// Each mistake of a reader, the case that must notice it, and words of its finding.
-const READERS: [(Mistake, &str, &str); 15] = [
+const READERS: [(Mistake, &str, &str); 16] = [
     (Mistake::LosesAByte, "reader.whole", "its file has other bytes"),
     (Mistake::SaysDone, "reader.table", "the session should end"),
     (Mistake::OneNonce, "reader.proves", "its nonces are one"),
@@ -136,6 +137,7 @@ const READERS: [(Mistake, &str, &str); 15] = [
     (Mistake::FromTheFirst, "reader.resume", "it asks for chunk 0"),
     (Mistake::AnySnapshot, "reader.other-snapshot", "the session should end"),
     (Mistake::SaysNoProgress, "reader.lease", "a lease passed"),
+    (Mistake::SaysNoProgress, "reader.tells", "it does not say that it has 1 chunks"),
     (Mistake::NoReads, "reader.depth", "it asks for no READs"),
     (Mistake::HoldsOn, "reader.says-nothing", "the session goes on"),
 ];
@@ -143,7 +145,7 @@ const READERS: [(Mistake, &str, &str); 15] = [
 #[test]
 fn wrong_readers_are_noticed() {
     let noticed = |(mistake, id, words): (Mistake, &str, &str)| {
-        let folder = Folder::new(&format!("reader-{mistake:?}"));
+        let folder = Folder::new(&format!("{mistake:?}-{id}"));
         let fabric = Fabric::new();
         let [listen, told] = [7400, 7401].map(|port| SocketAddr::from(([192, 0, 2, 66], port)));
         let backend = fabric.host(&[listen.ip()]);

@@ -9,6 +9,7 @@ mod serving;
 pub(crate) mod session;
 mod store;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -245,13 +246,14 @@ impl<B: Descriptors> Publisher<B> {
     }
 
     /// Releases chunks of the newest snapshot that every reader has (VS-TABLE-008). At least
-    /// `readers` must be there, or have everything: one that was lost may come back for the rest.
-    /// Returns whether there were any.
+    /// `readers` must be there: one that was lost may come back for the rest. One that has come
+    /// back before its last session has ended counts once. Returns whether there were any.
     pub(crate) fn release(&mut self, readers: usize) -> bool {
         let Some(terms) = &self.terms else { return false };
         let sessions = self.members.iter().map(|member| &member.session);
         let has = sessions.filter(|session| session.snapshot == Some(terms.snapshot) && session.is_proven());
-        if has.clone().count().saturating_add(self.done) < readers {
+        let there: BTreeSet<_> = has.clone().map(|session| session.reader).collect();
+        if there.len() < readers {
             return false;
         }
         let has = has.map(|session| session.has).min();

@@ -11,8 +11,8 @@ use rdma_backend::time::Instant;
 use crate::auth::Secret;
 use crate::reader::Offer;
 use crate::wire::{
-    Challenge, End, Entry, Frame, Hello, MAGIC, MOST_ENTRIES, Mapping, Mark, Nonce, Reason, Refused,
-    SnapshotId, VERSION, Welcome,
+    Challenge, End, Entry, Frame, Hello, MAGIC, MOST_ENTRIES, Mapping, Mark, Nonce, ReaderId, Reason,
+    Refused, SnapshotId, VERSION, Welcome,
 };
 
 /// The state announced to readers: a log of chunks, the end of the snapshot in it, and whether it
@@ -66,6 +66,8 @@ pub(crate) struct Session {
     mapping_sent: bool,
     mark_sent: bool,
     end_sent: bool,
+    /// The reader, by its proof.
+    pub(crate) reader: ReaderId,
     /// Chunks that the reader has, by its proof and its reports.
     pub(crate) has: u64,
     by: Instant,
@@ -81,6 +83,7 @@ impl Session {
             mapping_sent: false,
             mark_sent: false,
             end_sent: false,
+            reader: ReaderId::default(),
             has: 0,
             by: now.after(handshake),
             alive_at: now,
@@ -132,6 +135,7 @@ impl Session {
                 }
                 self.sent = hello.first.get();
                 self.has = self.sent;
+                self.reader = hello.reader();
                 self.enter(State::Connecting(proof.peer()), terms.handshake, now);
                 Ok(Some(Frame::Welcome(Welcome {
                     code: terms.secret.publisher_code(&hello, &challenge),
@@ -145,12 +149,13 @@ impl Session {
                     offset: terms.offer.position.map_or(0, |position| position.offset).into(),
                 })))
             }
-            (State::Serving, Frame::Progress(progress)) => {
+            // A false claim would let a window go on (VS-LEASE-003).
+            (State::Serving, Frame::Progress(progress)) if progress.chunks.get() <= self.sent => {
                 self.has = progress.chunks.get();
                 self.by = now.after(terms.lease);
                 Ok(None)
             }
-            (State::Serving, Frame::Done) => {
+            (State::Serving, Frame::Done) if self.end_sent => {
                 self.state = State::Done;
                 Ok(None)
             }
@@ -211,7 +216,6 @@ impl Session {
         // The end of the snapshot is announced between its last chunk and the next.
         let upto = log.mark.filter(|mark| self.sent <= mark.chunks.get() && !self.mark_sent);
         let upto = upto.map_or(log.chunks(), |mark| mark.chunks.get());
-        // A reader that claims to have what it was not told of gets no more news.
         let (from, to) = (self.sent.checked_sub(log.released)?, upto.checked_sub(log.released)?);
         let (from, to) = (usize::try_from(from).ok()?, usize::try_from(to).ok()?);
         let to = to.min(from.saturating_add(MOST_ENTRIES));

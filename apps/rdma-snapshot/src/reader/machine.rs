@@ -17,8 +17,8 @@ use super::table::{Chunk, Have, Limits, Table};
 use crate::auth::Secret;
 use crate::error::Error;
 use crate::wire::{
-    Challenge, Content, Digest, Frame, Hello, Layout, MAGIC, Mapping, Mark, Nonce, Progress, Proof, Reason,
-    VERSION, mapped,
+    Challenge, Content, Digest, Frame, Hello, Layout, MAGIC, Mapping, Mark, Nonce, Progress, Proof, ReaderId,
+    Reason, VERSION, mapped,
 };
 
 /// Settings of a reader.
@@ -117,7 +117,14 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn new(config: Config, have: Have, nonce: Nonce, now: Instant) -> Self {
+    pub(crate) fn new(config: Config, mut have: Have, mut nonce: Nonce, now: Instant) -> Self {
+        // One that comes back has the same name (VS-READ-006).
+        if let Some(reader) = nonce.first_chunk_mut() {
+            if have.reader == ReaderId::default() {
+                have.reader = *reader;
+            }
+            *reader = have.reader;
+        }
         let hello = Hello {
             magic: MAGIC,
             version: VERSION.into(),

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use rdma_backend::RemoteAddress;
 
 use crate::error::Error;
-use crate::wire::{Digest, Entry, MOST_ENTRIES, Mapping, Mark, SnapshotId};
+use crate::wire::{Digest, Entry, MOST_ENTRIES, Mapping, Mark, ReaderId, SnapshotId};
 
 /// Bytes in a data area of the seed's table.
 pub const AREA: u32 = 4 << 20;
@@ -66,6 +66,8 @@ pub struct Have {
     pub bytes: u64,
     /// The end of the snapshot, if known.
     pub mark: Option<Mark>,
+    /// The reader's name in all of its sessions; zero before the first.
+    pub reader: ReaderId,
 }
 
 /// The log of announced chunks.

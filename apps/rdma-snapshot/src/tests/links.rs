@@ -61,6 +61,29 @@ fn moment(nanos: u64) -> Instant {
     Instant::from_start(Duration::from_nanos(nanos))
 }
 
+/// Performs the handshake, which takes no time here.
+pub(super) fn joined(log: &Log, depth: u8) -> (Machine, Session) {
+    let now = Instant::default();
+    let mut machine = Machine::new(reader::Config::default(), Have::default(), [0; 32], now);
+    let mut session = Session::new(Duration::from_secs(10), now);
+    while let Some(order) = machine.poll_order() {
+        match order {
+            Order::Send(frame) => {
+                let answer =
+                    session.handle_frame(&frame, &terms(), log, [1; 32], now).expect("a right frame");
+                machine.handle_frame(answer.expect("an answer"), now).expect("a right answer");
+            }
+            Order::Resolve(_) => machine.handle_resolved("10.0.0.1:1".parse().expect("an address"), now),
+            Order::Connect => {
+                session.handle_established(Duration::from_secs(20), now);
+                machine.handle_established(depth, now).expect("READs");
+            }
+            Order::ReadAddresses(..) => unreachable!("the other layout"),
+        }
+    }
+    (machine, session)
+}
+
 impl Links {
     fn new(gigabits: u64, readers: usize, depth: u8, parent: impl Fn(usize) -> usize) -> Self {
         let host = |parent| Host {
@@ -101,27 +124,8 @@ impl Links {
         links
     }
 
-    /// Performs the handshake, which takes no time here.
     fn join(&mut self, reader: usize, depth: u8) {
-        let now = Instant::default();
-        let mut machine = Machine::new(reader::Config::default(), Have::default(), [0; 32], now);
-        let mut session = Session::new(Duration::from_secs(10), now);
-        while let Some(order) = machine.poll_order() {
-            match order {
-                Order::Send(frame) => {
-                    let log = &self.hosts[0].log;
-                    let answer =
-                        session.handle_frame(&frame, &terms(), log, [1; 32], now).expect("a right frame");
-                    machine.handle_frame(answer.expect("an answer"), now).expect("a right answer");
-                }
-                Order::Resolve(_) => machine.handle_resolved("10.0.0.1:1".parse().expect("an address"), now),
-                Order::Connect => {
-                    session.handle_established(Duration::from_secs(20), now);
-                    machine.handle_established(depth, now).expect("READs");
-                }
-                Order::ReadAddresses(..) => unreachable!("the other layout"),
-            }
-        }
+        let (machine, session) = joined(&self.hosts[0].log, depth);
         self.hosts[reader].machine = Some(machine);
         self.hosts[reader].session = Some(session);
     }

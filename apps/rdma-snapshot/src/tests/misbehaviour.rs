@@ -6,11 +6,12 @@ use zerocopy::FromZeros;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 
 use super::*;
+use crate::publisher::session::Log;
 use crate::reader::machine::{Machine, Order};
-use crate::wire::{Challenge, Entry, Frame, Hello, MAGIC, Mapping, Mark, VERSION, Welcome};
+use crate::wire::{Challenge, Entry, Frame, Hello, MAGIC, Mapping, Mark, Reason, VERSION, Welcome};
 
 /// Runs a publisher with ten chunks and one reader, after `change` has altered the announcements.
-fn told(device_kind: DeviceKind, change: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
+fn told(device_kind: DeviceKind, change: impl Fn(&mut Log)) -> (Pull, Vec<u8>) {
     let world = World::new(1, device_kind, 2, Vec::new());
     let mut publisher = world.publisher(1, publisher::Config::default());
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
@@ -137,7 +138,7 @@ fn an_offset_beyond_all_histories_is_refused() {
 #[test]
 fn another_snapshot_is_refused() {
     let now = Instant::default();
-    let have = Have { snapshot: [9; 16], chunks: 3, bytes: 3000, mark: None };
+    let have = Have { snapshot: [9; 16], chunks: 3, bytes: 3000, ..Have::default() };
     let mut machine = Machine::new(reading(), have, [7; 32], now);
     let outcome = machine.handle_frame(Frame::Challenge(CHALLENGE), now);
     assert!(matches!(outcome, Err(Error::OtherSnapshot)), "{outcome:?}");
@@ -335,6 +336,31 @@ fn what_waits_to_be_read_is_bounded() {
     }
 }
 
+/// VS-LEASE-003: a reader that claims chunks which were not announced to it, or everything before
+/// the end, is refused. Otherwise it could let a window go on without the others.
+#[test]
+fn a_reader_has_no_more_than_it_was_told_of() {
+    let now = Instant::default();
+    let terms = links::terms();
+    let entry = Entry { length: 9.into(), ..FromZeros::new_zeroed() };
+    let mut log = Log { entries: vec![entry; 3], ..Log::default() };
+    for ended in [false, true] {
+        for (claim, is_true) in [
+            (Frame::Progress(crate::wire::Progress { chunks: 3.into() }), true),
+            (Frame::Progress(crate::wire::Progress { chunks: 4.into() }), false),
+            (Frame::Progress(crate::wire::Progress { chunks: u64::MAX.into() }), false),
+            (Frame::Done, ended),
+        ] {
+            let mut session = links::joined(&log, DEPTH).1;
+            while session.announce(&log, terms.lease, now).is_some_and(|news| news != Frame::Alive) {}
+            let outcome = session.handle_frame(&claim, &terms, &log, [0; 32], now);
+            assert_eq!(outcome, if is_true { Ok(None) } else { Err(Reason::Misbehaved) }, "{claim:?}");
+        }
+        log.mark = Some(Mark { chunks: 3.into(), bytes: 27.into(), digest: [0; 32] });
+        log.ended = true;
+    }
+}
+
 /// Frames that a publisher sent before it learned that the reader has everything are ignored, and
 /// the pull succeeds.
 #[test]
@@ -350,7 +376,7 @@ fn what_crosses_the_readers_last_word_changes_nothing() {
     machine.handle_frame(Frame::End(crate::wire::End { chunks: 1.into() }), now).expect("an end");
     machine.handle_chunk(&chunk, &[0; 32], now).expect("a chunk");
     assert!(machine.is_done());
-    let withdrawn = crate::wire::Refused { reason: crate::wire::Reason::Withdrawn.number().into() };
+    let withdrawn = crate::wire::Refused { reason: Reason::Withdrawn.number().into() };
     for frame in [Frame::Alive, Frame::Refused(withdrawn)] {
         machine.handle_frame(frame, now).expect("it has everything");
     }

@@ -12,14 +12,16 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
+use rdma_conn::{Endpoint, Event};
 use rdma_softsim::{
     DeviceKind, FaultPlan, Limits as Device, Random, Resources, Simulation, SimulationSettings, SoftSim,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::channel::{self, Channel};
 use crate::publisher::{self, Publisher};
 use crate::reader::{self, Have, Offer, Reader};
-use crate::wire::{Content, Layout};
+use crate::wire::{Content, Frame, Hello, Layout, MAGIC, SnapshotId, VERSION};
 use crate::{Error, Landed};
 
 /// Chunks of the tests are small, so that there are many.
@@ -51,6 +53,26 @@ fn reading() -> reader::Config {
 fn is_readable(sources: &[BorrowedFd<'_>]) -> bool {
     let mut polled: Vec<_> = sources.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     poll(&mut polled, Some(&Timespec::default())).expect("descriptors") > 0
+}
+
+/// Returns the work of a peer that says Hello, and proves nothing: true once it has an answer.
+fn stranger(host: &SoftSim, to: SocketAddr, snapshot: SnapshotId) -> impl FnMut() -> bool + use<> {
+    let mut endpoint = Endpoint::new(host, channel::limits(1)).expect("a device");
+    endpoint.connect(to, None, Duration::from_secs(5), channel::options()).expect("a connection");
+    let mut stream = None;
+    move || {
+        endpoint.progress().expect("a device");
+        while let Some(event) = endpoint.next_event() {
+            if let Event::Opened { id, .. } = event {
+                let (version, reserved, first) = (VERSION.into(), [0; 6], 0.into());
+                let hello = Hello { magic: MAGIC, version, reserved, snapshot, first, nonce: [7; 32] };
+                stream.insert(Channel::new(id)).send(&Frame::Hello(hello));
+            }
+        }
+        let Some(channel) = &mut stream else { return false };
+        channel.flush(&mut endpoint).expect("a connection");
+        channel.receive(&mut endpoint).is_ok_and(|frame| frame.is_some())
+    }
 }
 
 struct World {

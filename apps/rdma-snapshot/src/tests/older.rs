@@ -3,12 +3,9 @@
 use std::ops::Range;
 
 use rdma_backend::Backend as _;
-use rdma_conn::{Endpoint, Event};
 
 use super::*;
-use crate::channel::{self, Channel};
 use crate::publisher::Filler;
-use crate::wire::{Frame, Hello, MAGIC, VERSION};
 
 /// A history of writes, with snapshots that `World::hosts[0]` publishes.
 struct Scene {
@@ -225,30 +222,7 @@ fn a_stranger_has_no_say_in_what_is_kept() {
     let have = early.have;
     scene.renew(1, SECOND);
 
-    let mut stranger = Endpoint::new(&scene.world.hosts[2], channel::limits(1)).expect("a device");
-    let limit = Duration::from_secs(5);
-    stranger.connect(scene.publisher.address(), None, limit, channel::options()).expect("a connection");
-    let mut stream = None;
-    let mut is_challenged = || {
-        stranger.progress().expect("a device");
-        while let Some(event) = stranger.next_event() {
-            if let Event::Opened { id, .. } = event {
-                let mut channel = Channel::new(id);
-                channel.send(&Frame::Hello(Hello {
-                    magic: MAGIC,
-                    version: VERSION.into(),
-                    reserved: [0; 6],
-                    snapshot: have.snapshot,
-                    first: 0.into(),
-                    nonce: [7; 32],
-                }));
-                stream = Some(channel);
-            }
-        }
-        let Some(channel) = &mut stream else { return false };
-        channel.flush(&mut stranger).expect("a connection");
-        channel.receive(&mut stranger).is_ok_and(|frame| frame.is_some())
-    };
+    let mut is_challenged = stranger(&scene.world.hosts[2], scene.publisher.address(), have.snapshot);
     let mut nothing = scene.world.pull(4, 1, reading());
     nothing.done = true;
     // Without a reader, it is kept.

@@ -82,6 +82,43 @@ fn a_window_waits_for_a_lost_reader() {
     assert!(world.is_empty());
 }
 
+/// VS-TABLE-008, VS-READ-006: neither a peer that has proven nothing nor a reader that is back
+/// before its last session has ended counts for one that has not come.
+#[test]
+fn a_reader_that_comes_back_counts_once() {
+    let mut world = World::new(52, DeviceKind::Mlx5, 4, Vec::new());
+    let config = publisher::Config { memory: MEMORY, ..publisher::Config::default() };
+    let mut publisher = world.publisher(1, config);
+    publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
+    let mut filler = publisher.filler(CHUNK).windowed().expect("room");
+    fill(&mut publisher, &mut filler, &content(52, 60_500), 0);
+
+    let mut pulls = vec![world.pull(2, 1, reading())];
+    while publisher.counts().slowest < 16 {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    let mut is_challenged = stranger(&world.hosts[3], publisher.address(), [0; 16]);
+    while !is_challenged() {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    assert!(!publisher.release(2), "a stranger is no reader");
+
+    // Its machine is cut off, so its session stays.
+    let mut back = world.pull(3, 1, reading());
+    back.have = pulls[0].have;
+    let _cut_off = std::mem::replace(&mut pulls[0], back);
+    while publisher.counts().reading < 2 {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    assert!(!publisher.release(2), "the second reader has not come");
+
+    pulls.push(world.pull(4, 1, reading()));
+    while !publisher.release(2) {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    assert_eq!(pulls[1].have.chunks, 16);
+}
+
 fn turn(world: &mut World, publisher: &mut Publisher<SoftSim>, pulls: &mut [Pull]) {
     publisher.progress().expect("the publisher goes on");
     pulls.iter_mut().for_each(|pull| pull.progress(|_| {}));

@@ -398,24 +398,25 @@ fn a_sink_that_waits_is_stopped_and_says_what_it_leaves() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// A source that is always ahead does not keep the run from checking the time and the operator.
+/// A source that is always ahead does not keep the run from checking the operator: it ends before
+/// its memory does.
 #[test]
 fn a_fast_source_does_not_keep_a_publication_from_ending() {
     let backend = Fabric::new().host(&[address(1)]);
     let how = Publish {
-        // Making a chunk of zeros costs almost nothing, and publishing one costs a copy and two
-        // sums.
-        config: publisher::Config { memory: 1 << 30, ..publisher::Config::default() },
+        config: publisher::Config { memory: 64 << 20, ..publisher::Config::default() },
         ..Publish::default()
     };
-    let withdraw = how.withdraw.clone();
-    let told = &mut |progress: &Progress| {
-        if progress.bytes > 0 {
+    let (withdraw, mut given) = (how.withdraw.clone(), 0);
+    let read = move |into: &mut [u8]| {
+        given += into.len();
+        if given >= 16 << 20 && !withdraw.is_stopped() {
             withdraw.stop();
         }
+        Ok(Piece::Bytes(into.len()))
     };
-    let zeros = Reading { read: |into: &mut [u8]| Ok(Piece::Bytes(into.len())), offset: None, again: None };
-    publish(&backend, (address(1), 0).into(), zeros, &how, |_| {}, told).expect("withdrawn in time");
+    let zeros = Reading { read, offset: None, again: None };
+    publish(&backend, (address(1), 0).into(), zeros, &how, |_| {}, &mut |_| {}).expect("withdrawn in time");
 }
 
 /// The publisher returns a failed source's error, in its words.

@@ -102,6 +102,44 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
     assert_equal(&mut source.connect(), &mut target.connect());
 }
 
+/// VS-TABLE-008: two targets get a snapshot and the later writes through memory for four chunks,
+/// thirty times smaller.
+#[test]
+fn a_snapshot_larger_than_memory_comes_in_windows() {
+    let [Some(source), Some(one), Some(two)] = [(); 3].map(|()| Valkey::start()) else { return };
+    let mut connection = source.connect();
+    fill(&mut connection, 8 << 20);
+    let fabric = Fabric::new();
+    let stop = Stop::default();
+    let live = LiveSource::open(source.server(), &Opening { follow: true, ..Opening::default() })
+        .expect("a snapshot");
+    let memory = 4 * ((64 << 10) + 4096);
+    let how = Publish {
+        config: publisher::Config { memory, ..publisher::Config::default() },
+        chunk_size: 64 << 10,
+        window: Some(2),
+        readers: Some(2),
+        stop: stop.clone(),
+        ..Publish::default()
+    };
+    let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
+    let pulling = |target: &Valkey, host| {
+        let (backend, sink) = (fabric.host(&[address(host)]), into(target));
+        std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}))
+    };
+    let pulls = [pulling(&one, 2), pulling(&two, 3)];
+    cmd("SET").arg("written").arg("x".repeat(1 << 20)).exec(&mut connection).expect("written");
+    stop.stop();
+    for pulling in pulls {
+        pulling.join().expect("no panic").expect("pulled");
+    }
+    let published = publisher.join().expect("no panic").expect("published");
+    assert!(published.bytes > 30 * memory, "{} bytes", published.bytes);
+    for target in [&one, &two] {
+        assert_equal(&mut connection, &mut target.connect());
+    }
+}
+
 /// A replica can be the source: the target gets the primary's data and later writes, and the
 /// primary creates nothing for that.
 #[test]
