@@ -341,7 +341,7 @@ impl Machine {
         }
         self.have.chunks = self.have.chunks.saturating_add(1);
         self.have.bytes = self.have.bytes.saturating_add(chunk.length.into());
-        // A publisher whose memory is a window may wait for this.
+        // A publisher whose memory is a window may wait for this (VS-READ-005).
         if self.reading == 0 && self.table.peek().is_none() && !self.table.is_used_up() {
             self.orders.push_back(self.progress());
         }
