@@ -37,7 +37,7 @@ lacking! {
         ibv_reg_dmabuf_mr;
     c_int, libc::EOPNOTSUPP =>
         ibv_resize_cq ibv_attach_mcast ibv_detach_mcast
-        ibv_rereg_mr ibv_resolve_eth_l2_from_gid ibv_set_ece ibv_query_ece;
+        ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
     c_int, -1 =>
         rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
         rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece
@@ -45,3 +45,17 @@ lacking! {
         rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riomap riounmap riowrite;
     (), () => ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;
 }
+
+/// Defines functions without which librdmacm does: they report nothing.
+macro_rules! dispensable {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name() -> c_int {
+                libc::EOPNOTSUPP
+            }
+        )*
+    };
+}
+
+dispensable! { ibv_set_ece ibv_query_ece }
