@@ -106,7 +106,11 @@ impl Command<'_> {
         let name = make(&Request::CreateIdentifier { channel })?;
         let handle = files.hold(Held::new(name, channel, uid))?;
         // SAFETY: the caller vouches for the place.
-        unsafe { answer(response, self.room, size_of::<Made>(), &Made { handle }) }
+        unsafe { answer(response, self.room, size_of::<Made>(), &Made { handle }) }.inspect_err(|_| {
+            // The program does not know it.
+            files.release(handle);
+            let _gone = ask(&Request::DestroyIdentifier(name));
+        })
     }
 
     unsafe fn destroy(&self) -> Result<(), c_int> {
@@ -214,9 +218,11 @@ impl Command<'_> {
     unsafe fn event(&self) -> Result<(), c_int> {
         let GetEvent { response } = whole(self.body)?;
         let least = offset_of!(Told, reserved);
+        // Before an event is taken.
         if usize::from(self.room) < least {
-            // Before an event is taken.
             return Err(libc::ENOSPC);
+        } else if response == 0 {
+            return Err(libc::EFAULT);
         }
         let channel = files().channel(self.file)?;
         loop {
