@@ -323,7 +323,7 @@ fn route(held: &Held) -> Result<Route, c_int> {
     if let Some(ip) = held.local.as_ref().map(SocketAddr::ip).filter(|ip: &IpAddr| !ip.is_unspecified()) {
         let number = device_at(ip)?;
         let device = link()?.devices.get(number as usize).ok_or(libc::ENODEV)?;
-        (route.guid, route.port, route.device) = (guid(&device.addresses), PORT, number.into());
+        (route.guid, route.port, route.device) = (guid(&device.addresses), PORT, number);
     }
     Ok(route)
 }

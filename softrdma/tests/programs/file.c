@@ -155,8 +155,6 @@ static void children(void)
     uint32_t id = create(file, 1);
     pid_t child = fork();
     if (child == 0) {
-        struct rdma_ucm_listen listen = {.id = id, .backlog = 1};
-        EXPECT(command(file, RDMA_USER_CM_CMD_LISTEN, &listen, sizeof(listen), 0) != 0);
         int own = opened();
         EXPECT(bind_to(own, create(own, 2), "192.0.2.1", 7002) == 0);
         EXPECT(close(file) == 0);
