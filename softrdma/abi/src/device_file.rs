@@ -27,10 +27,16 @@ use crate::view::behind;
 /// The files that a process has open, and their identifiers.
 #[derive(Default)]
 pub(crate) struct Files {
-    /// The name of each file's event channel.
-    channels: BTreeMap<RawFd, Name>,
+    /// Each file's event channel, by the descriptor.
+    channels: BTreeMap<RawFd, Channel>,
     /// By their handles.
     identifiers: Vec<Option<Held>>,
+}
+
+struct Channel {
+    name: Name,
+    /// What its descriptor is of, as fstat(2) tells.
+    identity: Option<(libc::dev_t, libc::ino_t)>,
 }
 
 /// An identifier of the connection manager.
@@ -57,7 +63,7 @@ impl Held {
 
 impl Files {
     pub(crate) fn channel(&self, file: RawFd) -> Result<Name, c_int> {
-        self.channels.get(&file).copied().ok_or(libc::EBADF)
+        self.channels.get(&file).map(|channel| channel.name).ok_or(libc::EBADF)
     }
 
     /// Gives an identifier a handle, the lowest that is free.
@@ -89,7 +95,10 @@ impl Files {
 
     /// Forgets a file, and destroys its event channel with the identifiers on it.
     fn close(&mut self, file: RawFd) {
-        let Some(channel) = self.channels.remove(&file) else { return };
+        if let Some((word, bit)) = mark(file) {
+            word.fetch_and(!bit, Relaxed);
+        }
+        let Some(Channel { name: channel, .. }) = self.channels.remove(&file) else { return };
         for place in &mut self.identifiers {
             if let Some(held) = place.take_if(|held| held.channel == channel) {
                 // If the fabric is gone, so are its objects.
@@ -125,11 +134,30 @@ fn mark(file: RawFd) -> Option<(&'static AtomicU64, u64)> {
 
 /// Returns whether a descriptor is one of the files.
 ///
-/// A child between `vfork(2)` and `execve(2)` has its parent's memory, but descriptors of its own.
+/// A child between `vfork(2)` and `execve(2)` has its parent's memory, but descriptors of its own. A
+/// program may also close one, and use its number for another, by calls that are not replaced here
+/// (`dup2(2)`, `close_range(2)`). Then the file is closed, too.
 fn is_file(file: RawFd) -> bool {
     let marked = mark(file).is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0);
     // SAFETY: getpid(2) cannot fail.
-    marked && OWNER.load(Relaxed) == u64::from(unsafe { libc::getpid() }.cast_unsigned())
+    if !marked || OWNER.load(Relaxed) != u64::from(unsafe { libc::getpid() }.cast_unsigned()) {
+        return false;
+    }
+    let mut files = files();
+    let is_it = files.channels.get(&file).is_some_and(|channel| channel.identity == identity(file));
+    if !is_it {
+        files.close(file);
+    }
+    is_it
+}
+
+/// Returns what a descriptor is of; `None` if it is closed.
+fn identity(file: RawFd) -> Option<(libc::dev_t, libc::ino_t)> {
+    // SAFETY: zero is a valid value of a structure of integers.
+    let mut told: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: fstat(2): a place for the answer.
+    let result = unsafe { real_fstat(file, &raw mut told) };
+    (result == 0).then_some((told.st_dev, told.st_ino))
 }
 
 /// The process that has opened the files.
@@ -161,7 +189,10 @@ fn open() -> Result<c_int, c_int> {
     };
     let file = descriptor.into_raw_fd();
     OWNER.store(std::process::id().into(), Relaxed);
-    files().channels.insert(file, name);
+    // One that was closed behind this library's back may have had the number.
+    let mut files = files();
+    files.close(file);
+    files.channels.insert(file, Channel { name, identity: identity(file) });
     word.fetch_or(bit, Relaxed);
     Ok(file)
 }
@@ -234,9 +265,6 @@ pub unsafe extern "C" fn write(file: c_int, from: *const c_void, len: usize) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(file: c_int) -> c_int {
     if is_file(file) {
-        if let Some((word, bit)) = mark(file) {
-            word.fetch_and(!bit, Relaxed);
-        }
         files().close(file);
     }
     let function = behind(c"close", &BEHIND.close);
@@ -251,10 +279,13 @@ pub unsafe extern "C" fn close(file: c_int) -> c_int {
 
 /// Defines functions that describe a descriptor: the file is a device.
 macro_rules! described {
-    ($($name:ident $words:literal $stat:ident;)*) => {
+    ($($name:ident $words:literal $stat:ident $real:ident;)*) => {
         $(
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name(file: c_int, into: *mut libc::$stat) -> c_int {
+            /// Calls the C library's function.
+            ///
+            /// # Safety
+            /// That of the C library's function.
+            unsafe fn $real(file: c_int, into: *mut libc::$stat) -> c_int {
                 type Function = unsafe extern "C" fn(c_int, *mut libc::$stat) -> c_int;
                 let function = behind($words, &BEHIND.$name);
                 if function.is_null() {
@@ -262,8 +293,14 @@ macro_rules! described {
                 }
                 // SAFETY: the C library's function of this name has this prototype.
                 let function = unsafe { transmute::<*mut c_void, Function>(function) };
+                // SAFETY: the caller meets its contract.
+                unsafe { function(file, into) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(file: c_int, into: *mut libc::$stat) -> c_int {
                 // SAFETY: the caller meets the contract of the C library's function.
-                let result = unsafe { function(file, into) };
+                let result = unsafe { $real(file, into) };
                 if result == 0 && is_file(file) {
                     // SAFETY: fstat(2) has filled it in.
                     let told = unsafe { &mut *into };
@@ -277,6 +314,6 @@ macro_rules! described {
 }
 
 described! {
-    fstat c"fstat" stat;
-    fstat64 c"fstat64" stat64;
+    fstat c"fstat" stat real_fstat;
+    fstat64 c"fstat64" stat64 real_fstat64;
 }

@@ -148,6 +148,18 @@ static void arbitrary(void)
     EXPECT(close(file) == 0);
 }
 
+/* A file whose number is given to another one, without close(2), is gone. */
+static void replaced(void)
+{
+    int file = opened(), null = open("/dev/null", O_WRONLY);
+    struct stat of;
+    create(file, 1);
+    EXPECT(dup2(null, file) == file);
+    EXPECT(write(file, "ordinary", 8) == 8);
+    EXPECT(fstat(file, &of) == 0 && of.st_rdev != 0);
+    EXPECT(close(file) == 0 && close(null) == 0);
+}
+
 /* A child has none of its parent's files, and its parent loses none by it. */
 static void children(void)
 {
@@ -178,6 +190,7 @@ int main(void)
 {
     good();
     arbitrary();
+    replaced();
     children();
     puts("done");
     return 0;
