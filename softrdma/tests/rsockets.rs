@@ -87,6 +87,24 @@ fn rcopy() {
     home.is_left();
 }
 
+/// The real librdmacm and the library in its place reach each other.
+#[test]
+fn rping_of_either_library() {
+    if installed("rping").is_none() || !preloaded() {
+        return;
+    }
+    let server = ["rping", "-s", "-a", SERVER, "-C", "20", "-V"];
+    let client = ["rping", "-c", "-a", SERVER, "-C", "20", "-V", "-v"];
+    for ours in [None, Some(SERVER), Some(CLIENT)] {
+        let home = Home::new("rping-real");
+        let start = |address, program: &[&str]| {
+            if ours == Some(address) { home.run(address, program) } else { rsockets(&home, address, program) }
+        };
+        let running = Running::start(&mut start(SERVER, &server));
+        served(&home, running, || start(CLIENT, &client), common::pinged(20));
+    }
+}
+
 /// A program of plain sockets: three streams one after the other, each shut down half-way, and two
 /// peers that are killed.
 #[test]

@@ -40,7 +40,9 @@ lacking! {
         ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
     c_int, -1 =>
         rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
-        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece
+        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece;
+    // `softrdma run --rsockets` leaves these to the installed librdmacm.
+    c_int, -1 =>
         rsocket rbind rlisten raccept rconnect rshutdown rclose rrecv rrecvfrom rrecvmsg rsend rsendto rsendmsg rread rreadv
         rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riomap riounmap riowrite;
     (), () => ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;
