@@ -3,12 +3,16 @@
 
 mod common;
 
+use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{CLIENT, Home, Running, SERVER, await_some, compiled, installed, served, succeeded};
 use rustix::process::{Pid, Signal};
+
+// Debian's other `nc` opens its sockets by `SOCK_NONBLOCK` and `accept4(2)`, which librspreload
+// leaves to TCP.
 
 /// Returns the command for a program with rsockets at `address`.
 fn rsockets(home: &Home, address: &str, program: &[&str]) -> Command {
@@ -136,11 +140,30 @@ fn plain_sockets() {
     home.is_left();
 }
 
+/// The commands of the README.
+#[test]
+fn nc() {
+    if installed("nc.traditional").is_none() || !preloaded() {
+        return;
+    }
+    let home = Home::new("nc");
+    let (from, to) = (home.path().join("from"), home.path().join("to"));
+    let bytes = arbitrary(&from, 16 << 20);
+    let mut server = rsockets(&home, SERVER, &["nc.traditional", "-l", "-s", SERVER, "-p", "8080"]);
+    let mut server = server.stdout(File::create(&to).expect("a file")).spawn().expect("starts");
+    await_some("a connection", || {
+        let mut client = rsockets(&home, CLIENT, &["nc.traditional", "-q", "0", SERVER, "8080"]);
+        client.stdin(File::open(&from).expect("a file"));
+        Running::start(&mut client).finish().0.then_some(())
+    });
+    assert!(server.wait().expect("a child").success());
+    assert!(std::fs::read(&to).expect("a file") == bytes);
+    home.is_left();
+}
+
 /// A request of `curl`, and the answer of a `nc` that knows nothing of HTTP.
 #[test]
 fn curl_and_nc() {
-    // Debian's other `nc` opens its sockets by `SOCK_NONBLOCK` and `accept4(2)`, which librspreload
-    // leaves to TCP.
     if installed("nc.traditional").is_none() || installed("curl").is_none() || !preloaded() {
         return;
     }

@@ -1,9 +1,9 @@
-//! The commands of `/dev/infiniband/rdma_cm`, as Linux has them (`rdma/rdma_user_cm.h`): each is one
-//! `write(2)`, and the fabric does what Linux would do.
+//! The commands of `/dev/infiniband/rdma_cm`, as Linux has them (`rdma/rdma_user_cm.h`): each is
+//! one `write(2)`, and the fabric does what Linux would do.
 //!
 //! A command states its own length, and where in the program's memory its answer goes. Those for
-//! addresses of any family (`QUERY`, `BIND`, `RESOLVE_ADDR`) are not there. librdmacm tries one when
-//! it starts, and uses the older ones then.
+//! addresses of any family (`QUERY`, `BIND`, `RESOLVE_ADDR`) are not there. librdmacm tries one
+//! when it starts, and uses the older ones then.
 
 mod forms;
 

@@ -134,9 +134,9 @@ fn mark(file: RawFd) -> Option<(&'static AtomicU64, u64)> {
 
 /// Returns whether a descriptor is one of the files.
 ///
-/// A child between `vfork(2)` and `execve(2)` has its parent's memory, but descriptors of its own. A
-/// program may also close one, and use its number for another, by calls that are not replaced here
-/// (`dup2(2)`, `close_range(2)`). Then the file is closed, too.
+/// A child between `vfork(2)` and `execve(2)` has its parent's memory, but descriptors of its own.
+/// A program may also close one, and use its number for another, by calls that are not replaced
+/// here (`dup2(2)`, `close_range(2)`). Then the file is closed, too.
 fn is_file(file: RawFd) -> bool {
     let marked = mark(file).is_some_and(|(word, bit)| word.load(Relaxed) & bit != 0);
     // SAFETY: getpid(2) cannot fail.

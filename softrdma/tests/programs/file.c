@@ -1,4 +1,5 @@
-/* Writes commands to /dev/infiniband/rdma_cm itself, as rdma/rdma_user_cm.h has them: good ones, and arbitrary ones. */
+/* Writes commands to /dev/infiniband/rdma_cm itself, as rdma/rdma_user_cm.h has them: good ones, and
+ * arbitrary ones. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -35,6 +36,8 @@ static uint32_t create(int file, uint64_t uid)
     struct rdma_ucm_create_id_resp made;
     struct rdma_ucm_create_id create = {.uid = uid, .response = (uintptr_t)&made, .ps = RDMA_PS_TCP};
     EXPECT(command(file, RDMA_USER_CM_CMD_CREATE_ID, &create, sizeof(create), sizeof(made)) == 0);
+    create.ps = RDMA_PS_UDP;
+    EXPECT(command(file, RDMA_USER_CM_CMD_CREATE_ID, &create, sizeof(create), sizeof(made)) == EOPNOTSUPP);
     return made.id;
 }
 

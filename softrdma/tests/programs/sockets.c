@@ -1,7 +1,9 @@
-/* A program of plain sockets, which `softrdma run --rsockets` makes rsockets. It knows nothing of RDMA.
+/* A program of plain sockets, which `softrdma run --rsockets` makes rsockets.
  *
- *   sockets serve ADDRESS             three streams one after the other, of which it returns the sums; then peers that are killed
- *   sockets move ADDRESS MEBIBYTES    sends so much without blocking, shuts that way down, and compares the sum that comes back
+ *   sockets serve ADDRESS             returns the sums of three streams, one after the other; then has
+ *                                     two peers that are killed
+ *   sockets move ADDRESS MEBIBYTES    sends so much without blocking, shuts that way down, and compares
+ *                                     the sum that comes back
  *   sockets hold ADDRESS              is connected, and waits to be killed
  */
 #include <arpa/inet.h>
@@ -63,8 +65,8 @@ static void serve_stream(int listener)
     printf("served %llu\n", (unsigned long long)sum.bytes);
 }
 
-/* Has a peer that is killed, while this side waits for its data or for room to send to it. It waits in poll(2): rsockets do not wake
-   a call that blocks by itself. */
+/* Has a peer that is killed, while this side waits for its data or for room to send to it. It waits
+   in poll(2): rsockets do not wake a call that blocks by itself. */
 static void lose(int listener, int sends)
 {
     int fd = accept(listener, NULL, NULL);

@@ -150,8 +150,8 @@ pub(super) fn whole<T: Words>(from: &[u8]) -> Result<T, c_int> {
     taken(from, size_of::<T>())
 }
 
-/// Writes an answer to `place`, where the program has `room` bytes for it. At least `least` bytes of
-/// it have to fit.
+/// Writes an answer to `place`, where the program has `room` bytes for it. At least `least` bytes
+/// of it have to fit.
 ///
 /// # Safety
 /// The program has that room there: Linux would report `EFAULT`, and this writes.
