@@ -1,5 +1,5 @@
-/* Writes commands to /dev/infiniband/rdma_cm itself, as rdma/rdma_user_cm.h has them: good ones, and
- * arbitrary ones. */
+/* Writes commands to /dev/infiniband/rdma_cm itself, as rdma/rdma_user_cm.h has them: good ones,
+ * and arbitrary ones. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

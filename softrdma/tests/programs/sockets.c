@@ -1,9 +1,9 @@
 /* A program of plain sockets, which `softrdma run --rsockets` makes rsockets.
  *
- *   sockets serve ADDRESS             returns the sums of three streams, one after the other; then has
- *                                     two peers that are killed
- *   sockets move ADDRESS MEBIBYTES    sends so much without blocking, shuts that way down, and compares
- *                                     the sum that comes back
+ *   sockets serve ADDRESS             returns the sums of three streams, one after the other; then
+ *                                     has two peers that are killed
+ *   sockets move ADDRESS MEBIBYTES    sends so much without blocking, shuts that way down, and
+ *                                     compares the sum that comes back
  *   sockets hold ADDRESS              is connected, and waits to be killed
  */
 #include <arpa/inet.h>
