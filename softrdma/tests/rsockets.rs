@@ -193,14 +193,19 @@ fn curl_and_nc() {
     home.is_left();
 }
 
-/// The file by which librdmacm asks Linux, with arbitrary commands.
+/// The file by which librdmacm asks Linux, with arbitrary commands; and programs of librdmacm and
+/// verbs, which run on the library in its place as well (`stock_programs.rs`).
 #[test]
-fn the_file_of_the_connection_manager() {
-    let home = Home::new("file");
-    let Some(program) = compiled(&home, "file") else { return };
-    if preloaded() {
+fn programs_of_c() {
+    for name in ["file", "options", "elements", "chains", "extended", "threads"] {
+        let home = Home::new(&format!("real-{name}"));
+        let Some(program) = compiled(&home, name) else { return };
+        if !preloaded() {
+            return;
+        }
         let output = rsockets(&home, SERVER, &[&program]).output().expect("runs");
-        assert_eq!(succeeded(&output), "done\n");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(succeeded(&output), "done\n", "{name}: {said}");
         home.is_left();
     }
 }

@@ -109,7 +109,7 @@ impl Files {
     }
 }
 
-static FILES: PerProcess<Mutex<Files>> = PerProcess::new();
+pub(crate) static FILES: PerProcess<Mutex<Files>> = PerProcess::new();
 
 pub(crate) fn files() -> MutexGuard<'static, Files> {
     FILES.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
@@ -117,14 +117,6 @@ pub(crate) fn files() -> MutexGuard<'static, Files> {
 
 /// A bit for each descriptor that may be one of the files. Others are never looked up.
 static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
-
-/// Forgets all files in a forked child, to which its parent's belong as little as other objects.
-pub(crate) fn forget() {
-    FILES.forget();
-    for word in &MARKED {
-        word.store(0, Relaxed);
-    }
-}
 
 /// Returns the descriptor's word of the table, and its bit.
 fn mark(file: RawFd) -> Option<(&'static AtomicU64, u64)> {

@@ -52,7 +52,7 @@ extern "C" fn forked() {
     GENERATION.fetch_add(1, Relaxed);
     crate::link::LINK.forget();
     crate::names::OBJECTS.forget();
-    crate::device_file::forget();
+    crate::device_file::FILES.forget();
 }
 
 /// Makes children start without their parent's state.
