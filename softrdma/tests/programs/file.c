@@ -145,10 +145,12 @@ static void arbitrary(void)
     struct rdma_ucm_cmd_hdr header = {.cmd = RDMA_USER_CM_CMD_CREATE_ID, .in = sizeof(struct rdma_ucm_create_id)};
     for (size_t len = 0; len <= sizeof(header); len++)
         EXPECT(write(file, &header, len) == -1 && errno == EINVAL);
-    /* The file goes with its identifiers. */
+    /* The file goes with its identifiers, and so do more than a program may have at once. */
     for (int i = 0; i < 100; i++)
         create(file, 1);
     EXPECT(close(file) == 0);
+    for (int i = 0; i < 4200; i++)
+        EXPECT(close(opened()) == 0);
 }
 
 /* A file whose number is given to another one, without close(2), is gone. */
@@ -171,7 +173,9 @@ static void children(void)
     pid_t child = fork();
     if (child == 0) {
         int own = opened();
-        EXPECT(bind_to(own, create(own, 2), "192.0.2.1", 7002) == 0);
+        /* Handles begin anew. */
+        EXPECT(create(own, 2) == id);
+        EXPECT(bind_to(own, id, "192.0.2.1", 7002) == 0);
         EXPECT(close(file) == 0);
         /* Its number is free for another one. */
         EXPECT(open("/dev/null", O_WRONLY) == file && write(file, "", 1) == 1);
