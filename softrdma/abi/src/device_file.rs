@@ -189,11 +189,14 @@ fn open() -> Result<c_int, c_int> {
     Ok(file)
 }
 
-/// Returns the device number that Linux reports of the file where it has one: librdmacm compares
-/// them.
+/// Returns the device number of the file that Linux itself has, if it has one. librdmacm learns it
+/// from Linux, and opens no file of another number.
 fn number() -> Option<libc::dev_t> {
-    let text = std::fs::read_to_string("/sys/class/misc/rdma_cm/dev").ok()?;
-    let (major, minor) = text.trim_end().split_once(':')?;
+    parse(&std::fs::read_to_string("/sys/class/misc/rdma_cm/dev").ok()?)
+}
+
+fn parse(number: &str) -> Option<libc::dev_t> {
+    let (major, minor) = number.trim_end().split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
@@ -308,4 +311,15 @@ macro_rules! described {
 described! {
     fstat c"fstat" stat real_fstat;
     fstat64 c"fstat64" stat64 real_fstat64;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_number_is_read_as_sysfs_has_it() {
+        assert_eq!(parse("10:258\n"), Some(libc::makedev(10, 258)));
+        assert_eq!(parse("10\n").or(parse("")).or(parse("a:b")), None);
+    }
 }
