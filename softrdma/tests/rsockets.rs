@@ -72,6 +72,18 @@ fn rstream() {
     }
 }
 
+/// Without the option, a program that calls rsockets is told of it.
+#[test]
+fn the_option_is_named() {
+    if installed("rstream").is_some() {
+        let home = Home::new("option");
+        let output = home.run(SERVER, &["rstream"]).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("`softrdma run --rsockets`"), "{said}");
+        assert!(!output.status.success());
+    }
+}
+
 /// `rcopy` maps the file at its peer. Its server takes one after the other.
 #[test]
 fn rcopy() {

@@ -9,7 +9,9 @@ use crate::link::{say, set_errno};
 /// Reports once that a function is not implemented, and sets `errno`.
 pub(crate) fn lacking(name: &str, told: &AtomicBool) {
     if !told.swap(true, Relaxed) {
-        say(&format!("{name} is not there: it fails with EOPNOTSUPP"));
+        let of_rsockets = name.starts_with('r') && !name.starts_with("rdma_");
+        let hint = if of_rsockets { "; `softrdma run --rsockets` has it" } else { "" };
+        say(&format!("{name} is not there: it fails with EOPNOTSUPP{hint}"));
     }
     set_errno(libc::EOPNOTSUPP);
 }
@@ -40,9 +42,7 @@ lacking! {
         ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
     c_int, -1 =>
         rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
-        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece;
-    // `softrdma run --rsockets` leaves these to the installed librdmacm.
-    c_int, -1 =>
+        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece
         rsocket rbind rlisten raccept rconnect rshutdown rclose rrecv rrecvfrom rrecvmsg rsend rsendto rsendmsg rread rreadv
         rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riomap riounmap riowrite;
     (), () => ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;
