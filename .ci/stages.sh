@@ -59,7 +59,7 @@ mutants|mutants|trust/mutants/run
 module-trixie|the module in Valkey 8.1|run_module_trixie
 right|right implementations: windows of any length, all kinds of devices, latency|run_right
 lab-long|the lab: what takes long|run_lab_long
-middleware|UCX, libfabric, Open MPI and Mooncake, as they are, on softrdma|lab/run programs
+middleware|UCX, libfabric, Open MPI, Mooncake and rsockets, as they are, on softrdma|lab/run programs
 soak|the soak|lab/run soak
 python-long|the Python package: what takes long|run_python_long
 static|one static file|.ci/stages/static

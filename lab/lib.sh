@@ -20,7 +20,8 @@ export LAB_CACHE
     LAB_BUILD_PACKAGES='build-essential pkg-config libssl-dev libibverbs-dev librdmacm-dev libclang-dev cmake
         debian-archive-keyring ca-certificates'
     # What more the stages of .ci/run take; tests of what is not there are skipped, which fails there.
-    CI_PACKAGES="$LAB_RUN_PACKAGES $LAB_BUILD_PACKAGES patch tshark ucx-utils libfabric-bin python3-venv valgrind strace man-db golang-go"
+    CI_PACKAGES="$LAB_RUN_PACKAGES $LAB_BUILD_PACKAGES patch tshark ucx-utils libfabric-bin curl netcat-traditional python3-venv valgrind strace man-db
+        golang-go"
 }
 
 LAB_STARTED=${LAB_STARTED:-$(date +%s)}

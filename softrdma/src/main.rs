@@ -79,6 +79,10 @@ enum Action {
         /// event.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
         vectors: Option<u32>,
+        /// Makes the program's TCP sockets rsockets, by rdma-core's librspreload.so. Its own
+        /// librdmacm then runs above the device, also for programs that call it themselves.
+        #[arg(long)]
+        rsockets: bool,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
@@ -130,7 +134,7 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode, Error> {
     match action {
-        Action::Run { fabric, address, faults, record, latency, device_kind, vectors, command } => {
+        Action::Run { fabric, address, faults, record, latency, device_kind, vectors, rsockets, command } => {
             let place = Place::of(&fabric)?;
             let libraries = place.libraries()?;
             // Keeps the fabric alive until the program, which replaces this one, has ended.
@@ -148,7 +152,8 @@ fn act(action: Action) -> Result<ExitCode, Error> {
                 inject(&mut presence, Some(seed), faults)?;
             }
             let devices: Vec<_> = address.into_iter().map(|Addresses(addresses)| addresses).collect();
-            run(&place, &libraries, &presence, &devices, &command)
+            let preload = if rsockets { libraries.rsockets()?.to_vec() } else { vec![libraries.preload()] };
+            run(&place, &libraries, &preload, &presence, &devices, &command)
         }
         Action::Fault { fabric, seed, fault } => {
             let mut socket = running(&fabric)?;
@@ -197,6 +202,7 @@ fn tell(
 fn run(
     place: &Place,
     libraries: &Libraries,
+    preload: &[PathBuf],
     presence: &Socket,
     devices: &[Vec<IpAddr>],
     command: &[OsString],
@@ -211,21 +217,19 @@ fn run(
         .env(SOCKET, place.socket())
         .env(ADDRESSES, format_devices(devices))
         .env(OsStr::from_bytes(VIEW.to_bytes()), place.show(devices)?)
-        .env("LD_PRELOAD", before(libraries.preload().into(), "LD_PRELOAD"));
+        .env("LD_PRELOAD", before(preload, "LD_PRELOAD"));
     if !has_rdma_core() {
-        started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));
+        started.env("LD_LIBRARY_PATH", before(&[libraries.search().into()], "LD_LIBRARY_PATH"));
     }
     // From here on, signals and the exit status are the program's own.
     Err(Error::System { what: program.to_string_lossy().into_owned(), error: started.exec() })
 }
 
-/// Returns a list of paths from the environment, with one more in front.
-fn before(mut first: OsString, variable: &str) -> OsString {
-    if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
-        first.push(":");
-        first.push(others);
-    }
-    first
+/// Returns a list of paths from the environment, with these in front.
+fn before(first: &[PathBuf], variable: &str) -> OsString {
+    let others = std::env::var_os(variable).filter(|others| !others.is_empty());
+    let all: Vec<_> = first.iter().map(|path| path.as_os_str().to_owned()).chain(others).collect();
+    all.join(OsStr::new(":"))
 }
 
 fn running(fabric: &str) -> Result<Socket, Error> {

@@ -78,6 +78,9 @@ pub enum Error {
     /// The library was not built, or not installed, together with this program.
     #[error("{} is not there: it is built and installed together with this program", .0.display())]
     Library(PathBuf),
+    /// rdma-core's library for rsockets is not installed.
+    #[error("rsocket/librspreload.so is not there: it comes with rdma-core (Debian: librdmacm1)")]
+    Rsockets,
 }
 
 pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
@@ -247,10 +250,11 @@ impl Place {
     /// Makes a directory in which the libraries have the names that programs look for.
     pub fn libraries(&self) -> Result<Libraries, Error> {
         let program = std::env::current_exe().map_err(system("this program"))?;
-        let library = program.with_file_name("librdmacm-softrdma");
-        if !library.is_file() {
-            return Err(Error::Library(library));
-        }
+        let named = |name: &str| {
+            let library = program.with_file_name(name);
+            if library.is_file() { Ok(library) } else { Err(Error::Library(library)) }
+        };
+        let (library, verbs) = (named("librdmacm-softrdma")?, named("libibverbs-softrdma")?);
         let directory = self.directory.join("lib");
         DirBuilder::new()
             .recursive(true)
@@ -258,15 +262,17 @@ impl Place {
             .create(&directory)
             .map_err(system(directory.display().to_string()))?;
         let _lock = self.lock()?;
-        for name in ["librdmacm.so.1", "libibverbs.so.1"] {
+        for (name, library) in
+            [("librdmacm.so.1", &library), ("libibverbs.so.1", &library), ("libibverbs-softrdma.so", &verbs)]
+        {
             let link = directory.join(name);
-            if std::fs::read_link(&link).is_ok_and(|there| there == library) {
+            if std::fs::read_link(&link).is_ok_and(|there| there == *library) {
                 continue;
             }
             // Replaced in one step, as a program may be loading the old one.
             let new = link.with_extension("new");
             let _old = std::fs::remove_file(&new);
-            symlink(&library, &new)
+            symlink(library, &new)
                 .and_then(|()| std::fs::rename(&new, &link))
                 .map_err(system(link.display().to_string()))?;
         }
@@ -293,6 +299,15 @@ impl Libraries {
         self.directory.join("librdmacm.so.1")
     }
 
+    /// Returns the two libraries that must be loaded before all others, so that rdma-core's own
+    /// librdmacm runs above softrdma and the program's sockets are rsockets.
+    pub fn rsockets(&self) -> Result<[PathBuf; 2], Error> {
+        let file = "rsocket/librspreload.so";
+        let sockets = system_directories().map(|directory| directory.join(file)).find(|path| path.exists());
+        let sockets = sockets.ok_or(Error::Rsockets)?;
+        Ok([self.directory.join("libibverbs-softrdma.so"), sockets])
+    }
+
     /// Returns the directory to search for libraries if the real ones are not installed.
     #[must_use]
     pub fn search(&self) -> &Path {
@@ -303,15 +318,13 @@ impl Libraries {
 /// Whether the machine has rdma-core's libibverbs, which providers' libraries need besides ours.
 #[must_use]
 pub fn has_rdma_core() -> bool {
-    let triple = concat_triple();
-    let directories = ["/lib64".into(), "/usr/lib64".into(), "/usr/lib".into(), "/lib".into()];
-    let of_triple = [format!("/lib/{triple}"), format!("/usr/lib/{triple}")];
-    directories
-        .iter()
-        .chain(&of_triple)
-        .any(|directory| Path::new(directory).join("libibverbs.so.1").exists())
+    system_directories().any(|directory| directory.join("libibverbs.so.1").exists())
 }
 
-fn concat_triple() -> String {
-    format!("{}-linux-gnu", std::env::consts::ARCH)
+/// Returns the directories in which a machine may have its libraries.
+fn system_directories() -> impl Iterator<Item = PathBuf> {
+    let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let of_triple = [format!("/lib/{triple}"), format!("/usr/lib/{triple}")];
+    let directories = ["/lib64".into(), "/usr/lib64".into(), "/usr/lib".into(), "/lib".into()];
+    directories.into_iter().chain(of_triple).map(PathBuf::from)
 }

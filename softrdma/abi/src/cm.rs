@@ -279,13 +279,13 @@ pub unsafe extern "C" fn rdma_set_option(
 }
 
 /// The options of [`RDMA_OPTION_ID`] that Linux knows.
-mod option {
+pub(crate) mod option {
     use core::ffi::c_int;
 
-    pub(super) const TOS: c_int = 0;
-    pub(super) const REUSEADDR: c_int = 1;
-    pub(super) const AFONLY: c_int = 2;
-    pub(super) const ACK_TIMEOUT: c_int = 3;
+    pub(crate) const TOS: c_int = 0;
+    pub(crate) const REUSEADDR: c_int = 1;
+    pub(crate) const AFONLY: c_int = 2;
+    pub(crate) const ACK_TIMEOUT: c_int = 3;
 }
 
 fn set_ack_timeout(identifier: &mut Identifier, timeout: u8) -> Result<(), c_int> {
@@ -318,7 +318,7 @@ fn bind(identifier: &mut Identifier, wanted: Option<SocketAddr>) -> Result<(), c
 ///
 /// Other addresses are returned unchanged. libfabric binds to loopback to find out whether there is
 /// a device.
-fn own(address: SocketAddr) -> Result<SocketAddr, c_int> {
+pub(crate) fn own(address: SocketAddr) -> Result<SocketAddr, c_int> {
     if !address.ip().is_loopback() {
         return Ok(address);
     }

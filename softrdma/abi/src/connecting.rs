@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use softrdma_wire::{Connected, Params, Reply, Request};
+use softrdma_wire::{Connected, Name, Params, Reply, Request};
 
 use crate::cm::{complete, identifier};
 use crate::layout::{
@@ -132,19 +132,23 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     // SAFETY: rdma_init_qp_attr(3): a live identifier, attributes that state the target state, and
     // a place for the mask.
     let (identifier, attributes, mask) = unsafe { (identifier(id), &mut *attributes, &mut *mask) };
-    let told = match attributes.qp_state {
+    concluded(fill_attributes(identifier.name, attributes).map(|told| *mask = told.cast_signed()))
+}
+
+/// Fills in the attributes that move the external queue pair of an identifier to the state that
+/// they name. Returns their mask.
+pub(crate) fn fill_attributes(id: Name, attributes: &mut ibv_qp_attr) -> Result<u32, c_int> {
+    match attributes.qp_state {
         IBV_QPS_INIT => Ok(pair::to_init(attributes)),
-        IBV_QPS_RTR | IBV_QPS_RTS => match call(&Request::Offered(identifier.name)) {
-            Ok(Reply::Offered { local, remote, peer, theirs, .. }) if attributes.qp_state == IBV_QPS_RTR => {
+        IBV_QPS_RTR | IBV_QPS_RTS => match call(&Request::Offered(id))? {
+            Reply::Offered { local, remote, peer, theirs, .. } if attributes.qp_state == IBV_QPS_RTR => {
                 Ok(pair::to_receive(attributes, local, remote, peer, theirs.initiator_depth))
             }
-            Ok(Reply::Offered { theirs, retry, .. }) => Ok(pair::to_send(attributes, theirs, retry)),
-            Ok(_) => Err(libc::EPROTO),
-            Err(errno) => Err(errno),
+            Reply::Offered { theirs, retry, .. } => Ok(pair::to_send(attributes, theirs, retry)),
+            _ => Err(libc::EPROTO),
         },
         _ => Err(libc::EINVAL),
-    };
-    concluded(told.map(|told| *mask = told.cast_signed()))
+    }
 }
 
 #[unsafe(no_mangle)]

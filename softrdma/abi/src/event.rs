@@ -83,7 +83,10 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
 /// The fabric is asked only when the descriptor is readable, so no call of another thread can come
 /// between a request and the sleep. A program may destroy a channel while a thread sleeps on it;
 /// that thread is never woken, as with the kernel's channels. `rping` ends this way.
-fn wait<T>(descriptor: RawFd, mut take: impl FnMut() -> Result<Option<T>, c_int>) -> Result<T, c_int> {
+pub(crate) fn wait<T>(
+    descriptor: RawFd,
+    mut take: impl FnMut() -> Result<Option<T>, c_int>,
+) -> Result<T, c_int> {
     loop {
         // SAFETY: fcntl(2): reads the flags; a closed descriptor is refused.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };

@@ -23,9 +23,11 @@ mod acknowledged;
 mod address;
 mod chain;
 mod cm;
+mod commands;
 mod completion;
 mod connecting;
 mod device;
+mod device_file;
 mod endpoint;
 mod event;
 mod handles;
@@ -45,3 +47,5 @@ mod ring;
 mod shared;
 mod strings;
 mod view;
+
+pub use device_file::serve;

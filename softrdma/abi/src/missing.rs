@@ -9,7 +9,9 @@ use crate::link::{say, set_errno};
 /// Reports once that a function is not implemented, and sets `errno`.
 pub(crate) fn lacking(name: &str, told: &AtomicBool) {
     if !told.swap(true, Relaxed) {
-        say(&format!("{name} is not there: it fails with EOPNOTSUPP"));
+        let of_rsockets = name.starts_with('r') && !name.starts_with("rdma_");
+        let hint = if of_rsockets { "; `softrdma run --rsockets` has it" } else { "" };
+        say(&format!("{name} is not there: it fails with EOPNOTSUPP{hint}"));
     }
     set_errno(libc::EOPNOTSUPP);
 }
@@ -37,7 +39,7 @@ lacking! {
         ibv_reg_dmabuf_mr;
     c_int, libc::EOPNOTSUPP =>
         ibv_resize_cq ibv_attach_mcast ibv_detach_mcast
-        ibv_rereg_mr ibv_resolve_eth_l2_from_gid ibv_set_ece ibv_query_ece;
+        ibv_rereg_mr ibv_resolve_eth_l2_from_gid;
     c_int, -1 =>
         rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
         rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece
@@ -45,3 +47,17 @@ lacking! {
         rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riomap riounmap riowrite;
     (), () => ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;
 }
+
+/// Defines functions without which librdmacm does: they report nothing.
+macro_rules! dispensable {
+    ($($name:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name() -> c_int {
+                libc::EOPNOTSUPP
+            }
+        )*
+    };
+}
+
+dispensable! { ibv_set_ece ibv_query_ece }

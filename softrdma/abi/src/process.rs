@@ -35,7 +35,7 @@ impl<T> PerProcess<T> {
 
     /// Forgets the value in a forked child. The parent's value stays in memory, as its locks may be
     /// in any state.
-    fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Release);
     }
 }
@@ -52,6 +52,7 @@ extern "C" fn forked() {
     GENERATION.fetch_add(1, Relaxed);
     crate::link::LINK.forget();
     crate::names::OBJECTS.forget();
+    crate::device_file::FILES.forget();
 }
 
 /// Makes children start without their parent's state.

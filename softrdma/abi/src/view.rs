@@ -93,9 +93,11 @@ macro_rules! name {
     };
 }
 
-/// Defines functions that take a path, each with its result if the C library lacks it.
+/// Defines functions that take a path, each with its result if the C library lacks it, and with
+/// what may open one of the places instead.
 macro_rules! seen {
-    ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $result:ty = $none:expr;)*) => {
+    ($(fn $name:ident($($before:ident: $first:ty,)* @path $(, $after:ident: $last:ty)*) -> $result:ty = $none:expr
+        $(, or $instead:path)?;)*) => {
         /// The C library's functions.
         struct Behind {
             $($name: AtomicPtr<c_void>,)*
@@ -125,7 +127,15 @@ macro_rules! seen {
                 // SAFETY: the caller meets the contract of the C library's function.
                 let pass = |path| unsafe { function($($before,)* path $(, $after)*) };
                 // SAFETY: as above: the path is a string, or null if that function allows it.
-                unsafe { if is_elsewhere(path) { elsewhere(path, pass) } else { pass(path) } }
+                unsafe {
+                    if !is_elsewhere(path) {
+                        return pass(path);
+                    }
+                    $(if let Some(result) = $instead(path) {
+                        return result;
+                    })?
+                    elsewhere(path, pass)
+                }
             }
         )*
     };
@@ -137,8 +147,8 @@ macro_rules! seen {
 static CONSTRUCTOR: extern "C" fn() = find_all;
 
 seen! {
-    fn open(@path, flags: c_int, mode: c_uint) -> c_int = -1;
-    fn open64(@path, flags: c_int, mode: c_uint) -> c_int = -1;
+    fn open(@path, flags: c_int, mode: c_uint) -> c_int = -1, or crate::device_file::opened;
+    fn open64(@path, flags: c_int, mode: c_uint) -> c_int = -1, or crate::device_file::opened;
     fn openat(directory: c_int, @path, flags: c_int, mode: c_uint) -> c_int = -1;
     fn openat64(directory: c_int, @path, flags: c_int, mode: c_uint) -> c_int = -1;
     fn __open_2(@path, flags: c_int) -> c_int = -1;
