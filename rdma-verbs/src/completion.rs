@@ -212,8 +212,8 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
             }
         };
         if taken > 0 {
-            // A device may raise more events than were asked for. If the store forgets a request that
-            // another thread makes meanwhile, its event is left to the next call.
+            // A device may raise more events than were asked for. If the store forgets a request
+            // that another thread makes meanwhile, its event is left to the next call.
             if queue.asked.fetch_sub(taken, Relaxed) < taken {
                 queue.asked.store(0, Relaxed);
             }
