@@ -85,6 +85,15 @@ impl Seat {
         !self.lock().loads.is_empty()
     }
 
+    /// Notes a further step. Returns false if the thread may take none, because the last one took
+    /// long, or because another thread has taken over.
+    pub(super) fn continues(&self) -> bool {
+        let mut held = self.lock();
+        let may = !held.kept && !held.replaced;
+        held.steps += u64::from(may);
+        may
+    }
+
     /// Whether the current step takes long.
     pub(super) fn is_kept(&self) -> bool {
         self.lock().kept
