@@ -13,7 +13,7 @@ const SMALL_STEP: usize = 4096;
 /// Bytes of all messages held between two steps, and for a capture, before steps become small.
 const MOST_HELD: usize = 64 << 20;
 /// Buffers of [`STEP`] bytes that are kept for later messages.
-const MOST_SPARE: usize = 4;
+const MOST_SPARE: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {

@@ -18,6 +18,7 @@ use rdma_softsim::Load;
 
 use super::memory::Process;
 use super::seats::{Seat, Watch};
+use super::signals;
 
 /// How many steps of others a thread takes that serves a program, after one of its own.
 const MOST_FOR_OTHERS: u32 = 16;
@@ -125,11 +126,11 @@ impl Movers {
                 break;
             }
             let Some(next) = process.lane.next_step() else { break };
-            std::mem::replace(&mut load, next).go();
+            go(std::mem::replace(&mut load, next));
             load.step();
         }
         self.leave(process, |slow| if seat.is_kept() { TRIAL } else { slow });
-        load.go();
+        go(load);
     }
 
     pub(super) fn submit_all(self: &Arc<Self>, loads: impl IntoIterator<Item = (Arc<Process>, Load)>) {
@@ -223,7 +224,7 @@ impl Movers {
         };
         self.leave(process, |slow| slow.saturating_sub(1));
         if let Some(load) = moved {
-            load.go();
+            go(load);
         }
     }
 
@@ -238,4 +239,8 @@ impl Movers {
             self.add(Arc::clone(process));
         }
     }
+}
+
+fn go(load: Load) {
+    signals::after(|| load.go());
 }

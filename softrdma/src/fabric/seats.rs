@@ -21,6 +21,7 @@ use rdma_softsim::Load;
 use super::memory::Process;
 use super::movers::Movers;
 use super::service::Service;
+use super::signals;
 
 /// How long a thread may move bytes before it is replaced. The replacement comes after at most
 /// twice this time.
@@ -78,7 +79,7 @@ impl Seat {
     pub(super) fn collect<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
         let _leave = Leave;
         SEAT.set(Some(Arc::clone(self)));
-        act()
+        signals::after(act)
     }
 
     pub(super) fn is_laden(&self) -> bool {

@@ -1,12 +1,15 @@
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
+use rdma_softsim::Signal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use softrdma_wire::{Access, Completion, Local, Op, Request, Send, Sge, Transition};
 
 use super::memory::Process;
 use super::movers::Job;
 use super::service::NAME;
+use super::signals::{Backlog, QueueSignal, Records};
 use super::*;
 
 #[path = "../../tests/queue/mod.rs"]
@@ -168,6 +171,25 @@ fn a_thread_takes_the_steps_of_others_in_the_same_memory() {
     until(|| stuck.completed() == [2]);
     until(|| one.completed() == [1]);
     drop(kept);
+}
+
+/// A program is woken when the thread has left the model.
+#[test]
+fn records_are_written_after_what_caused_them() {
+    let (channel, end) = Records::new(&Arc::new(Backlog::new().expect("a backlog"))).expect("a channel");
+    let signal = QueueSignal { queue: 7, channel: Arc::new(channel), vector: None };
+    let is_readable = || {
+        let mut fds = [PollFd::new(&end, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    };
+    signals::after(|| {
+        signals::after(|| signal.raise());
+        assert!(is_readable());
+        assert_eq!(rustix::io::read(&end, &mut [0; wire::RECORD]), Ok(wire::RECORD));
+        signal.raise();
+        assert!(!is_readable());
+    });
+    assert!(is_readable());
 }
 
 /// For some time, only threads that serve no program take the steps of a slow program.

@@ -236,7 +236,7 @@ fn what_is_held_on_the_way_is_given_back() {
     assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, Ok(Completed::Write))]);
 }
 
-/// A long message uses the buffer of an earlier one, and four buffers are kept.
+/// A long message uses the buffer of an earlier one, and eight buffers are kept.
 #[test]
 fn a_few_buffers_are_kept_for_later_messages() {
     let mut p = Programs::new();
@@ -247,13 +247,13 @@ fn a_few_buffers_are_kept_for_later_messages() {
         p.arrive(kept);
         assert_eq!(p.w.model.store.spare().len(), 1, "message {id}");
     }
-    let mut many = [(); 6].map(|()| Held::new(&p.w.model.store));
+    let mut many = [(); 10].map(|()| Held::new(&p.w.model.store));
     many.iter_mut().for_each(|held| held.widen(256 * 1024));
     drop(many);
-    assert_eq!(p.w.model.store.spare().len(), 4);
+    assert_eq!(p.w.model.store.spare().len(), 8);
     // Shorter ones are not kept.
     Held::new(&p.w.model.store).widen(4096);
-    assert_eq!(p.w.model.store.spare().iter().map(Vec::len).sum::<usize>(), 4 * 256 * 1024);
+    assert_eq!(p.w.model.store.spare().iter().map(Vec::len).sum::<usize>(), 8 * 256 * 1024);
 }
 
 /// An atomic operation whose answer the link loses is done once, and its repetition is answered.
