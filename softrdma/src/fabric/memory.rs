@@ -74,7 +74,7 @@ impl Process {
     }
 
     /// Returns whether the process has ended, at the latest [`FRESH`] ago.
-    fn has_ended(&self) -> bool {
+    pub(super) fn has_ended(&self) -> bool {
         let now = self.opened.elapsed().as_micros() as u64;
         if u128::from(now.saturating_sub(self.seen.load(Relaxed))) < FRESH.as_micros() {
             return false;

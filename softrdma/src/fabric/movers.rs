@@ -3,11 +3,11 @@
 //! An access takes as long as its program makes it take: a page may come late, or never, and
 //! nothing ends the system call before. So each program has a [`Lane`], in which one thread at a
 //! time accesses its memory, in order. The threads that serve programs do most of that themselves
-//! ([`seats`](super::seats)). A thread in a program's memory takes
-//! the steps there of others, too. The threads here do the rest: messages that a timer starts, steps
-//! that are too many for such a thread, and steps for slow programs. A thread
-//! that a program blocks does nothing else meanwhile; another thread serves the other programs.
-//! There are at most as many threads as programs, plus a few.
+//! ([`seats`](super::seats)), and take the steps that others have in the same memory meanwhile: to
+//! wake a further thread for a step takes longer than most steps. The threads here do the rest:
+//! messages that a timer starts, steps that are too many for such a thread, and steps for slow
+//! programs. A thread that a program blocks does nothing else meanwhile; another thread serves the
+//! other programs. There are at most as many threads as programs, plus a few.
 
 use std::cell::Cell;
 use std::collections::VecDeque;

@@ -157,9 +157,12 @@ impl AsFd for Records {
     }
 }
 
+/// The record of an event of this completion queue, and its channel.
+type Record = (Arc<Records>, Name);
+
 thread_local! {
     /// The records that this thread writes when it has left the model, if it is in [`after`].
-    static LATER: RefCell<Option<Vec<(Arc<Records>, Name)>>> = const { RefCell::new(None) };
+    static LATER: RefCell<Option<Vec<Record>>> = const { RefCell::new(None) };
 }
 
 /// Calls `act`, and then writes the records of the completion events that it caused. To wake a

@@ -173,6 +173,20 @@ fn a_thread_takes_the_steps_of_others_in_the_same_memory() {
     drop(kept);
 }
 
+#[test]
+fn a_process_that_has_ended_is_noticed() {
+    let mut child =
+        std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+    let process = Process::open(child.id(), &Movers::new(1, NEVER), &Arc::default()).expect("a process");
+    let opened = Instant::now();
+    until(|| opened.elapsed() > Duration::from_millis(2));
+    // Looked at, not only taken to be alive.
+    assert!(!process.has_ended());
+    child.kill().expect("a kill");
+    until(|| process.has_ended());
+    assert!(child.wait().is_ok_and(|status| !status.success()));
+}
+
 /// A program is woken when the thread has left the model.
 #[test]
 fn records_are_written_after_what_caused_them() {
