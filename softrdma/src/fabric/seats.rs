@@ -77,9 +77,13 @@ impl Seat {
     /// Collects the steps that `act` causes. No thread takes them before [`Seat::move_all`], so
     /// `act` must not wait for another thread.
     pub(super) fn collect<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
+        signals::after(|| self.seated(act))
+    }
+
+    fn seated<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
         let _leave = Leave;
         SEAT.set(Some(Arc::clone(self)));
-        signals::after(act)
+        act()
     }
 
     pub(super) fn is_laden(&self) -> bool {
@@ -112,7 +116,7 @@ impl Seat {
         held.turn += 1;
         drop(held);
         movers.watch.begin();
-        self.collect(|| {
+        self.seated(|| {
             loop {
                 let mut held = self.lock();
                 let Some((process, load)) = held.loads.pop_front() else { break held.service.take() };
