@@ -181,7 +181,7 @@ impl Model {
         [captured, keeps]: [bool; 2],
     ) -> Freight {
         self.freight_count += 1;
-        Freight::new(self.freight_count, reads, bytes, [captured, keeps], &self.held)
+        Freight::new(self.freight_count, reads, bytes, [captured, keeps], &self.store)
     }
 
     /// Moves the bytes, or passes them to the driver.

@@ -93,7 +93,7 @@ impl Model {
         }
         let source = Source { number: pair.number, ip4: path.local.is_ipv4() && path.remote.is_ipv4() };
         let (len, solicited) = (bytes.len() as u32, work.solicited);
-        let mut held = Held::new(&self.held);
+        let mut held = Held::new(&self.store);
         let room = held.has_room();
         held.add(bytes.len());
         let Some(peer) = self.pairs.get_mut(path.peer) else { return Answer::Ack };

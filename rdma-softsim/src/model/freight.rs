@@ -12,6 +12,8 @@ const STEP: usize = 256 * 1024;
 const SMALL_STEP: usize = 4096;
 /// Bytes of all messages held between two steps, and for a capture, before steps become small.
 const MOST_HELD: usize = 64 << 20;
+/// Buffers of [`STEP`] bytes that are kept for later messages.
+const MOST_SPARE: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
@@ -93,31 +95,64 @@ pub(super) enum Origin {
     Inline(Vec<u8>),
 }
 
+/// What all messages share.
+#[derive(Default)]
+pub(super) struct Store {
+    /// How many bytes they hold.
+    pub(super) held: AtomicUsize,
+    /// Buffers of [`STEP`] bytes that no message uses. A fresh one costs a page fault for each of
+    /// its pages.
+    spare: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Store {
+    pub(super) fn spare(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Bytes that count as held while this exists.
 pub(super) struct Held {
-    all: Arc<AtomicUsize>,
+    store: Arc<Store>,
     own: usize,
+    /// Holds bytes between the ends of a message.
+    buffer: Vec<u8>,
 }
 
 impl Held {
-    pub(super) fn new(all: &Arc<AtomicUsize>) -> Self {
-        Self { all: Arc::clone(all), own: 0 }
+    pub(super) fn new(store: &Arc<Store>) -> Self {
+        Self { store: Arc::clone(store), own: 0, buffer: Vec::new() }
     }
 
     pub(super) fn add(&mut self, bytes: usize) {
         self.own += bytes;
-        self.all.fetch_add(bytes, Relaxed);
+        self.store.held.fetch_add(bytes, Relaxed);
     }
 
     /// Returns whether all together are not too many.
     pub(super) fn has_room(&self) -> bool {
-        self.all.load(Relaxed) < MOST_HELD
+        self.store.held.load(Relaxed) < MOST_HELD
+    }
+
+    /// Makes the buffer at least this long. It may have bytes of earlier messages.
+    pub(super) fn widen(&mut self, len: usize) {
+        if self.buffer.len() < len {
+            let spare = if len == STEP { self.store.spare().pop() } else { None };
+            // Zeroed by the allocator, once.
+            self.buffer = spare.unwrap_or_else(|| vec![0; len]);
+        }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.all.fetch_sub(self.own, Relaxed);
+        self.store.held.fetch_sub(self.own, Relaxed);
+        if self.buffer.len() == STEP {
+            let mut spare = self.store.spare();
+            if spare.len() < MOST_SPARE {
+                spare.push(core::mem::take(&mut self.buffer));
+            }
+        }
     }
 }
 
@@ -130,9 +165,7 @@ pub(crate) struct Freight {
     target: Option<Vec<Stretch>>,
     len: usize,
     done: usize,
-    /// Holds bytes between the ends.
-    buffer: Vec<u8>,
-    /// Number of bytes in `buffer`.
+    /// Number of bytes between the ends, in the buffer of `held`.
     filled: usize,
     /// The bytes that are kept, for a capture or as those of a datagram.
     seen: Option<Vec<u8>>,
@@ -155,13 +188,13 @@ pub(super) struct Outcome {
 }
 
 impl Freight {
-    /// Starts a message. `held` counts the bytes of all messages.
+    /// Starts a message.
     pub(super) fn new(
         number: u64,
         reads: bool,
         (origin, target, len): (Origin, Option<Vec<Stretch>>, usize),
         [captured, keeps]: [bool; 2],
-        held: &Arc<AtomicUsize>,
+        store: &Arc<Store>,
     ) -> Self {
         let at = match (&origin, reads) {
             (Origin::Memory(_), false) => End::Requester,
@@ -177,9 +210,8 @@ impl Freight {
             target,
             len,
             done: 0,
-            buffer: Vec::new(),
             filled: 0,
-            held: Held::new(held),
+            held: Held::new(store),
             most: 0,
             unreachable: None,
             atomic: None,
@@ -261,11 +293,8 @@ impl Freight {
             self.held.add(self.most);
         }
         let len = self.most.min(self.len - self.done);
-        if self.buffer.len() < len {
-            // Zeroed by the allocator, once.
-            self.buffer = vec![0; len];
-        }
-        let Some(mut rest) = self.buffer.get_mut(..len) else { return false };
+        self.held.widen(len);
+        let Some(mut rest) = self.held.buffer.get_mut(..len) else { return false };
         let reached = within(list, self.done, len).all(|(memory, offset, count)| {
             let Some((piece, behind)) = core::mem::take(&mut rest).split_at_mut_checked(count) else {
                 return false;
@@ -277,7 +306,7 @@ impl Freight {
             return false;
         }
         if let Some(atomic) = self.atomic
-            && let Some(found) = self.buffer.first_chunk()
+            && let Some(found) = self.held.buffer.first_chunk()
             && let Some(new) = atomic.apply(*found)
         {
             // A message that has ended while its page came is not executed.
@@ -291,7 +320,7 @@ impl Freight {
             && (self.keeps || self.held.has_room())
         {
             self.held.add(len);
-            seen.extend_from_slice(self.buffer.get(..len).unwrap_or_default());
+            seen.extend_from_slice(self.held.buffer.get(..len).unwrap_or_default());
         }
         if self.target.is_none() {
             self.done += len;
@@ -304,7 +333,7 @@ impl Freight {
     fn put(&mut self) -> bool {
         let bytes: &[u8] = match &self.origin {
             Origin::Inline(bytes) => bytes,
-            Origin::Memory(_) => self.buffer.get(..self.filled).unwrap_or_default(),
+            Origin::Memory(_) => self.held.buffer.get(..self.filled).unwrap_or_default(),
         };
         let mut rest = bytes;
         let list = self.target.as_deref().unwrap_or_default();

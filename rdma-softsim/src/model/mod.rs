@@ -37,7 +37,6 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
 use rdma_backend::AsyncEvent;
 use rdma_backend::time::Instant;
@@ -135,8 +134,8 @@ pub(crate) struct Model {
     carried: BTreeMap<u64, carried::Carried>,
     /// Number of all such messages.
     freight_count: u64,
-    /// Bytes that they hold.
-    held: Arc<AtomicUsize>,
+    /// What they share.
+    store: Arc<freight::Store>,
     /// When the next sweep for late ones is.
     sweep: Option<Instant>,
     /// Identifiers ever created: the next key.
@@ -171,7 +170,7 @@ impl Model {
             carries: false,
             carried: BTreeMap::new(),
             freight_count: 0,
-            held: Arc::default(),
+            store: Arc::default(),
             sweep: None,
             keys: 0,
             numbers: Numbers::default(),

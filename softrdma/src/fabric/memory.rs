@@ -5,9 +5,10 @@
 #![allow(unsafe_code, reason = "process_vm_readv(2) and process_vm_writev(2) have no safe wrapper")]
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::movers::{Job, Lane, Movers};
 use super::offered::OfferedMemory;
@@ -18,6 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+/// How long a process that was alive is taken to be alive.
+const FRESH: Duration = Duration::from_millis(1);
 /// How long a program may take to provide a byte of memory that it registers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -26,6 +29,9 @@ pub(super) struct Process {
     pid: pid_t,
     /// Readable when the process has ended. Its number may then mean another process.
     alive: OwnedFd,
+    /// When this was made, and how many microseconds later the process was last found alive.
+    opened: Instant,
+    seen: AtomicU64,
     /// The memory that the program copies itself, if the kernel forbids the fabric to access it.
     offered: OnceLock<OfferedMemory>,
     /// The jobs in its memory.
@@ -45,6 +51,8 @@ impl Process {
         Ok(Self {
             pid: number,
             alive,
+            opened: Instant::now(),
+            seen: AtomicU64::new(0),
             offered: OnceLock::new(),
             lane: Lane::default(),
             movers,
@@ -65,9 +73,18 @@ impl Process {
         let _ended = pidfd_send_signal(&self.alive, Signal::KILL);
     }
 
-    fn has_ended(&self) -> bool {
+    /// Returns whether the process has ended, at the latest [`FRESH`] ago.
+    pub(super) fn has_ended(&self) -> bool {
+        let now = self.opened.elapsed().as_micros() as u64;
+        if u128::from(now.saturating_sub(self.seen.load(Relaxed))) < FRESH.as_micros() {
+            return false;
+        }
         let mut fds = [PollFd::new(&self.alive, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
+        let ended = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0);
+        if !ended {
+            self.seen.store(now, Relaxed);
+        }
+        ended
     }
 
     /// Accepts a program's offer to copy its memory itself. `EEXIST` if the fabric can access the
@@ -112,7 +129,7 @@ impl Process {
     fn reach(&self, at: u64, local: iovec, copy: Copy) -> Result<(), Errno> {
         let at = usize::try_from(at).map_err(|_| Errno::FAULT)?;
         // The kernel reuses a process number only after it has given out all others, so a check
-        // just before the call suffices.
+        // not long before the call suffices.
         if self.has_ended() {
             return Err(Errno::SRCH);
         }

@@ -3,10 +3,11 @@
 //! An access takes as long as its program makes it take: a page may come late, or never, and
 //! nothing ends the system call before. So each program has a [`Lane`], in which one thread at a
 //! time accesses its memory, in order. The threads that serve programs do most of that themselves
-//! ([`seats`](super::seats)). The threads here do the rest: messages that a timer starts, steps for
-//! which another thread is already in the program's memory, and steps for slow programs. A thread
-//! that a program blocks does nothing else meanwhile; another thread serves the other programs.
-//! There are at most as many threads as programs, plus a few.
+//! ([`seats`](super::seats)), and take the steps that others have in the same memory meanwhile: to
+//! wake a further thread for a step takes longer than most steps. The threads here do the rest:
+//! messages that a timer starts, steps that are too many for such a thread, and steps for slow
+//! programs. A thread that a program blocks does nothing else meanwhile; another thread serves the
+//! other programs. There are at most as many threads as programs, plus a few.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -17,7 +18,10 @@ use rdma_softsim::Load;
 
 use super::memory::Process;
 use super::seats::{Seat, Watch};
+use super::signals;
 
+/// How many steps of others a thread takes that serves a program, after one of its own.
+const MOST_FOR_OTHERS: u32 = 16;
 /// For how many steps a program that has blocked a thread for long counts as slow.
 const TRIAL: u32 = 64;
 /// How long a thread waits for a job before it ends.
@@ -73,6 +77,18 @@ impl Lane {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes the next job, if it is a step, for the thread in the memory.
+    fn next_step(&self) -> Option<Load> {
+        let mut lane = self.lock();
+        match lane.jobs.pop_front()? {
+            Job::Step(load) => Some(load),
+            call @ Job::Call(_) => {
+                lane.jobs.push_front(call);
+                None
+            }
+        }
+    }
+
     /// Leaves this many steps to threads that serve no program.
     #[cfg(test)]
     pub(super) fn distrust(&self, steps: u32) {
@@ -93,8 +109,9 @@ impl Movers {
         Arc::new(Self { watch: Watch::new(patience), state: Mutex::default(), work: Condvar::new(), most })
     }
 
-    /// Takes a step in the memory of a program, on a thread with a seat. The step is left to these
-    /// threads if another thread is in that memory, or if the program is slow.
+    /// Takes a step in the memory of a program, on a thread with a seat. Also takes the steps that
+    /// others add meanwhile, so that these need no further thread. The step is left to the thread
+    /// that is in that memory, or to the threads here if the program is slow.
     pub(super) fn step(self: &Arc<Self>, process: &Arc<Process>, mut load: Load, seat: &Seat) {
         let mut lane = process.lane.lock();
         if lane.taken || lane.slow > 0 {
@@ -104,8 +121,16 @@ impl Movers {
         lane.taken = true;
         drop(lane);
         load.step();
+        for _ in 0..MOST_FOR_OTHERS {
+            if !seat.continues() {
+                break;
+            }
+            let Some(next) = process.lane.next_step() else { break };
+            go(std::mem::replace(&mut load, next));
+            load.step();
+        }
         self.leave(process, |slow| if seat.is_kept() { TRIAL } else { slow });
-        load.go();
+        go(load);
     }
 
     pub(super) fn submit_all(self: &Arc<Self>, loads: impl IntoIterator<Item = (Arc<Process>, Load)>) {
@@ -199,7 +224,7 @@ impl Movers {
         };
         self.leave(process, |slow| slow.saturating_sub(1));
         if let Some(load) = moved {
-            load.go();
+            go(load);
         }
     }
 
@@ -214,4 +239,8 @@ impl Movers {
             self.add(Arc::clone(process));
         }
     }
+}
+
+fn go(load: Load) {
+    signals::after(|| load.go());
 }

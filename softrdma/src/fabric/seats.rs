@@ -21,6 +21,7 @@ use rdma_softsim::Load;
 use super::memory::Process;
 use super::movers::Movers;
 use super::service::Service;
+use super::signals;
 
 /// How long a thread may move bytes before it is replaced. The replacement comes after at most
 /// twice this time.
@@ -76,6 +77,10 @@ impl Seat {
     /// Collects the steps that `act` causes. No thread takes them before [`Seat::move_all`], so
     /// `act` must not wait for another thread.
     pub(super) fn collect<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
+        signals::after(|| self.seated(act))
+    }
+
+    fn seated<T>(self: &Arc<Self>, act: impl FnOnce() -> T) -> T {
         let _leave = Leave;
         SEAT.set(Some(Arc::clone(self)));
         act()
@@ -83,6 +88,15 @@ impl Seat {
 
     pub(super) fn is_laden(&self) -> bool {
         !self.lock().loads.is_empty()
+    }
+
+    /// Notes a further step. Returns false if the thread may take none, because the last one took
+    /// long, or because another thread has taken over.
+    pub(super) fn continues(&self) -> bool {
+        let mut held = self.lock();
+        let may = !held.kept && !held.replaced;
+        held.steps += u64::from(may);
+        may
     }
 
     /// Whether the current step takes long.
@@ -102,7 +116,7 @@ impl Seat {
         held.turn += 1;
         drop(held);
         movers.watch.begin();
-        self.collect(|| {
+        self.seated(|| {
             loop {
                 let mut held = self.lock();
                 let Some((process, load)) = held.loads.pop_front() else { break held.service.take() };

@@ -3,6 +3,7 @@
 //! Nothing that a program does to its end makes the fabric wait. Where blocking is a flag of the
 //! description, the ends do not share one; elsewhere calls pass a flag that prevents blocking.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,6 +157,25 @@ impl AsFd for Records {
     }
 }
 
+/// The record of an event of this completion queue, and its channel.
+type Record = (Arc<Records>, Name);
+
+thread_local! {
+    /// The records that this thread writes when it has left the model, if it is in [`after`].
+    static LATER: RefCell<Option<Vec<Record>>> = const { RefCell::new(None) };
+}
+
+/// Calls `act`, and then writes the records of the completion events that it caused. To wake a
+/// program takes longer than anything that the model does, so no thread should wait for it.
+pub(super) fn after<T>(act: impl FnOnce() -> T) -> T {
+    let outer = LATER.replace(Some(Vec::new()));
+    let result = act();
+    for (channel, queue) in LATER.replace(outer).unwrap_or_default() {
+        channel.tell(queue);
+    }
+    result
+}
+
 /// Raises the events of one completion queue on its channel, if it has one.
 pub(super) struct QueueSignal {
     pub(super) queue: Name,
@@ -175,7 +195,10 @@ impl Signal for QueueSignal {
     fn raise(&self) {
         match &self.vector {
             Some(vector) => vector.raise(&self.channel, self.queue),
-            None => self.channel.tell(self.queue),
+            None => LATER.with_borrow_mut(|later| match later {
+                Some(later) => later.push((Arc::clone(&self.channel), self.queue)),
+                None => self.channel.tell(self.queue),
+            }),
         }
     }
 

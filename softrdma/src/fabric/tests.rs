@@ -1,16 +1,23 @@
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
+use rdma_softsim::Signal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use softrdma_wire::{Access, Completion, Local, Op, Request, Send, Transition};
+use softrdma_wire::{Access, Completion, Local, Op, Request, Send, Sge, Transition};
 
 use super::memory::Process;
 use super::movers::Job;
 use super::service::NAME;
+use super::signals::{Backlog, QueueSignal, Records};
 use super::*;
 
 #[path = "../../tests/queue/mod.rs"]
 mod queue;
+#[path = "../../tests/userfault/mod.rs"]
+mod userfault;
+
+use userfault::{PAGE, Pages};
 
 /// So long that no thread is replaced, however slow the machine is.
 const NEVER: Duration = Duration::from_secs(1 << 30);
@@ -28,11 +35,14 @@ struct Program {
 
 impl Program {
     fn new(fabric: &Arc<Fabric>, last: u8) -> Self {
+        Self::with_memory(fabric, last, Vec::leak(vec![0_u8; 64]).as_ptr().expose_provenance() as u64, 64)
+    }
+
+    fn with_memory(fabric: &Arc<Fabric>, last: u8, at: u64, len: u64) -> Self {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("sockets");
         fabric.admit(Socket::new(theirs));
         let address = IpAddr::from([192, 0, 2, last]);
-        let at = Vec::leak(vec![0_u8; 64]).as_ptr().expose_provenance() as u64;
         let mut socket = Socket::new(ours);
         let devices = vec![vec![address]];
         let hello = Request::Hello { version: wire::VERSION, program: String::new(), devices, above: 0 };
@@ -44,7 +54,7 @@ impl Program {
         let mut program = Self { socket, address, queue, pair: 0, number: 0, at, key: 0 };
         let Reply::Made(domain) = program.ask(&Request::AllocateDomain(0)) else { panic!("no domain") };
         let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
-        let region = Request::Register { domain, at, address: at, len: 64, access };
+        let region = Request::Register { domain, at, address: at, len, access };
         let Reply::Region { key, .. } = program.ask(&region) else { panic!("no region") };
         let pair = Request::CreatePair {
             domain,
@@ -77,11 +87,14 @@ impl Program {
     }
 
     fn write(&mut self, id: u64, peer: &Self) {
-        let op = Op::Write { address: peer.at, rkey: peer.key };
-        let local = Local::Inline((&[7; 64]).into());
-        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
-        let posted = self.ask(&Request::PostSend { pair: self.pair, room: 0, work });
+        let posted = self.ask(&self.request(id, peer.at, peer.key, Local::Inline((&[7; 64]).into())));
         assert!(matches!(posted, Reply::Posted { count: 1, errno: 0, .. }), "{posted:?}");
+    }
+
+    fn request<'a>(&self, id: u64, address: u64, rkey: u32, local: Local<'a>) -> Request<'a> {
+        let op = Op::Write { address, rkey };
+        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
+        Request::PostSend { pair: self.pair, room: 0, work }
     }
 
     fn completed(&mut self) -> Vec<u64> {
@@ -92,7 +105,10 @@ impl Program {
 }
 
 fn connected(fabric: &Arc<Fabric>) -> [Program; 2] {
-    let [mut one, mut other] = [1, 2].map(|last| Program::new(fabric, last));
+    connect(fabric, [1, 2].map(|last| Program::new(fabric, last)))
+}
+
+fn connect(fabric: &Arc<Fabric>, [mut one, mut other]: [Program; 2]) -> [Program; 2] {
     one.connect(&other);
     other.connect(&one);
     // A thread that probes memory for a registration reports the result before it leaves that
@@ -133,6 +149,61 @@ fn the_thread_that_serves_a_program_moves_its_bytes() {
         assert_eq!(one.completed(), [id]);
     }
     drop(kept);
+}
+
+/// The thread that is in a program's memory takes the steps that others add there meanwhile.
+#[test]
+fn a_thread_takes_the_steps_of_others_in_the_same_memory() {
+    let Some(pages) = Pages::new() else { return };
+    let movers = Movers::new(1, NEVER);
+    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let programs = [Program::new(&fabric, 1), Program::with_memory(&fabric, 2, pages.at, 3 * PAGE)];
+    let [mut one, mut stuck] = connect(&fabric, programs);
+    let kept = keep(&movers);
+    let write = one.request(1, stuck.at + PAGE, stuck.key, Local::Inline((&[7; 64]).into()));
+    one.socket.send(&write, None).expect("the fabric listens");
+    pages.is_wanted();
+    let from = vec![Sge { address: stuck.at, len: 64, lkey: stuck.key }];
+    let posted = stuck.ask(&stuck.request(2, one.at, one.key, Local::Memory(from)));
+    assert!(matches!(posted, Reply::Posted { count: 1, errno: 0, .. }), "{posted:?}");
+    assert_eq!(stuck.completed(), []);
+    pages.let_go();
+    until(|| stuck.completed() == [2]);
+    until(|| one.completed() == [1]);
+    drop(kept);
+}
+
+#[test]
+fn a_process_that_has_ended_is_noticed() {
+    let mut child =
+        std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+    let process = Process::open(child.id(), &Movers::new(1, NEVER), &Arc::default()).expect("a process");
+    let opened = Instant::now();
+    until(|| opened.elapsed() > Duration::from_millis(2));
+    // Looked at, not only taken to be alive.
+    assert!(!process.has_ended());
+    child.kill().expect("a kill");
+    until(|| process.has_ended());
+    assert!(child.wait().is_ok_and(|status| !status.success()));
+}
+
+/// A program is woken when the thread has left the model.
+#[test]
+fn records_are_written_after_what_caused_them() {
+    let (channel, end) = Records::new(&Arc::new(Backlog::new().expect("a backlog"))).expect("a channel");
+    let signal = QueueSignal { queue: 7, channel: Arc::new(channel), vector: None };
+    let is_readable = || {
+        let mut fds = [PollFd::new(&end, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    };
+    signals::after(|| {
+        signals::after(|| signal.raise());
+        assert!(is_readable());
+        assert_eq!(rustix::io::read(&end, &mut [0; wire::RECORD]), Ok(wire::RECORD));
+        signal.raise();
+        assert!(!is_readable());
+    });
+    assert!(is_readable());
 }
 
 /// For some time, only threads that serve no program take the steps of a slow program.

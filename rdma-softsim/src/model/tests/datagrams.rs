@@ -57,7 +57,7 @@ impl Two {
     }
 
     fn held(&self) -> usize {
-        self.model.held.load(Relaxed)
+        self.model.store.held.load(Relaxed)
     }
 }
 
@@ -82,7 +82,7 @@ fn waiting_datagrams_are_bounded_and_end_with_their_queue_pair() {
         assert!(two.model.next_freight().is_none());
     }
     let mut two = Two::new();
-    two.model.held.store((64 << 20) - 100, Relaxed);
+    two.model.store.held.store((64 << 20) - 100, Relaxed);
     for _ in 0..10 {
         two.send();
     }

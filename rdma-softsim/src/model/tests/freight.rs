@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::model::freight::Held;
 use crate::request::{Atomic, Rights};
 
 /// Where programs have their memory.
@@ -223,16 +224,36 @@ fn what_is_held_on_the_way_is_given_back() {
     let mut p = Programs::new();
     p.post(1, SendOp::Write, LEN);
     let kept = p.first_step();
-    assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), 256 * 1024);
+    assert_eq!(p.w.model.store.held.load(std::sync::atomic::Ordering::Relaxed), 256 * 1024);
     p.arrive(kept);
-    assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(p.w.model.store.held.load(std::sync::atomic::Ordering::Relaxed), 0);
     assert_eq!(p.written(), LEN);
-    p.w.model.held.store(64 << 20, std::sync::atomic::Ordering::Relaxed);
+    p.w.model.store.held.store(64 << 20, std::sync::atomic::Ordering::Relaxed);
     p.post(2, SendOp::Write, LEN);
     let kept = p.first_step();
-    assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), (64 << 20) + 4096);
+    assert_eq!(p.w.model.store.held.load(std::sync::atomic::Ordering::Relaxed), (64 << 20) + 4096);
     p.arrive(kept);
     assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, Ok(Completed::Write))]);
+}
+
+/// A long message uses the buffer of an earlier one, and eight buffers are kept.
+#[test]
+fn a_few_buffers_are_kept_for_later_messages() {
+    let mut p = Programs::new();
+    for id in 1..4 {
+        p.post(id, SendOp::Write, LEN);
+        let kept = p.first_step();
+        assert_eq!(p.w.model.store.spare().len(), 0, "message {id}");
+        p.arrive(kept);
+        assert_eq!(p.w.model.store.spare().len(), 1, "message {id}");
+    }
+    let mut many = [(); 10].map(|()| Held::new(&p.w.model.store));
+    many.iter_mut().for_each(|held| held.widen(256 * 1024));
+    drop(many);
+    assert_eq!(p.w.model.store.spare().len(), 8);
+    // Shorter ones are not kept.
+    Held::new(&p.w.model.store).widen(4096);
+    assert_eq!(p.w.model.store.spare().iter().map(Vec::len).sum::<usize>(), 8 * 256 * 1024);
 }
 
 /// An atomic operation whose answer the link loses is done once, and its repetition is answered.
