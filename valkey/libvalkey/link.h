@@ -20,7 +20,7 @@ struct link {
     /* The connection was established. */
     bool opened;
     /* It has ended. Bytes that have arrived can still be read. */
-    bool ended;
+    atomic_bool ended;
     /* A call of the context's thread is running, which serves the connection. */
     atomic_bool busy;
     /* There was such a call since the keeper's last look. */
@@ -47,8 +47,8 @@ struct link {
 /* Milliseconds of the monotonic clock. */
 int64_t link_now(void);
 
-/* Takes all events. Returns whether bytes have arrived. */
-bool link_events(struct link *link);
+/* Makes a turn, and notes whether the connection was opened or has ended. */
+vkrdma_code link_turn(struct link *link, vkrdma_error *error);
 
 /* Returns whether the server has registered a window. Every server does when the connection is
  * established. */

@@ -273,16 +273,33 @@ impl<B: Descriptors> Endpoint<B> {
             return self.notices.pop_front();
         }
         while let Some(id) = self.telling.pop_front() {
-            let Some(member) = self.members.get_mut(id.0) else { continue };
-            let told = member.tell(id);
-            if member.is_telling() {
-                self.telling.push_front(id);
-            }
+            let told = self.tell(id);
             if told.is_some() {
                 return told;
             }
         }
         None
+    }
+
+    /// Returns the next event if it is one of this connection. All events of a connection follow
+    /// each other, so this is for a program that handles them together.
+    #[inline]
+    pub fn next_event_of(&mut self, id: ConnectionId) -> Option<Event> {
+        if self.telling.front() != Some(&id) {
+            return None;
+        }
+        self.telling.pop_front();
+        self.tell(id)
+    }
+
+    #[inline]
+    fn tell(&mut self, id: ConnectionId) -> Option<Event> {
+        let member = self.members.get_mut(id.0)?;
+        let told = member.tell(id);
+        if member.is_telling() {
+            self.telling.push_front(id);
+        }
+        told
     }
 
     fn settle(&mut self, id: ConnectionId) {
