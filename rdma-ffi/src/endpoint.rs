@@ -36,8 +36,8 @@ pub(crate) struct State {
     pub(crate) kind: Kind,
     pub(crate) names: Names,
     sleep: Sleep,
-    /// Whether a call is running, or has panicked.
-    entered: bool,
+    /// Whether a call has panicked.
+    broken: bool,
 }
 
 pub(crate) enum Kind {
@@ -146,11 +146,20 @@ pub(crate) fn number_of(id: ConnectionId) -> u64 {
     id.as_u64()
 }
 
+/// Marks the state if a call does not return but panics.
+struct Breaks<'a>(&'a mut State);
+
+impl Drop for Breaks<'_> {
+    fn drop(&mut self) {
+        self.0.broken = true;
+    }
+}
+
 impl Endpoint {
     fn of(mut kind: Kind) -> Result<Self, Failure> {
         let waker = either!(&mut kind, side => side.endpoint.waker())?;
         let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
-        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake, entered: false });
+        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake, broken: false });
         Ok(Self { descriptor, waker, state })
     }
 
@@ -159,12 +168,12 @@ impl Endpoint {
     #[inline(always)]
     fn alone<T>(&self, does: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.lock();
-        if state.entered {
+        if state.broken {
             return None;
         }
-        state.entered = true;
-        let result = does(&mut state);
-        state.entered = false;
+        let breaks = Breaks(&mut state);
+        let result = does(&mut *breaks.0);
+        std::mem::forget(breaks);
         Some(result)
     }
 

@@ -52,19 +52,15 @@ unsafe impl Grows for Event {
     const FIRST: usize = 2 * 4 + 3 * 8;
 }
 
-impl EventKind {
-    const fn of(event: &rdma_conn::Event) -> Option<Self> {
-        Some(match event {
-            rdma_conn::Event::Opened { .. } => Self::VKRDMA_EVENT_OPENED,
-            rdma_conn::Event::Readable(_) => Self::VKRDMA_EVENT_READABLE,
-            rdma_conn::Event::Writable(_) => Self::VKRDMA_EVENT_WRITABLE,
-            rdma_conn::Event::Returned(_) => Self::VKRDMA_EVENT_RETURNED,
-            rdma_conn::Event::Ended(_) => Self::VKRDMA_EVENT_ENDED,
-            rdma_conn::Event::AcceptFailed(_) => Self::VKRDMA_EVENT_ACCEPT_FAILED,
-            _ => return None,
-        })
-    }
-}
+const _: () = {
+    use rdma_conn::Events;
+    assert!(EventKind::VKRDMA_EVENT_OPENED as u32 == Events::OPENED);
+    assert!(EventKind::VKRDMA_EVENT_READABLE as u32 == Events::READABLE);
+    assert!(EventKind::VKRDMA_EVENT_WRITABLE as u32 == Events::WRITABLE);
+    assert!(EventKind::VKRDMA_EVENT_RETURNED as u32 == Events::RETURNED);
+    assert!(EventKind::VKRDMA_EVENT_ENDED as u32 == Events::ENDED);
+    assert!(EventKind::VKRDMA_EVENT_ACCEPT_FAILED as u32 == Events::ACCEPT_FAILED);
+};
 
 /// The array of a caller, whose events may be those of a later version, and longer.
 struct Room {
@@ -83,40 +79,25 @@ impl Room {
         if capacity == 0 {
             return Err(Failure::argument("the array of events has no room"));
         }
-        sized::check::<Event>(size)?;
-        if capacity.checked_mul(size).and_then(|bytes| isize::try_from(bytes).ok()).is_none() {
+        if capacity > sized::MANY {
             return Err(Failure::argument("the array of events is longer than memory"));
         }
+        sized::check::<Event>(size)?;
         Ok(Self { events: events.cast(), capacity, size })
     }
 
     /// Fills the array with events, one for each connection, and returns how many there are.
+    #[inline(always)]
     fn fill<B: Descriptors>(&self, endpoint: &mut rdma_conn::Endpoint<B>, names: &Names) -> usize {
         let mut count = 0;
         while count < self.capacity {
-            let Some(told) = endpoint.next_event() else { break };
-            let Some(kind) = EventKind::of(&told) else { continue };
-            let (id, listener) = match told {
-                rdma_conn::Event::Opened { id, listener } => (Some(id), listener),
-                rdma_conn::Event::AcceptFailed(listener) => (None, Some(listener)),
-                rdma_conn::Event::Readable(id)
-                | rdma_conn::Event::Writable(id)
-                | rdma_conn::Event::Returned(id)
-                | rdma_conn::Event::Ended(id) => (Some(id), None),
-                _ => continue,
-            };
-            let mut kinds = kind as u32;
-            if let Some(id) = id {
-                while let Some(more) = endpoint.next_event_of(id) {
-                    kinds |= EventKind::of(&more).map_or(0, |kind| kind as u32);
-                }
-            }
+            let Some(told) = endpoint.next_events() else { break };
             let event = Event {
-                kinds,
+                kinds: told.kinds,
                 reserved: 0,
-                connection: id.map_or(0, number_of),
-                listener: listener.map_or(0, |listener| names.number(listener)),
-                data: id.map_or(ptr::null_mut(), |id| names.data(id)),
+                connection: told.id.map_or(0, number_of),
+                listener: told.listener.map_or(0, |listener| names.number(listener)),
+                data: told.id.map_or(ptr::null_mut(), |id| names.data(id)),
             };
             // SAFETY: the caller has so many places, each of a size that was checked.
             unsafe { sized::put(self.events.add(count * self.size).cast(), self.size, &event) };

@@ -7,6 +7,9 @@ use crate::error::{Code, Failure};
 
 const MOST: usize = 4096;
 
+/// An array of more structures would be longer than memory, if each had [`MOST`] bytes.
+pub(crate) const MANY: usize = isize::MAX as usize / MOST;
+
 /// A structure of C to which later versions may append fields.
 ///
 /// # Safety
@@ -68,7 +71,8 @@ pub(crate) fn check<T: Grows>(size: usize) -> Result<(), Failure> {
 /// [`Grows::FIRST`].
 #[inline(always)]
 pub(crate) unsafe fn put<T: Grows>(to: *mut T, size: usize, value: &T) {
-    let known = size.min(size_of::<T>());
+    // A constant while no version has appended a field.
+    let known = size.clamp(T::FIRST, size_of::<T>());
     // SAFETY: both have that many bytes, `to` even `size`, and do not overlap.
     unsafe {
         ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), known);

@@ -35,14 +35,18 @@ static void connect_all(uint16_t port) {
 
 /* Has a byte arrive on each connection of the clients, which make no turn. */
 static void send_to_all(void) {
-    vkrdma_event event;
-    size_t bytes;
     for (size_t i = 0; i < CONNECTIONS; i++) {
-        MUST(vkrdma_write(servers, there[i], "x", 1, &bytes, &failed));
-        while (status_of(servers, there[i]).unconfirmed > 0) {
+        vkrdma_event event;
+        vkrdma_buffer *buffer;
+        size_t lent;
+        MUST(vkrdma_register(servers, there[i], 1, VKRDMA_LEND, &buffer, &failed));
+        MUST(vkrdma_lend(servers, there[i], buffer, 0, 1, &lent, &failed));
+        CHECK(lent == 1);
+        while (vkrdma_returned(servers, there[i], buffer, &failed) == VKRDMA_AGAIN) {
             rest(&servers, 1);
             turn(servers, &event, 1);
         }
+        vkrdma_buffer_free(buffer);
     }
 }
 
