@@ -166,15 +166,16 @@ pub unsafe extern "C" fn vkrdma_writev(
                 empty = true;
             }
         }
-        if empty {
-            // C allows any address for an empty piece; a slice does not.
-            let some: Vec<iovec> = pieces.iter().filter(|piece| piece.iov_len > 0).copied().collect();
-            // SAFETY: each has an address and bytes, as is checked above.
-            put(state, id, unsafe { io_slices(&some) }, written)
+        // C allows any address for an empty piece; a slice does not.
+        let some: Vec<iovec>;
+        let pieces = if empty {
+            some = pieces.iter().filter(|piece| piece.iov_len > 0).copied().collect();
+            &some
         } else {
-            // SAFETY: as above.
-            put(state, id, unsafe { io_slices(pieces) }, written)
-        }
+            pieces
+        };
+        // SAFETY: each has an address and bytes, as is checked above.
+        put(state, id, unsafe { io_slices(pieces) }, written)
     })
 }
 
