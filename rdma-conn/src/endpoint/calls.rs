@@ -88,7 +88,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns the error that ended the connection. Also returns an error if the send buffer cannot
     /// be registered, which does not end the connection, or if there is no such connection.
-    #[inline(always)]
+    #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
