@@ -340,9 +340,9 @@ fn fall_asleep(state: &mut State) -> Option<Duration> {
     due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
 }
 
-/// Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no limit),
-/// for programs without an event loop. Other threads may call the endpoint meanwhile. It may return
-/// although nothing has happened.
+/// Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no
+/// limit), for programs without an event loop. Other threads may call the endpoint meanwhile. It
+/// may return although nothing has happened.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wait(
     endpoint: Option<&Endpoint>,

@@ -184,7 +184,7 @@ static void mark(const vkrdma_event *event) {
     if (isDue(conn)) engineQueue(conn);
 }
 
-/* Takes completions and events, and accepts no more connections than the server wants in a cycle. */
+/* Makes turns, and accepts no more connections than the server wants in a cycle. */
 static void turn(void) {
     vkrdma_event events[EVENTS];
     vkrdma_error error;
