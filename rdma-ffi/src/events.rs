@@ -112,8 +112,8 @@ impl Room {
 /// bytes, which is `sizeof(vkrdma_event)`, and how many it has filled in `*count`, which may be 0.
 ///
 /// A connection has one event in the array, for all that has happened to it. Events that find no
-/// room are kept: if `*count` is `capacity`, call again. Until then, and while bounded work is left,
-/// `vkrdma_next_timeout` returns 0.
+/// room are kept: if `*count` is `capacity`, call again. Until then, and while bounded work is
+/// left, `vkrdma_next_timeout` returns 0.
 ///
 /// While the program handles an event, it may free the connection of a later one: what `data`
 /// points to must be valid until the whole array is handled.
