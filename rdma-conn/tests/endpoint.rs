@@ -396,6 +396,10 @@ fn all_events_of_a_connection_come_together() {
             client.progress().expect("the fabric stays");
             sim.step();
         }
+        let until = sim.now().after(Duration::from_millis(1));
+        while sim.deadline().is_some_and(|at| at <= until) {
+            sim.step();
+        }
         server.progress().expect("the fabric stays");
         if abandons {
             server.abandon(there, LONG).expect("it is there");
