@@ -805,9 +805,9 @@ vkrdma_code vkrdma_next_timeout(const struct vkrdma_endpoint *endpoint,
                                 struct vkrdma_error *error);
 
 /**
- * Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no limit),
- * for programs without an event loop. Other threads may call the endpoint meanwhile. It may return
- * although nothing has happened.
+ * Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no
+ * limit), for programs without an event loop. Other threads may call the endpoint meanwhile. It
+ * may return although nothing has happened.
  */
 vkrdma_code vkrdma_wait(const struct vkrdma_endpoint *endpoint,
                         int64_t microseconds,
@@ -824,11 +824,11 @@ vkrdma_code vkrdma_wake(const struct vkrdma_endpoint *endpoint, struct vkrdma_er
  * bytes, which is `sizeof(vkrdma_event)`, and how many it has filled in `*count`, which may be 0.
  *
  * A connection has one event in the array, for all that has happened to it. Events that find no
- * room are kept: if `*count` is `capacity`, call again. `vkrdma_next_timeout` returns 0 until then,
- * and if bounded work has left some.
+ * room are kept: if `*count` is `capacity`, call again. Until then, and while bounded work is
+ * left, `vkrdma_next_timeout` returns 0.
  *
- * An event may be of a connection that was freed while the program handled an earlier one: what
- * `data` points to must be valid until the whole array is handled.
+ * While the program handles an event, it may free the connection of a later one: what `data`
+ * points to must be valid until the whole array is handled.
  *
  * A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
  * VKRDMA_INVALID_ARGUMENT, VKRDMA_INVALID_OPTIONS: the array is null or empty, or `size` is wrong;
