@@ -82,9 +82,9 @@ pub extern "C" fn vkrdma_arrived(
     on_connection(endpoint, connection, error, |state, id| {
         let arrived = place(arrived)?;
         let none = Piece { base: ptr::null(), len: 0 };
-        let mut pieces = Pieces { count: 0, bytes: 0, pieces: [none; VKRDMA_PIECES] };
         either!(&state.kind, side => {
             let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
+            let pieces = arrived.write(Pieces { count: 0, bytes: 0, pieces: [none; VKRDMA_PIECES] });
             for (piece, arrived) in pieces.pieces.iter_mut().zip(connection.arrived()) {
                 let memory = arrived.memory();
                 *piece = Piece {
@@ -95,7 +95,6 @@ pub extern "C" fn vkrdma_arrived(
                 pieces.bytes += memory.len();
             }
         });
-        arrived.write(pieces);
         Ok(())
     })
 }

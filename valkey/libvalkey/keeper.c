@@ -51,17 +51,6 @@ int64_t link_now(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-vkrdma_code link_turn(struct link *link, vkrdma_error *error) {
-    /* There is one connection, and so at most one event. */
-    vkrdma_event event;
-    size_t count;
-    vkrdma_code code = vkrdma_progress(link->endpoint, &event, 1, sizeof event, &count, error);
-    if (code != VKRDMA_OK || count == 0) return code;
-    if (event.kinds & VKRDMA_EVENT_OPENED) link->opened = true;
-    if (event.kinds & VKRDMA_EVENT_ENDED) atomic_store(&link->ended, true);
-    return VKRDMA_OK;
-}
-
 bool link_is_ready(const struct link *link) {
     vkrdma_counters counters;
     return link->opened && vkrdma_counters_of(link->endpoint, link->connection, &counters, sizeof counters, NULL) == VKRDMA_OK &&

@@ -48,7 +48,16 @@ struct link {
 int64_t link_now(void);
 
 /* Makes a turn, and notes whether the connection was opened or has ended. */
-vkrdma_code link_turn(struct link *link, vkrdma_error *error);
+static inline vkrdma_code link_turn(struct link *link, vkrdma_error *error) {
+    /* There is one connection, and so at most one event. */
+    vkrdma_event event;
+    size_t count;
+    vkrdma_code code = vkrdma_progress(link->endpoint, &event, 1, sizeof event, &count, error);
+    if (code != VKRDMA_OK || count == 0) return code;
+    if (event.kinds & VKRDMA_EVENT_OPENED) link->opened = true;
+    if (event.kinds & VKRDMA_EVENT_ENDED) atomic_store(&link->ended, true);
+    return VKRDMA_OK;
+}
 
 /* Returns whether the server has registered a window. Every server does when the connection is
  * established. */

@@ -57,6 +57,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Gives the first `bytes` of [`Connection::arrived`] back to the peer, which overwrites them.
+    #[inline]
     pub(crate) fn consume(&mut self, bytes: usize) -> Result<(), Error> {
         let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
         if bytes > readable {

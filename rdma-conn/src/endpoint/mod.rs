@@ -298,8 +298,8 @@ impl<B: Descriptors> Endpoint<B> {
 
     #[inline]
     fn next_told(&mut self) -> Option<Event> {
-        if let Some(listener) = self.notices.pop_front() {
-            return Some(Event::AcceptFailed(listener));
+        if !self.notices.is_empty() {
+            return self.notices.pop_front().map(Event::AcceptFailed);
         }
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
