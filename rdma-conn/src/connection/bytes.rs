@@ -52,6 +52,7 @@ impl<B: Backend> Connection<B> {
     /// Returns unread bytes in place, for a zero-copy read.
     ///
     /// Parts are in order. [`Endpoint::consume`](crate::Endpoint::consume) marks bytes as read.
+    #[inline]
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
