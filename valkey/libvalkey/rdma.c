@@ -64,10 +64,9 @@ static int over(valkeyContext *c, struct link *link) {
 
 /* ---- waiting */
 
-static int progress(valkeyContext *c, struct link *link) {
-    vkrdma_error error;
+static inline int progress(valkeyContext *c, struct link *link, vkrdma_error *error) {
     atomic_store_explicit(&link->used, true, memory_order_relaxed);
-    return link_turn(link, &error) == VKRDMA_OK ? VALKEY_OK : broken(c, &error);
+    return link_turn(link, error) == VKRDMA_OK ? VALKEY_OK : broken(c, error);
 }
 
 /* Returns until when a call may wait; INT64_MAX for no limit, which a time-out of 0 means for
@@ -80,7 +79,7 @@ static int command_deadline(valkeyContext *c, int64_t *deadline) {
 }
 
 /* Sleeps until something has come, and takes it. */
-static int await(valkeyContext *c, struct link *link, int64_t deadline) {
+static int await(valkeyContext *c, struct link *link, int64_t deadline, vkrdma_error *error) {
     int64_t left = deadline == INT64_MAX ? LOOK : deadline - link_now();
     /* A signal handler may close it to end the wait. */
     struct pollfd polled = {.fd = c->fd, .events = POLLIN};
@@ -90,7 +89,7 @@ static int await(valkeyContext *c, struct link *link, int64_t deadline) {
         valkeySetError(c, VALKEY_ERR_IO, NULL);
         return VALKEY_ERR;
     }
-    return progress(c, link);
+    return progress(c, link, error);
 }
 
 static bool is_async(const struct link *link) { return link->signal >= 0; }
@@ -102,7 +101,7 @@ static bool is_async(const struct link *link) { return link->signal >= 0; }
 static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
     int64_t deadline = 0;
     vkrdma_error error;
-    if (progress(c, link) != VALKEY_OK) return VALKEY_ERR;
+    if (progress(c, link, &error) != VALKEY_OK) return VALKEY_ERR;
     for (;;) {
         bool ended = link->ended;
         if (vkrdma_arrived(link->endpoint, link->connection, pieces, &error) != VKRDMA_OK) return broken(c, &error);
@@ -110,7 +109,7 @@ static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
         if (ended) return over(c, link);
         if (!(c->flags & VALKEY_BLOCK)) return 0;
         if (deadline == 0 && command_deadline(c, &deadline) != VALKEY_OK) return VALKEY_ERR;
-        if (await(c, link, deadline) != VALKEY_OK) return VALKEY_ERR;
+        if (await(c, link, deadline, &error) != VALKEY_OK) return VALKEY_ERR;
     }
 }
 
@@ -155,10 +154,10 @@ static ssize_t read_copy(valkeyContext *c, char *into, size_t len) {
 }
 
 /* Waits for room. */
-static int room(valkeyContext *c, struct link *link, int64_t *deadline) {
-    if (*deadline != 0) return await(c, link, *deadline);
+static int room(valkeyContext *c, struct link *link, int64_t *deadline, vkrdma_error *error) {
+    if (*deadline != 0) return await(c, link, *deadline, error);
     /* Room may have come already. */
-    return command_deadline(c, deadline) == VALKEY_OK ? progress(c, link) : VALKEY_ERR;
+    return command_deadline(c, deadline) == VALKEY_OK ? progress(c, link, error) : VALKEY_ERR;
 }
 
 static vkrdma_status status_of(const struct link *link) {
@@ -183,7 +182,7 @@ static ssize_t write_output(valkeyContext *c) {
         case VKRDMA_AGAIN:
             if (is_async(link)) return (ssize_t)done;
             atomic_store_explicit(&link->busy, true, memory_order_relaxed);
-            result = room(c, link, &deadline);
+            result = room(c, link, &deadline, &error);
             atomic_store_explicit(&link->busy, false, memory_order_release);
             break;
         default:
