@@ -9,7 +9,7 @@ use rdma_proto::Role;
 
 use super::member::Member;
 use super::watch::Descriptors;
-use super::{ConnectionId, Endpoint, ListenerId};
+use super::{ConnectionId, Endpoint, Event, ListenerId};
 use crate::budget::{Budget, Place};
 use crate::connecting::{Connecting, set_ack_timeout};
 use crate::connection::Connection;
@@ -198,7 +198,7 @@ impl<B: Descriptors> Endpoint<B> {
         let tells = listening.error.is_none() || error.is_for_good();
         listening.error = Some(error);
         if tells {
-            self.notices.push_back(ListenerId(listener));
+            self.notices.push_back(Event::AcceptFailed(ListenerId(listener)));
         }
     }
 

@@ -161,8 +161,8 @@ pub struct Endpoint<B: Descriptors> {
     /// Latest time to record them.
     note_by: Instant,
     telling: VecDeque<ConnectionId>,
-    /// Listeners that could not accept.
-    notices: VecDeque<ListenerId>,
+    /// Of listeners: [`Event::AcceptFailed`] only.
+    notices: VecDeque<Event>,
     /// Failed connections whose cause an event may explain.
     suspects: Vec<ConnectionId>,
     /// Whether events are turned off, for a stream that asks its one connection directly.
@@ -299,7 +299,7 @@ impl<B: Descriptors> Endpoint<B> {
     #[inline]
     fn next_told(&mut self) -> Option<Event> {
         if !self.notices.is_empty() {
-            return self.notices.pop_front().map(Event::AcceptFailed);
+            return self.notices.pop_front();
         }
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
@@ -318,7 +318,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// handles them together.
     #[inline]
     pub fn next_events(&mut self) -> Option<Events> {
-        if let Some(listener) = self.notices.pop_front() {
+        if let Some(Event::AcceptFailed(listener)) = self.notices.pop_front() {
             return Some(Events { kinds: Events::ACCEPT_FAILED, id: None, listener: Some(listener) });
         }
         while let Some(id) = self.telling.pop_front() {
