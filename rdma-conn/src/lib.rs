@@ -29,7 +29,7 @@ pub use budget::Limits;
 pub use connection::{Connection, Work};
 pub use deadlines::Deadlines;
 pub use domain::ProtectionDomain;
-pub use endpoint::{ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, ListenerId, Usage};
+pub use endpoint::{ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, Events, ListenerId, Usage};
 pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;

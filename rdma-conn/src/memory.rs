@@ -184,11 +184,13 @@ impl<B: Backend> Memory<B> {
         memory.read(offset, &mut bytes) && to.write(at, &bytes)
     }
 
+    #[inline]
     pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
         let (memory, offset) = self.place(at)?;
         Some(Arrived::new(memory, offset, at.len as usize))
     }
 
+    #[inline]
     fn place(&self, at: Readable) -> Option<(SharedMemory<'_>, usize)> {
         match self.windows.get(usize::from(at.region)) {
             Some(window) => Some((window.as_ref()?.region.memory(), at.offset as usize)),

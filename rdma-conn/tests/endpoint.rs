@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Options, Stream, Usage};
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Events, Limits, Options, Stream, Usage};
 use rdma_softsim::{
     DeviceKind, Fabric, Fault, FaultPlan, Injection, Resources, Simulation, SimulationSettings, Site,
     SoftSim, When,
@@ -368,6 +368,54 @@ fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), plan);
     let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
     (sim, hosts.map(|host| Endpoint::new(&host, Limits::default()).expect("a device")))
+}
+
+#[test]
+fn all_events_of_a_connection_come_together() {
+    let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
+    let by = server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    for abandons in [false, true] {
+        let id = client.connect((SERVER, 6379).into(), None, LONG, small()).expect("begins");
+        let mut opened = None;
+        while opened.is_none() || !client.is_open(id) {
+            server.progress().expect("the fabric stays");
+            client.progress().expect("the fabric stays");
+            opened = opened.or(server.next_events());
+            sim.step();
+        }
+        let Some(Events { kinds: Events::OPENED, id: Some(there), listener, .. }) = opened else {
+            panic!("{opened:?}")
+        };
+        assert_eq!(listener, Some(by));
+        while client.write(id, &[IoSlice::new(b"x")]).expect("open").is_none() {
+            client.progress().expect("the fabric stays");
+            sim.step();
+        }
+        if !abandons {
+            client.close(id, LONG).expect("it is there");
+            while client.closed(id).expect("in order").is_none() {
+                client.progress().expect("the fabric stays");
+                sim.step();
+            }
+        }
+        let until = sim.now().after(Duration::from_millis(1));
+        while sim.deadline().is_some_and(|at| at <= until) {
+            sim.step();
+        }
+        server.progress().expect("the fabric stays");
+        if abandons {
+            // A byte that is not delivered yet: it does not end at once.
+            assert_eq!(server.write(there, &[IoSlice::new(b"y")]).expect("open"), Some(1));
+            server.abandon(there, LONG).expect("it is there");
+            assert_eq!(server.usage().connections, 1);
+        } else {
+            let told = server.next_events().expect("both");
+            assert_eq!(told.kinds, Events::READABLE | Events::ENDED);
+            assert_eq!((told.id, told.listener), (Some(there), None));
+            server.abort(there);
+        }
+        assert_eq!((server.next_events(), server.next_event()), (None, None));
+    }
 }
 
 /// VR-RES-007: many requests delay no established connection. A turn answers a few of them.

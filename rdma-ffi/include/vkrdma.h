@@ -244,7 +244,7 @@ typedef int32_t vkrdma_fault;
 #endif // __cplusplus
 
 /**
- * The kinds of events. Later versions may have more: ignore those that you do not know.
+ * What an event reports, as bits. Later versions may have more: ignore those that you do not know.
  */
 enum vkrdma_event_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
@@ -256,26 +256,26 @@ enum vkrdma_event_kind
    */
   VKRDMA_EVENT_OPENED = 1,
   /**
-   * Bytes have arrived. Read until VKRDMA_AGAIN.
+   * Bytes have arrived. Read until VKRDMA_AGAIN, or until a read returns fewer than it may.
    */
   VKRDMA_EVENT_READABLE = 2,
   /**
    * A write, lend or flush that could not complete can go on.
    */
-  VKRDMA_EVENT_WRITABLE = 3,
+  VKRDMA_EVENT_WRITABLE = 4,
   /**
    * Some lent memory was returned.
    */
-  VKRDMA_EVENT_RETURNED = 4,
+  VKRDMA_EVENT_RETURNED = 8,
   /**
    * The connection has ended, or could not be established. Arrived bytes can still be read.
    * `vkrdma_check` returns the reason; then `vkrdma_abort` frees it.
    */
-  VKRDMA_EVENT_ENDED = 5,
+  VKRDMA_EVENT_ENDED = 16,
   /**
    * A listener cannot accept, for a reason on this side. `vkrdma_accept_error` returns it.
    */
-  VKRDMA_EVENT_ACCEPT_FAILED = 6,
+  VKRDMA_EVENT_ACCEPT_FAILED = 32,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -326,9 +326,9 @@ typedef struct vkrdma_device vkrdma_device;
  * Connections and listeners that share one descriptor, for one event loop.
  *
  * The loop: wait until the descriptor is readable or the time-out has passed, call
- * `vkrdma_progress`, take events with `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask
- * for the next time-out. Any thread may make any call, because the endpoint has a lock. A call of
- * another thread that gives a sleeping loop something to do makes the descriptor readable.
+ * `vkrdma_progress`, handle the events that it returns, and ask for the next time-out. Any thread
+ * may make any call, because the endpoint has a lock. A call of another thread that gives a
+ * sleeping loop something to do makes the descriptor readable.
  */
 typedef struct vkrdma_endpoint vkrdma_endpoint;
 
@@ -468,13 +468,14 @@ typedef struct vkrdma_limits {
 } vkrdma_limits;
 
 /**
- * An event, for all that has happened since the last of its kind. It may be spurious.
+ * What has happened to a connection or a listener since its last event. It may be spurious. Later
+ * versions append fields.
  */
 typedef struct vkrdma_event {
   /**
-   * Its kind.
+   * Bits of vkrdma_event_kind.
    */
-  vkrdma_event_kind kind;
+  uint32_t kinds;
   /**
    * 0.
    */
@@ -804,17 +805,9 @@ vkrdma_code vkrdma_next_timeout(const struct vkrdma_endpoint *endpoint,
                                 struct vkrdma_error *error);
 
 /**
- * Takes completions and events of all connections, and does what is due, without waiting; events
- * report the results. If its bounded work leaves some, `vkrdma_next_timeout` returns 0.
- *
- * A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
- */
-vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
-
-/**
- * Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
- * it, for programs without an event loop. Other threads may call the endpoint meanwhile. It may
- * return although nothing has happened.
+ * Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no
+ * limit), for programs without an event loop. Other threads may call the endpoint meanwhile. It
+ * may return although nothing has happened.
  */
 vkrdma_code vkrdma_wait(const struct vkrdma_endpoint *endpoint,
                         int64_t microseconds,
@@ -826,11 +819,27 @@ vkrdma_code vkrdma_wait(const struct vkrdma_endpoint *endpoint,
 vkrdma_code vkrdma_wake(const struct vkrdma_endpoint *endpoint, struct vkrdma_error *error);
 
 /**
- * Takes the next event. VKRDMA_AGAIN: there is none.
+ * Makes a turn: takes completions and events of all connections, and does what is due, without
+ * waiting. Returns what has happened in `events`, an array of `capacity` structures of `size`
+ * bytes, which is `sizeof(vkrdma_event)`, and how many it has filled in `*count`, which may be 0.
+ *
+ * A connection has one event in the array, for all that has happened to it. Events that find no
+ * room are kept: if `*count` is `capacity`, call again. Until then, and while bounded work is
+ * left, `vkrdma_next_timeout` returns 0.
+ *
+ * While the program handles an event, it may free the connection of a later one: what `data`
+ * points to must be valid until the whole array is handled.
+ *
+ * A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
+ * VKRDMA_INVALID_ARGUMENT, VKRDMA_INVALID_OPTIONS: the array is null or empty, or `size` is wrong;
+ * nothing was done.
  */
-vkrdma_code vkrdma_next_event(const struct vkrdma_endpoint *endpoint,
-                              struct vkrdma_event *event,
-                              struct vkrdma_error *error);
+vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint,
+                            struct vkrdma_event *events,
+                            size_t capacity,
+                            size_t size,
+                            size_t *count,
+                            struct vkrdma_error *error);
 
 /**
  * Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these

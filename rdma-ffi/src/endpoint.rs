@@ -23,9 +23,9 @@ use crate::options::{self, Limits};
 /// Connections and listeners that share one descriptor, for one event loop.
 ///
 /// The loop: wait until the descriptor is readable or the time-out has passed, call
-/// `vkrdma_progress`, take events with `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask
-/// for the next time-out. Any thread may make any call, because the endpoint has a lock. A call of
-/// another thread that gives a sleeping loop something to do makes the descriptor readable.
+/// `vkrdma_progress`, handle the events that it returns, and ask for the next time-out. Any thread
+/// may make any call, because the endpoint has a lock. A call of another thread that gives a
+/// sleeping loop something to do makes the descriptor readable.
 pub struct Endpoint {
     descriptor: RawFd,
     waker: Waker,
@@ -36,8 +36,8 @@ pub(crate) struct State {
     pub(crate) kind: Kind,
     pub(crate) names: Names,
     sleep: Sleep,
-    /// Whether a call is running, or has panicked.
-    entered: bool,
+    /// Whether a call has panicked.
+    broken: bool,
 }
 
 pub(crate) enum Kind {
@@ -126,6 +126,12 @@ impl State {
         either!(&mut self.kind, side => drop(side.receiving.remove(&id)));
     }
 
+    /// The event loop makes a turn.
+    #[inline(always)]
+    pub(crate) const fn wakes(&mut self) {
+        self.sleep = Sleep::Awake;
+    }
+
     fn next_timeout(&self) -> Option<Instant> {
         either!(&self.kind, side => side.endpoint.next_timeout())
     }
@@ -140,11 +146,20 @@ pub(crate) fn number_of(id: ConnectionId) -> u64 {
     id.as_u64()
 }
 
+/// Marks the state if a call does not return but panics.
+struct Breaks<'a>(&'a mut State);
+
+impl Drop for Breaks<'_> {
+    fn drop(&mut self) {
+        self.0.broken = true;
+    }
+}
+
 impl Endpoint {
     fn of(mut kind: Kind) -> Result<Self, Failure> {
         let waker = either!(&mut kind, side => side.endpoint.waker())?;
         let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
-        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake, entered: false });
+        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake, broken: false });
         Ok(Self { descriptor, waker, state })
     }
 
@@ -153,12 +168,12 @@ impl Endpoint {
     #[inline(always)]
     fn alone<T>(&self, does: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.lock();
-        if state.entered {
+        if state.broken {
             return None;
         }
-        state.entered = true;
-        let result = does(&mut state);
-        state.entered = false;
+        let breaks = Breaks(&mut state);
+        let result = does(&mut *breaks.0);
+        std::mem::forget(breaks);
         Some(result)
     }
 
@@ -325,31 +340,9 @@ fn fall_asleep(state: &mut State) -> Option<Duration> {
     due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
 }
 
-/// Takes completions and events of all connections, and does what is due, without waiting; events
-/// report the results. If its bounded work leaves some, `vkrdma_next_timeout` returns 0.
-///
-/// A failure of a connection ends only that. An error of this call concerns the endpoint: free it.
-#[unsafe(no_mangle)]
-pub extern "C" fn vkrdma_progress(
-    endpoint: Option<&Endpoint>,
-    error: Option<&mut MaybeUninit<Failed>>,
-) -> Code {
-    guarded(error, |told| {
-        let Some(endpoint) = endpoint else { return tell(told, null_endpoint()) };
-        let code = endpoint.alone(|state| coded(told, progress(state)));
-        code.unwrap_or_else(|| tell(told, closed()))
-    })
-}
-
-#[inline(always)]
-fn progress(state: &mut State) -> Result<(), Failure> {
-    state.sleep = Sleep::Awake;
-    Ok(either!(&mut state.kind, side => side.endpoint.progress())?)
-}
-
-/// Sleeps until there is something to do, for at most `microseconds` (-1 for no limit), and does
-/// it, for programs without an event loop. Other threads may call the endpoint meanwhile. It may
-/// return although nothing has happened.
+/// Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no
+/// limit), for programs without an event loop. Other threads may call the endpoint meanwhile. It
+/// may return although nothing has happened.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wait(
     endpoint: Option<&Endpoint>,
@@ -358,29 +351,26 @@ pub extern "C" fn vkrdma_wait(
 ) -> Code {
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
-        let due = endpoint.alone(|state| progress(state).map(|()| fall_asleep(state)));
-        let due = due.ok_or_else(closed)??;
+        let due = endpoint.alone(fall_asleep).ok_or_else(closed)?;
         let limit = u64::try_from(microseconds).ok().map(Duration::from_micros);
         let limit = match (due, limit) {
             (Some(due), Some(limit)) => Some(due.min(limit)),
             (due, limit) => due.or(limit),
         };
-        if limit.is_none_or(|limit| !limit.is_zero()) {
-            // SAFETY: the descriptor is open while the endpoint exists; no call frees it meanwhile.
-            let descriptor = unsafe { BorrowedFd::borrow_raw(endpoint.descriptor) };
-            // Longer than any program waits, and within the kernel's range.
-            let limit = limit.map(|limit| Timespec {
-                tv_sec: limit.as_secs().min(1 << 20).cast_signed(),
-                tv_nsec: limit.subsec_nanos().into(),
-            });
-            match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], limit.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => {
-                    return Err(Failure::Here(Code::VKRDMA_WAIT, format!("poll: {errno}").into()));
-                }
-            }
+        if limit.is_some_and(|limit| limit.is_zero()) {
+            return Ok(());
         }
-        endpoint.alone(progress).ok_or_else(closed)?
+        // SAFETY: the descriptor is open while the endpoint exists; no call frees it meanwhile.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(endpoint.descriptor) };
+        // Longer than any program waits, and within the kernel's range.
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs().min(1 << 20).cast_signed(),
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(Failure::Here(Code::VKRDMA_WAIT, format!("poll: {errno}").into())),
+        }
     })
 }
 

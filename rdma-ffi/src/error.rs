@@ -219,7 +219,7 @@ pub(crate) fn guarded(mut told: Told<'_>, does: impl FnOnce(&mut Told<'_>) -> Co
     if fork::is_child() {
         return tell(&mut told, fork::failure());
     }
-    // A panic leaves the endpoint entered, so no half-changed state is used again.
+    // A panic leaves the endpoint marked, so no half-changed state is used again.
     match catch_unwind(AssertUnwindSafe(|| does(&mut told))) {
         Ok(code) => code,
         Err(panic) => tell(&mut told, panicked(panic)),

@@ -38,10 +38,10 @@ pub use device::{Device, vkrdma_device_free, vkrdma_softsim_open, vkrdma_verbs_o
 pub use ending::*;
 pub use endpoint::{
     Endpoint, vkrdma_descriptor, vkrdma_endpoint_free, vkrdma_endpoint_new, vkrdma_endpoint_new_sharing,
-    vkrdma_next_timeout, vkrdma_progress, vkrdma_wait, vkrdma_wake,
+    vkrdma_next_timeout, vkrdma_wait, vkrdma_wake,
 };
 pub use error::{Code, Failed, Fault, VKRDMA_ERROR_TEXT};
-pub use events::{Event, EventKind, vkrdma_next_event};
+pub use events::{Event, EventKind, vkrdma_progress};
 pub use making::*;
 pub use memory::*;
 pub use options::{Limits, Options, vkrdma_client_options, vkrdma_server_options};

@@ -7,10 +7,13 @@ use crate::error::{Code, Failure};
 
 const MOST: usize = 4096;
 
+/// An array of more structures would be longer than memory, if each had [`MOST`] bytes.
+pub(crate) const MANY: usize = isize::MAX as usize / MOST;
+
 /// A structure of C to which later versions may append fields.
 ///
 /// # Safety
-/// All fields are numbers without padding, so any bytes are valid.
+/// All fields are numbers or addresses without padding, so any bytes are valid.
 pub(crate) unsafe trait Grows: Copy {
     /// The size that it had in the first version.
     const FIRST: usize;
@@ -24,9 +27,7 @@ pub(crate) unsafe trait Grows: Copy {
 pub(crate) unsafe fn read<T: Grows>(from: *const T, otherwise: T) -> Result<T, Failure> {
     // SAFETY: the caller's promise.
     let size = unsafe { from.cast::<usize>().read() };
-    if !(T::FIRST..=MOST).contains(&size) {
-        return Err(wrong_size(size));
-    }
+    check::<T>(size)?;
     let mut value = otherwise;
     // SAFETY: both have that many bytes and do not overlap, and any bytes are a valid `T`.
     unsafe {
@@ -51,16 +52,34 @@ pub(crate) unsafe fn write<T: Grows>(to: *mut T, size: usize, value: &T) -> Resu
     if to.is_null() {
         return Err(Failure::argument("the structure to fill is null"));
     }
-    if !(T::FIRST..=MOST).contains(&size) {
-        return Err(wrong_size(size));
-    }
-    let known = size.min(size_of::<T>());
+    check::<T>(size)?;
+    // SAFETY: the caller's promise, and the size is checked.
+    unsafe { put(to, size, value) };
+    Ok(())
+}
+
+/// Checks the size of a caller's structure.
+#[inline(always)]
+pub(crate) fn check<T: Grows>(size: usize) -> Result<(), Failure> {
+    if (T::FIRST..=MOST).contains(&size) { Ok(()) } else { Err(wrong_size(size)) }
+}
+
+/// Like [`write()`], for a size that was checked.
+///
+/// # Safety
+/// `to` points to `size` writable bytes, and `size` is at most [`MOST`] and at least
+/// [`Grows::FIRST`].
+#[inline(always)]
+pub(crate) unsafe fn put<T: Grows>(to: *mut T, size: usize, value: &T) {
+    // A constant while no version has appended a field.
+    let known = size.clamp(T::FIRST, size_of::<T>());
     // SAFETY: both have that many bytes, `to` even `size`, and do not overlap.
     unsafe {
         ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast::<u8>(), known);
-        ptr::write_bytes(to.cast::<u8>().add(known), 0, size - known);
+        if size > known {
+            ptr::write_bytes(to.cast::<u8>().add(known), 0, size - known);
+        }
     }
-    Ok(())
 }
 
 #[cold]

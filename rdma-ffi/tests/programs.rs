@@ -43,6 +43,11 @@ fn errors_say_what_is_wrong_and_harm_nothing_else() {
 }
 
 #[test]
+fn events_come_in_an_array_and_none_is_lost() {
+    run("events");
+}
+
+#[test]
 fn any_thread_makes_any_call() {
     run("threads");
 }

@@ -249,6 +249,7 @@ impl Machine {
     }
 
     /// Returns all received bytes, in order, from at most three regions.
+    #[inline]
     pub const fn all_readable(&self) -> [Option<Readable>; 3] {
         self.rx.all_readable()
     }

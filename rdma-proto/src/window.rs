@@ -175,10 +175,12 @@ impl RxWindow {
         self.current_part()
     }
 
+    #[inline]
     pub(crate) const fn all_readable(&self) -> [Option<Readable>; 3] {
         [self.previous_part(), self.landed_part(), self.current_part()]
     }
 
+    #[inline]
     const fn previous_part(&self) -> Option<Readable> {
         match self.previous {
             Some(offset) => {
@@ -189,6 +191,7 @@ impl RxWindow {
         }
     }
 
+    #[inline]
     const fn landed_part(&self) -> Option<Readable> {
         let Landing { read, received, .. } = self.landing;
         if read == received {
@@ -197,6 +200,7 @@ impl RxWindow {
         Some(Readable { region: Readable::LANDED, offset: read, len: received.saturating_sub(read) })
     }
 
+    #[inline]
     const fn current_part(&self) -> Option<Readable> {
         if self.lands || self.read == self.received {
             return None;

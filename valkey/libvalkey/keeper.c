@@ -51,17 +51,6 @@ int64_t link_now(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-bool link_events(struct link *link) {
-    vkrdma_event event;
-    bool readable = false;
-    while (vkrdma_next_event(link->endpoint, &event, NULL) == VKRDMA_OK) {
-        link->opened = link->opened || event.kind == VKRDMA_EVENT_OPENED;
-        link->ended = link->ended || event.kind == VKRDMA_EVENT_ENDED;
-        readable = readable || event.kind == VKRDMA_EVENT_READABLE;
-    }
-    return readable;
-}
-
 bool link_is_ready(const struct link *link) {
     vkrdma_counters counters;
     return link->opened && vkrdma_counters_of(link->endpoint, link->connection, &counters, sizeof counters, NULL) == VKRDMA_OK &&
@@ -107,8 +96,7 @@ static void signal_context(struct link *link) {
 /* Continues establishing the connection of an asynchronous context. */
 static void make(struct link *link) {
     char filling[64];
-    bool failed = vkrdma_progress(link->endpoint, NULL) != VKRDMA_OK || link_now() >= link->until;
-    link_events(link);
+    bool failed = link_turn(link, NULL) != VKRDMA_OK || link_now() >= link->until;
     bool ready = link_is_ready(link);
     if (!ready && !link->ended && !failed) return;
     if (!ready) {
@@ -131,7 +119,7 @@ static void make(struct link *link) {
 static void keep(struct link *link) {
     vkrdma_status status;
     if (atomic_load(&link->busy) || atomic_exchange(&link->used, false)) return;
-    if (vkrdma_progress(link->endpoint, NULL) != VKRDMA_OK ||
+    if (link_turn(link, NULL) != VKRDMA_OK ||
         vkrdma_status_of(link->endpoint, link->connection, &status, sizeof status, NULL) != VKRDMA_OK) {
         return;
     }
@@ -141,7 +129,7 @@ static void keep(struct link *link) {
 
 static bool is_gone(struct link *link) {
     vkrdma_usage usage;
-    return vkrdma_progress(link->endpoint, NULL) != VKRDMA_OK ||
+    return link_turn(link, NULL) != VKRDMA_OK ||
            vkrdma_usage_of(link->endpoint, &usage, sizeof usage, NULL) != VKRDMA_OK || usage.connections == 0 || link_now() >= link->until;
 }
 

@@ -20,7 +20,7 @@ struct link {
     /* The connection was established. */
     bool opened;
     /* It has ended. Bytes that have arrived can still be read. */
-    bool ended;
+    atomic_bool ended;
     /* A call of the context's thread is running, which serves the connection. */
     atomic_bool busy;
     /* There was such a call since the keeper's last look. */
@@ -47,8 +47,17 @@ struct link {
 /* Milliseconds of the monotonic clock. */
 int64_t link_now(void);
 
-/* Takes all events. Returns whether bytes have arrived. */
-bool link_events(struct link *link);
+/* Makes a turn, and notes whether the connection was opened or has ended. */
+static inline vkrdma_code link_turn(struct link *link, vkrdma_error *error) {
+    /* There is one connection, and so at most one event. */
+    vkrdma_event event;
+    size_t count;
+    vkrdma_code code = vkrdma_progress(link->endpoint, &event, 1, sizeof event, &count, error);
+    if (code != VKRDMA_OK || count == 0) return code;
+    if (event.kinds & VKRDMA_EVENT_OPENED) link->opened = true;
+    if (event.kinds & VKRDMA_EVENT_ENDED) atomic_store(&link->ended, true);
+    return VKRDMA_OK;
+}
 
 /* Returns whether the server has registered a window. Every server does when the connection is
  * established. */

@@ -64,10 +64,9 @@ static int over(valkeyContext *c, struct link *link) {
 
 /* ---- waiting */
 
-static int progress(valkeyContext *c, struct link *link) {
-    vkrdma_error error;
+static inline int progress(valkeyContext *c, struct link *link, vkrdma_error *error) {
     atomic_store_explicit(&link->used, true, memory_order_relaxed);
-    return vkrdma_progress(link->endpoint, &error) == VKRDMA_OK ? VALKEY_OK : broken(c, &error);
+    return link_turn(link, error) == VKRDMA_OK ? VALKEY_OK : broken(c, error);
 }
 
 /* Returns until when a call may wait; INT64_MAX for no limit, which a time-out of 0 means for
@@ -80,7 +79,7 @@ static int command_deadline(valkeyContext *c, int64_t *deadline) {
 }
 
 /* Sleeps until something has come, and takes it. */
-static int await(valkeyContext *c, struct link *link, int64_t deadline) {
+static int await(valkeyContext *c, struct link *link, int64_t deadline, vkrdma_error *error) {
     int64_t left = deadline == INT64_MAX ? LOOK : deadline - link_now();
     /* A signal handler may close it to end the wait. */
     struct pollfd polled = {.fd = c->fd, .events = POLLIN};
@@ -90,7 +89,7 @@ static int await(valkeyContext *c, struct link *link, int64_t deadline) {
         valkeySetError(c, VALKEY_ERR_IO, NULL);
         return VALKEY_ERR;
     }
-    return progress(c, link);
+    return progress(c, link, error);
 }
 
 static bool is_async(const struct link *link) { return link->signal >= 0; }
@@ -102,17 +101,15 @@ static bool is_async(const struct link *link) { return link->signal >= 0; }
 static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
     int64_t deadline = 0;
     vkrdma_error error;
-    if (progress(c, link) != VALKEY_OK) return VALKEY_ERR;
+    if (progress(c, link, &error) != VALKEY_OK) return VALKEY_ERR;
     for (;;) {
         bool ended = link->ended;
         if (vkrdma_arrived(link->endpoint, link->connection, pieces, &error) != VKRDMA_OK) return broken(c, &error);
         if (pieces->bytes > 0) return 1;
         if (ended) return over(c, link);
-        link_events(link);
-        if (link->ended) continue;
         if (!(c->flags & VALKEY_BLOCK)) return 0;
         if (deadline == 0 && command_deadline(c, &deadline) != VALKEY_OK) return VALKEY_ERR;
-        if (await(c, link, deadline) != VALKEY_OK) return VALKEY_ERR;
+        if (await(c, link, deadline, &error) != VALKEY_OK) return VALKEY_ERR;
     }
 }
 
@@ -157,21 +154,16 @@ static ssize_t read_copy(valkeyContext *c, char *into, size_t len) {
 }
 
 /* Waits for room. */
-static int room(valkeyContext *c, struct link *link, int64_t *deadline, bool *readable) {
-    if (*deadline == 0) {
-        if (command_deadline(c, deadline) != VALKEY_OK) return VALKEY_ERR;
-        /* Room may have come already. */
-        if (progress(c, link) != VALKEY_OK) return VALKEY_ERR;
-    } else if (await(c, link, *deadline) != VALKEY_OK) {
-        return VALKEY_ERR;
-    }
-    *readable = link_events(link) || *readable;
-    return VALKEY_OK;
+static int room(valkeyContext *c, struct link *link, int64_t *deadline, vkrdma_error *error) {
+    if (*deadline != 0) return await(c, link, *deadline, error);
+    /* Room may have come already. */
+    return command_deadline(c, deadline) == VALKEY_OK ? progress(c, link, error) : VALKEY_ERR;
 }
 
-static bool has_ended(const struct link *link) {
-    vkrdma_status status;
-    return vkrdma_status_of(link->endpoint, link->connection, &status, sizeof status, NULL) == VKRDMA_OK && status.ended;
+static vkrdma_status status_of(const struct link *link) {
+    vkrdma_status status = {0};
+    vkrdma_status_of(link->endpoint, link->connection, &status, sizeof status, NULL);
+    return status;
 }
 
 /* Takes all of the output, also when the connection has ended: reads report that, after all
@@ -182,7 +174,6 @@ static ssize_t write_output(valkeyContext *c) {
     struct link *link = c->privctx;
     size_t len = sdslen(c->obuf), done = 0, now;
     int64_t deadline = 0;
-    bool readable = false;
     vkrdma_error error;
     int result = VALKEY_OK;
     while (done < len && result == VALKEY_OK) {
@@ -191,17 +182,17 @@ static ssize_t write_output(valkeyContext *c) {
         case VKRDMA_AGAIN:
             if (is_async(link)) return (ssize_t)done;
             atomic_store_explicit(&link->busy, true, memory_order_relaxed);
-            result = room(c, link, &deadline, &readable);
+            result = room(c, link, &deadline, &error);
             atomic_store_explicit(&link->busy, false, memory_order_release);
             break;
         default:
-            link->ended = link->ended || has_ended(link);
+            link->ended = link->ended || status_of(link).ended;
             if (!link->ended) result = broken(c, &error);
         }
         if (link->ended) done = len;
     }
     /* A program that polls the descriptor must see what was taken meanwhile. */
-    if (readable || link->ended) vkrdma_wake(link->endpoint, NULL);
+    if (link->ended || (deadline != 0 && status_of(link).readable)) vkrdma_wake(link->endpoint, NULL);
     return result == VALKEY_OK ? (ssize_t)done : VALKEY_ERR;
 }
 
@@ -341,8 +332,9 @@ static int made(valkeyContext *c, struct link *link, int64_t deadline) {
         int64_t left = deadline - link_now();
         if (left <= 0) return fail(c, VALKEY_ERR_TIMEOUT, "the server has accepted the connection, and registers no window");
         /* The library itself limits the time until the connection is opened. */
-        if (vkrdma_wait(link->endpoint, link->opened ? left * 1000 : -1, &error) != VKRDMA_OK) return refused(c, &error);
-        link_events(link);
+        if (vkrdma_wait(link->endpoint, link->opened ? left * 1000 : -1, &error) != VKRDMA_OK || link_turn(link, &error) != VKRDMA_OK) {
+            return refused(c, &error);
+        }
         if (!link->ended) continue;
         if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return refused(c, &error);
         return fail(c, VALKEY_ERR_IO, "the server has closed the connection");

@@ -18,12 +18,15 @@ static connection *createAccepted(int fd, void *priv) {
     return &conn->c;
 }
 
-void engineAccept(uint64_t id) {
+void engineAccept(const vkrdma_event *opened) {
     struct ClientFlags flags = {0};
     char ip[NET_IP_STR_LEN];
     int port;
+    uint64_t id = opened->connection;
     connection *conn = connCreateAccepted(&engineType, -1, &id);
 
+    ((engineConn *)conn)->ended = (opened->kinds & VKRDMA_EVENT_ENDED) != 0;
+    ((engineConn *)conn)->readable = (opened->kinds & (VKRDMA_EVENT_READABLE | VKRDMA_EVENT_ENDED)) != 0;
     vkrdma_set_data(engine.endpoint, id, conn, NULL);
     connAddrPeerName(conn, ip, sizeof(ip), &port);
     serverLog(LL_VERBOSE, "RDMA: accepted %s:%d", ip, port);

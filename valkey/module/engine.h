@@ -53,7 +53,7 @@ int engineHasPending(void);
 int engineProcessPending(void);
 
 /* connection.c */
-void engineAccept(uint64_t id);
+void engineAccept(const vkrdma_event *opened);
 
 /* listener.c */
 int engineListen(connListener *listener);

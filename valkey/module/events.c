@@ -12,6 +12,9 @@
  * argument is being received. */
 #define READS_IN_A_ROW 4
 
+/* Events that one call of the endpoint returns at most. */
+#define EVENTS 64
+
 static engineConn *first, *last;
 static long long queued;
 /* Queued connections are served before the loop sleeps. */
@@ -169,41 +172,46 @@ static void setTimer(void) {
     timer_due = due;
 }
 
-/* Takes completions and events, and marks the connections that they concern. */
+/* Marks the connection that an event concerns. */
+static void mark(const vkrdma_event *event) {
+    engineConn *conn = event->data;
+
+    if (event->kinds & VKRDMA_EVENT_ACCEPT_FAILED) logAcceptError(event->listener);
+    if (!conn) return;
+    if (event->kinds & VKRDMA_EVENT_WRITABLE) conn->writable = 1;
+    if (event->kinds & VKRDMA_EVENT_ENDED) conn->ended = 1;
+    if (event->kinds & (VKRDMA_EVENT_READABLE | VKRDMA_EVENT_ENDED)) conn->readable = 1;
+    if (isDue(conn)) engineQueue(conn);
+}
+
+/* Makes turns, and accepts no more connections than the server wants in a cycle. */
 static void turn(void) {
-    vkrdma_event event;
+    vkrdma_event events[EVENTS];
     vkrdma_error error;
-    int accepts = server.max_new_conns_per_cycle;
+    size_t accepts = server.max_new_conns_per_cycle, room, count;
 
     if (!engine.endpoint) return;
     serving++;
     unfinished = 0;
-    vkrdma_code code = vkrdma_progress(engine.endpoint, &error);
-    while (code == VKRDMA_OK && (code = vkrdma_next_event(engine.endpoint, &event, &error)) == VKRDMA_OK) {
-        engineConn *conn = event.data;
-        if (event.kind == VKRDMA_EVENT_OPENED) {
-            engineAccept(event.connection);
-            if (--accepts == 0) {
-                unfinished = 1;
-                code = VKRDMA_AGAIN;
-            }
-        } else if (event.kind == VKRDMA_EVENT_ACCEPT_FAILED) {
-            logAcceptError(event.listener);
-        } else if (conn) {
-            if (event.kind == VKRDMA_EVENT_WRITABLE) {
-                conn->writable = 1;
-            } else {
-                if (event.kind == VKRDMA_EVENT_ENDED) conn->ended = 1;
-                conn->readable = 1;
-            }
-            if (isDue(conn)) engineQueue(conn);
+    do {
+        size_t accepted = 0;
+
+        room = accepts < EVENTS ? accepts : EVENTS;
+        if (vkrdma_progress(engine.endpoint, events, room, sizeof(events[0]), &count, &error) != VKRDMA_OK) {
+            fail(error.text);
+            serving--;
+            return;
         }
-    }
-    if (code == VKRDMA_AGAIN) {
-        setTimer();
-    } else {
-        fail(error.text);
-    }
+        /* The server may close connections while it accepts: all are marked before. */
+        for (size_t j = 0; j < count; j++) mark(&events[j]);
+        for (size_t j = 0; j < count; j++) {
+            if (!(events[j].kinds & VKRDMA_EVENT_OPENED)) continue;
+            engineAccept(&events[j]);
+            accepted++;
+        }
+        accepts -= accepted;
+    } while (count == room && accepts > 0);
+    setTimer();
     serving--;
 }
 

@@ -14,6 +14,8 @@ static uint64_t listeners[CONFIG_BINDADDR_MAX];
 /* Delivers the last bytes of connections before the process ends. */
 static void deliver(void) {
     vkrdma_usage usage;
+    vkrdma_event event;
+    size_t count;
     monotime until = getMonotonicUs() + 500000;
     listIter clients;
     listNode *node;
@@ -24,7 +26,8 @@ static void deliver(void) {
         if (conn && conn->c.type == &engineType) vkrdma_abandon(engine.endpoint, conn->id, engine.linger, NULL);
     }
     while (vkrdma_usage_of(engine.endpoint, &usage, sizeof(usage), NULL) == VKRDMA_OK && usage.connections > 0 &&
-           getMonotonicUs() < until && vkrdma_wait(engine.endpoint, 10000, NULL) == VKRDMA_OK) {
+           getMonotonicUs() < until && vkrdma_wait(engine.endpoint, 10000, NULL) == VKRDMA_OK &&
+           vkrdma_progress(engine.endpoint, &event, 1, sizeof(event), &count, NULL) == VKRDMA_OK) {
     }
 }
 

@@ -52,11 +52,13 @@ impl<B: Backend> Connection<B> {
     /// Returns unread bytes in place, for a zero-copy read.
     ///
     /// Parts are in order. [`Endpoint::consume`](crate::Endpoint::consume) marks bytes as read.
+    #[inline]
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
 
     /// Gives the first `bytes` of [`Connection::arrived`] back to the peer, which overwrites them.
+    #[inline]
     pub(crate) fn consume(&mut self, bytes: usize) -> Result<(), Error> {
         let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
         if bytes > readable {

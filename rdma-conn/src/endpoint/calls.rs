@@ -75,6 +75,7 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// Returns an error, and consumes none, if fewer have arrived or there is no such connection.
+    #[inline]
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.consume(bytes)?;

@@ -61,11 +61,11 @@ impl Waits {
 }
 
 /// Bits of pending events, in the order in which they are reported.
-const OPENED: u8 = 1;
-const READABLE: u8 = 2;
-const WRITABLE: u8 = 4;
-const RETURNED: u8 = 8;
-const ENDED: u8 = 16;
+pub(super) const OPENED: u8 = 1;
+pub(super) const READABLE: u8 = 2;
+pub(super) const WRITABLE: u8 = 4;
+pub(super) const RETURNED: u8 = 8;
+pub(super) const ENDED: u8 = 16;
 
 /// Pending events, and what was already reported.
 #[derive(Clone, Copy, Debug, Default)]
@@ -355,6 +355,15 @@ impl<B: Backend> Member<B> {
         };
         self.telling = self.pending.any();
         told
+    }
+
+    /// Takes all events, and the listener that accepted it if it was opened.
+    #[inline]
+    pub(super) fn tell_all(&mut self) -> (u32, Option<ListenerId>) {
+        self.telling = false;
+        let events = std::mem::take(&mut self.pending.events);
+        let events = if self.abandoned { 0 } else { events };
+        (events.into(), if events & OPENED == 0 { None } else { self.listener })
     }
 
     #[inline]

@@ -76,6 +76,34 @@ pub enum Event {
     AcceptFailed(ListenerId),
 }
 
+/// All events of one connection, or of one listener, that [`Endpoint::next_event`] would return one
+/// by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Events {
+    /// Which, as bits.
+    pub kinds: u32,
+    /// The connection; `None` if they are of a listener.
+    pub id: Option<ConnectionId>,
+    /// The listener that accepted the connection, if it has just been opened, or cannot accept.
+    pub listener: Option<ListenerId>,
+}
+
+impl Events {
+    /// [`Event::Opened`].
+    pub const OPENED: u32 = member::OPENED as u32;
+    /// [`Event::Readable`].
+    pub const READABLE: u32 = member::READABLE as u32;
+    /// [`Event::Writable`].
+    pub const WRITABLE: u32 = member::WRITABLE as u32;
+    /// [`Event::Returned`].
+    pub const RETURNED: u32 = member::RETURNED as u32;
+    /// [`Event::Ended`].
+    pub const ENDED: u32 = member::ENDED as u32;
+    /// [`Event::AcceptFailed`].
+    pub const ACCEPT_FAILED: u32 = 32;
+}
+
 /// Counts of an endpoint's resources and operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -133,6 +161,7 @@ pub struct Endpoint<B: Descriptors> {
     /// Latest time to record them.
     note_by: Instant,
     telling: VecDeque<ConnectionId>,
+    /// Of listeners: [`Event::AcceptFailed`] only.
     notices: VecDeque<Event>,
     /// Failed connections whose cause an event may explain.
     suspects: Vec<ConnectionId>,
@@ -280,6 +309,23 @@ impl<B: Descriptors> Endpoint<B> {
             }
             if told.is_some() {
                 return told;
+            }
+        }
+        None
+    }
+
+    /// Returns all events of the next connection or listener that has any, for a program that
+    /// handles them together.
+    #[inline]
+    pub fn next_events(&mut self) -> Option<Events> {
+        if let Some(Event::AcceptFailed(listener)) = self.notices.pop_front() {
+            return Some(Events { kinds: Events::ACCEPT_FAILED, id: None, listener: Some(listener) });
+        }
+        while let Some(id) = self.telling.pop_front() {
+            let Some(member) = self.members.get_mut(id.0) else { continue };
+            let (kinds, listener) = member.tell_all();
+            if kinds != 0 {
+                return Some(Events { kinds, id: Some(id), listener });
             }
         }
         None

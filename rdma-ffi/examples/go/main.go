@@ -36,12 +36,11 @@ type client struct {
 func (c *client) await() error {
 	var failed C.vkrdma_error
 	var event C.vkrdma_event
+	var count C.size_t
 	if err := done(C.vkrdma_wait(c.endpoint, -1, &failed), &failed); err != nil {
 		return err
 	}
-	for C.vkrdma_next_event(c.endpoint, &event, nil) == C.VKRDMA_OK {
-	}
-	return nil
+	return done(C.vkrdma_progress(c.endpoint, &event, 1, C.sizeof_vkrdma_event, &count, &failed), &failed)
 }
 
 // again makes a call until it has an answer.

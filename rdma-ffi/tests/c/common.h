@@ -58,8 +58,8 @@ static inline void free_devices(void) {
     vkrdma_device_free(client_device);
 }
 
-/* One turn of a loop over endpoints: sleeps until one has something to do, and does it. */
-static inline void turn(vkrdma_endpoint *const *endpoints, size_t count) {
+/* Sleeps until one of these endpoints has something to do. */
+static inline void rest(vkrdma_endpoint *const *endpoints, size_t count) {
     struct pollfd polled[4];
     int64_t sleep = -1;
     CHECK(count <= 4);
@@ -72,7 +72,14 @@ static inline void turn(vkrdma_endpoint *const *endpoints, size_t count) {
     }
     int milliseconds = sleep < 0 ? -1 : sleep > 1000000000 ? 1000000 : (int)((sleep + 999) / 1000);
     CHECK(poll(polled, count, milliseconds) >= 0);
-    for (size_t i = 0; i < count; i++) MUST(vkrdma_progress(endpoints[i], &failed));
+}
+
+/* Makes a turn. Returns how many events there are. */
+static inline size_t turn(vkrdma_endpoint *endpoint, vkrdma_event *events, size_t capacity) {
+    size_t count;
+    MUST(vkrdma_progress(endpoint, events, capacity, sizeof *events, &count, &failed));
+    CHECK(count <= capacity);
+    return count;
 }
 
 static inline vkrdma_options server_options(void) {

@@ -28,20 +28,21 @@ static vkrdma_endpoint *servers, *clients;
 static void wrong_arguments(void) {
     vkrdma_endpoint *endpoint;
     vkrdma_device *device;
+    vkrdma_event event;
     uint64_t id;
     size_t bytes;
     char text[8];
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "device is null", vkrdma_endpoint_new(NULL, NULL, &endpoint, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_endpoint_new(client_device, NULL, NULL, &failed));
-    FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "endpoint is null", vkrdma_progress(NULL, &failed));
+    FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "endpoint is null",
+          vkrdma_progress(NULL, &event, 1, sizeof event, &bytes, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "endpoint is null", vkrdma_read(NULL, 1, text, 8, &bytes, &failed));
-    FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_next_event(clients, NULL, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "numeric",
           vkrdma_connect(clients, "localhost", 1, NULL, 1, NULL, &id, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_connect(clients, NULL, 1, NULL, 1, NULL, &id, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "numeric", vkrdma_softsim_open("\xff", &device, &failed));
     /* No place for the error, and nothing to free. */
-    EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_progress(NULL, NULL));
+    EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_progress(NULL, NULL, 0, 0, NULL, NULL));
     EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_client_options(NULL, sizeof(vkrdma_options)));
     CHECK(vkrdma_descriptor(NULL) == -1 && vkrdma_buffer_base(NULL) == NULL && vkrdma_buffer_len(NULL) == 0);
     vkrdma_endpoint_free(NULL);
@@ -108,16 +109,11 @@ static void out_of_bounds(void) {
 }
 
 static void await_end(vkrdma_endpoint *endpoint, uint64_t id) {
-    for (;;) {
-        vkrdma_event event;
-        vkrdma_code code = vkrdma_next_event(endpoint, &event, &failed);
-        if (code == VKRDMA_AGAIN) {
-            MUST(vkrdma_wait(endpoint, -1, &failed));
-        } else if (event.kind == VKRDMA_EVENT_ENDED) {
-            CHECK(event.connection == id);
-            return;
-        }
-    }
+    vkrdma_event event;
+    do {
+        MUST(vkrdma_wait(endpoint, -1, &failed));
+    } while (turn(endpoint, &event, 1) == 0 || !(event.kinds & VKRDMA_EVENT_ENDED));
+    CHECK(event.connection == id);
 }
 
 static void never_made(uint16_t free_port) {
@@ -152,14 +148,13 @@ static void roused(uint16_t port) {
     vkrdma_endpoint *sleeping;
     MUST(vkrdma_endpoint_new(client_device, NULL, &sleeping, &failed));
     do {
-        MUST(vkrdma_progress(sleeping, &failed));
-        while (vkrdma_next_event(sleeping, &event, &failed) == VKRDMA_OK) {}
+        CHECK(turn(sleeping, &event, 1) == 0);
         MUST(vkrdma_next_timeout(sleeping, &left, &failed));
     } while (left == 0 || is_readable(sleeping));
     CHECK(left == -1);
     MUST(vkrdma_connect(sleeping, "203.0.113.77", port, NULL, 60000000, NULL, &id, &failed));
     CHECK(is_readable(sleeping));
-    MUST(vkrdma_progress(sleeping, &failed));
+    CHECK(turn(sleeping, &event, 1) == 0);
     MUST(vkrdma_next_timeout(sleeping, &left, &failed));
     CHECK(left >= 0 && left <= 60000000);
     vkrdma_endpoint_free(sleeping);
@@ -172,11 +167,9 @@ static void connect_one(uint16_t port, uint64_t *here, uint64_t *there) {
     MUST(vkrdma_connect(clients, server_address, port, NULL, 60000000, NULL, here, &failed));
     for (int open = 0; *there == 0 || !open;) {
         vkrdma_event event;
-        turn(both, 2);
-        while (vkrdma_next_event(servers, &event, &failed) == VKRDMA_OK) {
-            if (event.kind == VKRDMA_EVENT_OPENED) *there = event.connection;
-        }
-        while (vkrdma_next_event(clients, &event, &failed) == VKRDMA_OK) open |= event.kind == VKRDMA_EVENT_OPENED;
+        rest(both, 2);
+        if (turn(servers, &event, 1) == 1 && event.kinds & VKRDMA_EVENT_OPENED) *there = event.connection;
+        open |= turn(clients, &event, 1) == 1 && event.kinds & VKRDMA_EVENT_OPENED;
     }
 }
 
@@ -184,9 +177,9 @@ static void await_bytes(vkrdma_endpoint *endpoint, uint64_t id, size_t bytes) {
     vkrdma_endpoint *const both[] = {servers, clients};
     vkrdma_event event;
     while (status_of(endpoint, id).unread < bytes) {
-        turn(both, 2);
-        while (vkrdma_next_event(servers, &event, &failed) == VKRDMA_OK) {}
-        while (vkrdma_next_event(clients, &event, &failed) == VKRDMA_OK) {}
+        rest(both, 2);
+        turn(servers, &event, 1);
+        turn(clients, &event, 1);
     }
 }
 
@@ -282,9 +275,9 @@ static void misuse(uint16_t port) {
     vkrdma_endpoint *const both[] = {servers, clients};
     while (!status_of(clients, sibling).open) {
         vkrdma_event event;
-        turn(both, 2);
-        while (vkrdma_next_event(servers, &event, &failed) == VKRDMA_OK) {}
-        while (vkrdma_next_event(clients, &event, &failed) == VKRDMA_OK) {}
+        rest(both, 2);
+        turn(servers, &event, 1);
+        turn(clients, &event, 1);
     }
     MUST(vkrdma_lend(clients, sibling, buffer, 0, 1, &bytes, &failed));
     /* It is kept while it is needed. */
@@ -349,8 +342,9 @@ static void forked(uint64_t listener, uint16_t port) {
         vkrdma_device *device;
         vkrdma_event event;
         int64_t left;
-        FAILS(VKRDMA_FORKED, VKRDMA_FAULT_CALLER, "child", vkrdma_progress(clients, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_next_event(clients, &event, &failed));
+        FAILS(VKRDMA_FORKED, VKRDMA_FAULT_CALLER, "child",
+              vkrdma_progress(clients, &event, 1, sizeof event, &bytes, &failed));
+        EXPECT(VKRDMA_FORKED, vkrdma_wait(clients, -1, &failed));
         EXPECT(VKRDMA_FORKED, vkrdma_next_timeout(clients, &left, &failed));
         EXPECT(VKRDMA_FORKED, vkrdma_write(clients, here, "no", 2, &bytes, &failed));
         EXPECT(VKRDMA_FORKED, vkrdma_abort(clients, here, &failed));
@@ -382,11 +376,13 @@ static void panics(uint16_t port) {
     uint64_t here, there;
     vkrdma_endpoint *broken;
     vkrdma_event event;
+    size_t count;
     MUST(vkrdma_endpoint_new(client_device, NULL, &broken, &failed));
     MUST(vkrdma_connect(broken, server_address, port, NULL, 60000000, NULL, &here, &failed));
     FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "a test of panics", vkrdma_panic(broken, &failed));
-    FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "earlier", vkrdma_progress(broken, &failed));
-    FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "earlier", vkrdma_next_event(broken, &event, &failed));
+    FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "earlier",
+          vkrdma_progress(broken, &event, 1, sizeof event, &count, &failed));
+    FAILS(VKRDMA_PANIC, VKRDMA_FAULT_LIBRARY, "earlier", vkrdma_wait(broken, -1, &failed));
     vkrdma_endpoint_free(broken);
     /* Other endpoints go on. */
     connect_one(port, &here, &there);

@@ -12,7 +12,7 @@ struct worker {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t told;
-    /* Events since the last look, a bit for each kind. */
+    /* Kinds of events since the last look. */
     unsigned events;
     unsigned char out[LARGE], in[LARGE];
 };
@@ -40,13 +40,14 @@ static void echo(uint64_t id) {
 static void *run_servers(void *unused) {
     (void)unused;
     while (!finished) {
-        vkrdma_event event;
-        turn(&servers, 1);
-        while (vkrdma_next_event(servers, &event, NULL) == VKRDMA_OK) {
-            if (event.kind == VKRDMA_EVENT_ENDED) {
-                MUST(vkrdma_abort(servers, event.connection, NULL));
-            } else if (event.connection != 0) {
-                echo(event.connection);
+        vkrdma_event events[8];
+        rest(&servers, 1);
+        size_t count = turn(servers, events, 8);
+        for (size_t i = 0; i < count; i++) {
+            if (events[i].kinds & VKRDMA_EVENT_ENDED) {
+                MUST(vkrdma_abort(servers, events[i].connection, NULL));
+            } else if (events[i].connection != 0) {
+                echo(events[i].connection);
             }
         }
     }
@@ -56,13 +57,14 @@ static void *run_servers(void *unused) {
 static void *run_clients(void *unused) {
     (void)unused;
     while (!finished) {
-        vkrdma_event event;
-        turn(&clients, 1);
-        while (vkrdma_next_event(clients, &event, NULL) == VKRDMA_OK) {
-            struct worker *worker = event.data;
+        vkrdma_event events[2];
+        rest(&clients, 1);
+        size_t count = turn(clients, events, 2);
+        for (size_t i = 0; i < count; i++) {
+            struct worker *worker = events[i].data;
             CHECK(worker != NULL);
             pthread_mutex_lock(&worker->lock);
-            worker->events |= 1u << event.kind;
+            worker->events |= events[i].kinds;
             pthread_cond_signal(&worker->told);
             pthread_mutex_unlock(&worker->lock);
         }
@@ -81,7 +83,7 @@ static void await(struct worker *worker, unsigned kinds) {
 static void *work(void *argument) {
     struct worker *worker = argument;
     vkrdma_error error;
-    await(worker, 1u << VKRDMA_EVENT_OPENED);
+    await(worker, VKRDMA_EVENT_OPENED);
     size_t place = 0;
     for (size_t round = 0; round < ROUNDS; round++) {
         size_t len = round % 10 == 9 ? LARGE : 1 + round * 37, written = 0, read = 0;
@@ -109,7 +111,7 @@ static void *work(void *argument) {
     }
     /* The end wakes the loop from a long sleep. */
     MUST(vkrdma_close(clients, worker->id, 100000000, &error));
-    await(worker, 1u << VKRDMA_EVENT_ENDED);
+    await(worker, VKRDMA_EVENT_ENDED);
     MUST(vkrdma_closed(clients, worker->id, &error));
     MUST(vkrdma_abort(clients, worker->id, &error));
     return NULL;
