@@ -69,7 +69,7 @@ impl<B: Descriptors> Store<B> {
 
     /// Releases the memory of chunks before `chunk`, whole regions of it. The last region stays: it
     /// may still be filled. Returns whether there was any.
-    pub(super) fn release(&mut self, chunk: u64) -> bool {
+    pub(crate) fn release(&mut self, chunk: u64) -> bool {
         let mut any = false;
         while let [first, _, ..] = self.regions.make_contiguous() {
             let (key, cost) = (first.rkey(), cost(first.len()));

@@ -113,10 +113,26 @@ fn a_reader_that_comes_back_counts_once() {
     assert!(!publisher.release(2), "the second reader has not come");
 
     pulls.push(world.pull(4, 1, reading()));
-    while !publisher.release(2) {
+    while pulls[1].have.chunks < 16 || publisher.counts().slowest < 16 {
         turn(&mut world, &mut publisher, &mut pulls);
     }
-    assert_eq!(pulls[1].have.chunks, 16);
+    let mut is_challenged = stranger(&world.hosts[3], publisher.address(), [0; 16]);
+    while !is_challenged() {
+        turn(&mut world, &mut publisher, &mut pulls);
+    }
+    assert!(publisher.release(2), "a stranger keeps no memory");
+}
+
+/// VS-TABLE-008: memory of four chunks is released if all four may go.
+#[test]
+fn memory_is_released_with_its_last_chunk() {
+    let world = World::new(53, DeviceKind::Mlx5, 1, Vec::new());
+    let config = publisher::Config { memory: MEMORY, ..publisher::Config::default() };
+    let mut publisher = world.publisher(1, config);
+    publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
+    let mut filler = publisher.filler(CHUNK).windowed().expect("room");
+    fill(&mut publisher, &mut filler, &content(53, 60_500), 0);
+    assert_eq!([3, 4, 7, 8].map(|chunk| publisher.store.release(chunk)), [false, true, false, true]);
 }
 
 fn turn(world: &mut World, publisher: &mut Publisher<SoftSim>, pulls: &mut [Pull]) {
