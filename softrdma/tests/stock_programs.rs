@@ -243,6 +243,22 @@ fn posts_of_a_program_that_has_ended() {
     home.is_left();
 }
 
+/// What finds no room in the ring of posts comes after what did.
+#[test]
+fn posts_beyond_the_ring() {
+    let home = Home::new("beyond");
+    let Some(program) = compiled(&home, "posts") else { return };
+    let mut asked = Asked::start(&mut home.run(SERVER, &[&program, "fills"]));
+    asked.says("ready");
+    let stopped = Stopped::new(&home);
+    asked.goes_on();
+    asked.says("posted");
+    drop(stopped);
+    asked.goes_on();
+    asked.is_done();
+    home.is_left();
+}
+
 /// Several threads use one queue pair and one completion queue, in a process that forks and
 /// executes.
 #[test]

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use softrdma_wire::{ARMS, Completion, Name, Notice, PAGE, POLLS, Page, Request};
+use softrdma_wire::{ARMS, Completion, Name, Notice, PAGE, POLLS, POSTS_AT, Page, Posts, Request};
 
 use crate::layout::IBV_WC_RECV;
 use crate::link::{ask, link};
@@ -41,7 +41,8 @@ unsafe impl Send for Ring {}
 impl Ring {
     /// Maps the page of a new queue: page `number` of the memory.
     pub(crate) fn map(queue: Name, number: u32, memory: &OwnedFd) -> Result<Self, c_int> {
-        let (page, rooms) = (map(number, memory)?.cast(), BTreeMap::new());
+        let page = map(number as usize * PAGE, PAGE, memory)?.cast();
+        let rooms = BTreeMap::new();
         Ok(Self { page, queue, taken: 0, idle: 0, rooms, generation: generation() })
     }
 
@@ -116,12 +117,12 @@ impl Ring {
     }
 }
 
-/// Maps a page of the memory that the fabric shares with this process.
-fn map(number: u32, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
-    let offset = libc::off_t::from(number) * PAGE as libc::off_t;
+/// Maps a part of the memory that the fabric shares with this process.
+fn map(at: usize, len: usize, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
+    let offset = libc::off_t::try_from(at).map_err(|_| libc::EINVAL)?;
     let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: mmap(2): a new mapping at a place that the kernel chooses.
-    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, shared, memory.as_raw_fd(), offset) };
+    let page = unsafe { libc::mmap(ptr::null_mut(), len, access, shared, memory.as_raw_fd(), offset) };
     let page = if page == libc::MAP_FAILED { None } else { NonNull::new(page) };
     page.ok_or(libc::ENOMEM)
 }
@@ -130,7 +131,13 @@ fn map(number: u32, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
 pub(crate) fn notice(memory: &OwnedFd) -> Result<&'static Notice, c_int> {
     // SAFETY: just mapped, and never unmapped. The page is made of atomics, for which any bytes are
     // valid, and which the fabric may write meanwhile.
-    Ok(unsafe { map(0, memory)?.cast::<Notice>().as_ref() })
+    Ok(unsafe { map(0, PAGE, memory)?.cast::<Notice>().as_ref() })
+}
+
+/// Maps the ring of this process's posts. It stays mapped.
+pub(crate) fn posts(memory: &OwnedFd) -> Result<&'static Posts, c_int> {
+    // SAFETY: as above.
+    Ok(unsafe { map(POSTS_AT, size_of::<Posts>(), memory)?.cast::<Posts>().as_ref() })
 }
 
 impl Drop for Ring {
