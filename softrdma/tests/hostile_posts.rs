@@ -99,7 +99,7 @@ impl Program {
 fn each_post_is_performed() {
     let fabric = Fabric::new().expect("a fabric");
     let mut program = Program::new(&fabric, 1);
-    for id in 0..3000 {
+    for id in 0..8000 {
         program.post(id);
         program.finds(id);
     }

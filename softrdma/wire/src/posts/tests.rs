@@ -93,8 +93,8 @@ fn posts_are_seen_or_the_doorbell_rings() {
 fn posts_that_change_meanwhile_do_no_harm() {
     let (posts, mut writer, _) = ring(0);
     let times = if cfg!(miri) { 5 } else { 20_000 };
+    let stop = AtomicU32::new(0);
     std::thread::scope(|scope| {
-        let stop = AtomicU32::new(0);
         let (posts, stop) = (&posts, &stop);
         scope.spawn(move || {
             while stop.load(Relaxed) == 0 {
