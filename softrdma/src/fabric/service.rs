@@ -202,6 +202,17 @@ fn look(
     {
         return Ok(Then::Look(times));
     }
+    static YIELDS: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    let yields = *YIELDS
+        .get_or_init(|| std::env::var("SOFTRDMA_YIELDS").ok().and_then(|v| v.parse().ok()).unwrap_or(0));
+    if let Some(session) = &mut session {
+        for _ in 0..yields {
+            std::thread::yield_now();
+            if session.posts.look()? {
+                return Ok(Then::Look(times.saturating_sub(1)));
+            }
+        }
+    }
     loop {
         let found = session.as_mut().map_or(Ok(false), |session| session.posts.fall_asleep())?;
         // In this order: the socket of a program that has ended gets nothing more.
