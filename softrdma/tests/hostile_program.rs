@@ -14,8 +14,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw, serves};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Connected, Connections, Destination, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Post, Receive,
-    Reply, Request, Send, Service, Sge, Transition, VERSION, When,
+    Access, Connected, Connections, Destination, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Post,
+    Receive, Reply, Request, Send, Service, Sge, Transition, VERSION, When,
 };
 
 /// How many elements fit in a message.

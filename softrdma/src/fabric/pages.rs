@@ -2,9 +2,9 @@
 //! each completion queue ([`Page`]), in which the program polls and arms without a request, and the
 //! ring in which it posts ([`Posts`]).
 //!
-//! The program may write anything there at any time, and affects only its own queues and session. The memory's
-//! size is sealed, so no access of the fabric fails, and none waits for the program. Only touched
-//! pages take memory on either side.
+//! The program may write anything there at any time, and affects only its own queues and session.
+//! The memory's size is sealed, so no access of the fabric fails, and none waits for the program.
+//! Only touched pages take memory on either side.
 
 #![allow(unsafe_code, reason = "a mapping that is shared with a program")]
 

@@ -1,5 +1,5 @@
-//! The body of the fuzzer: two programs send the fabric arbitrary packets, post arbitrary bytes, and
-//! write others into the memory that they share with it.
+//! The body of the fuzzer: two programs send the fabric arbitrary packets, post arbitrary bytes,
+//! and write others into the memory that they share with it.
 //!
 //! The fabric answers or ends that session, and serves others.
 
@@ -12,12 +12,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use posts::Poster;
 use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
 use softrdma::fabric::Fabric;
-use posts::Poster;
 use softrdma_wire::{MAX_MESSAGE, POSTS_AT, Posts, Request, Socket, VERSION};
 
 /// The most packets of one input.
@@ -114,7 +114,7 @@ fn harmless(packet: &[u8]) -> Vec<u8> {
 
 /// Added to the program's number in the first byte of a packet, if the bytes are for the memory.
 pub(crate) const SCRIBBLE: u8 = 128;
-/// Added likewise, if they are a post; with [`SCRIBBLE`], if they are for the ring of posts.
+/// Added to it, if they are a post; with [`SCRIBBLE`], if they are for the ring of posts.
 pub(crate) const POST: u8 = 64;
 
 /// Runs an input. Each packet has the program, its length, and the bytes for the fabric or for the

@@ -1,8 +1,8 @@
 //! Messages between a program under `softrdma` and its fabric.
 //!
 //! A program opens one [`Socket`] to the fabric and sends one [`Request`] at a time. The fabric
-//! answers each with one [`Reply`], which may bring a descriptor. A message is one packet of at most
-//! [`MAX_MESSAGE`] bytes, encoded by postcard. No request waits for an event: the descriptors
+//! answers each with one [`Reply`], which may bring a descriptor. A message is one packet of at
+//! most [`MAX_MESSAGE`] bytes, encoded by postcard. No request waits for an event: the descriptors
 //! become readable when there is one. Posts that certainly find room are no packets, but lie in
 //! memory that both share ([`Posts`]), and have no answer.
 //!

@@ -53,7 +53,9 @@ fn posts_are_believed_as_far_as_they_can_be_true() {
             assert_eq!(reader.look(&posts).is_err(), tail != WORDS + 1, "{tail}");
         }
         let most = MAX_MESSAGE as u64;
-        for (len, seen) in [(0, 1), (1, 1), (8, 1), (9, 2), (most, 8192), (most + 1, WORDS), (u64::MAX, WORDS)] {
+        for (len, seen) in
+            [(0, 1), (1, 1), (8, 1), (9, 2), (most, 8192), (most + 1, WORDS), (u64::MAX, WORDS)]
+        {
             let (posts, _, mut reader) = ring(from);
             posts.from(from).next().expect("a word").store(len, Relaxed);
             posts.tail.0.store(from.wrapping_add(seen), Relaxed);
@@ -98,7 +100,8 @@ fn posts_that_change_meanwhile_do_no_harm() {
         let (posts, stop) = (&posts, &stop);
         scope.spawn(move || {
             while stop.load(Relaxed) == 0 {
-                for (place, word) in posts.words.iter().take(40).zip([9, u64::MAX, 1 << 20, 3].iter().cycle()) {
+                for (place, word) in posts.words.iter().take(40).zip([9, u64::MAX, 1 << 20, 3].iter().cycle())
+                {
                     place.store(*word, Relaxed);
                 }
             }
