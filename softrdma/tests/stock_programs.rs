@@ -214,12 +214,14 @@ fn posts_without_an_answer() {
     let home = Home::new("posts");
     let Some(program) = compiled(&home, "posts") else { return };
     let mut asked = Asked::start(&mut home.run(SERVER, &[&program]));
-    asked.says("ready");
-    let stopped = Stopped::new(&home);
-    asked.goes_on();
-    asked.says("posted");
-    drop(stopped);
-    asked.goes_on();
+    for (ready, posted) in [("ready", "posted"), ("again", "posted again")] {
+        asked.says(ready);
+        let stopped = Stopped::new(&home);
+        asked.goes_on();
+        asked.says(posted);
+        drop(stopped);
+        asked.goes_on();
+    }
     asked.says("faultless");
     succeeded(&home.softrdma(&["fault", "--address", SERVER, "queue-full"]).output().expect("runs"));
     asked.goes_on();

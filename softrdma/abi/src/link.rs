@@ -8,7 +8,8 @@ use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softrdma_wire::{
@@ -191,7 +192,8 @@ pub(crate) fn post<'a, W>(
     let reserved = certain
         && pair > link.above
         && session.shared.as_ref().is_some_and(|shared| !shared.notice.demands_answers())
-        && room.fetch_update(Relaxed, Relaxed, taken).is_ok();
+        // The page of the completions that gave this room back is written.
+        && room.fetch_update(Acquire, Relaxed, taken).is_ok();
     let (mut work, mut posted) = (work.into_iter(), 0);
     loop {
         let batch: Vec<_> = work.by_ref().take(MAX_WORK).collect();

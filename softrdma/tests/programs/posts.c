@@ -237,6 +237,12 @@ int main(int count, char **arguments)
     leave_completions(pair);
     take(receives, DEPTH);
 
+    /* The sends whose completions were taken gave their room back. */
+    says("again");
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, DEPTH) == DEPTH);
+    says("posted again");
+    take(sends, DEPTH);
+
     fill(pair);
 
     leave_completions(pair);
