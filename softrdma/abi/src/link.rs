@@ -203,7 +203,9 @@ pub(crate) fn post<'a, W>(
         }
         let post = build(batch);
         if !reserved || !session.put(&post)? {
-            let request = post.answered(std::mem::take(&mut demand));
+            // A reserved place was counted with those of the earlier batches.
+            let demand = if reserved { 0 } else { std::mem::take(&mut demand) };
+            let request = post.answered(demand);
             let Reply::Posted { count, errno, room: left } = session.exchange(&request, None)?.0 else {
                 return Err(libc::EPROTO);
             };

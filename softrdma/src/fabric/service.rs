@@ -22,6 +22,11 @@ pub(super) const NAME: usize = 64;
 /// ended. A program may post without an end.
 const LOOKS: u32 = 64;
 
+/// How often the thread yields the processor and looks for posts again before it sleeps. A post
+/// wakes no thread then. Measured on two processors: with 4, the median of a SET by one client that
+/// sleeps is 39 µs, and 63 µs without. 32 are no better.
+const YIELDS: u32 = 4;
+
 /// Counts a connection for as long as it lasts.
 pub(super) struct Presence {
     pub(super) fabric: Arc<Fabric>,
@@ -202,11 +207,9 @@ fn look(
     {
         return Ok(Then::Look(times));
     }
-    static YIELDS: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
-    let yields = *YIELDS
-        .get_or_init(|| std::env::var("SOFTRDMA_YIELDS").ok().and_then(|v| v.parse().ok()).unwrap_or(0));
+    // Others run meanwhile, and may post.
     if let Some(session) = &mut session {
-        for _ in 0..yields {
+        for _ in 0..YIELDS {
             std::thread::yield_now();
             if session.posts.look()? {
                 return Ok(Then::Look(times.saturating_sub(1)));

@@ -140,7 +140,13 @@ static int leaves(void)
     EXPECT(write(out, &pair->qp_num, sizeof pair->qp_num) == sizeof pair->qp_num);
     EXPECT(read(in, &peer.qp_num, sizeof peer.qp_num) == sizeof peer.qp_num);
     connect_to(pair, &peer);
-    if (child) EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+    if (child) {
+        struct ibv_qp_attr attributes;
+        struct ibv_qp_init_attr made;
+        EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+        /* The answer comes after the receives are there. */
+        EXPECT(!ibv_query_qp(pair, &attributes, IBV_QP_STATE, &made));
+    }
     /* Both are connected, and the parent has receives. */
     char byte = 0;
     EXPECT(write(out, &byte, 1) == 1 && read(in, &byte, 1) == 1);
