@@ -20,7 +20,7 @@ pub(super) const NAME: usize = 64;
 
 /// How often the thread looks for posts before it looks whether the program sends a request or has
 /// ended. A program may post without an end.
-const LOOKS: u32 = 64;
+const LOOKS: u32 = 16;
 
 /// How often the thread yields the processor and looks for posts again before it sleeps. A post
 /// wakes no thread then. Measured on two processors: with 4, the median of a SET by one client that
@@ -201,18 +201,14 @@ fn look(
     process: &Process,
     mut session: Option<&mut Session>,
 ) -> Result<Then, Error> {
-    if let Some(times) = times.checked_sub(1)
-        && let Some(session) = &mut session
-        && session.posts.look()?
-    {
-        return Ok(Then::Look(times));
-    }
-    // Others run meanwhile, and may post.
-    if let Some(session) = &mut session {
-        for _ in 0..YIELDS {
-            std::thread::yield_now();
+    if let (Some(times), Some(session)) = (times.checked_sub(1), &mut session) {
+        for turn in 0..=YIELDS {
+            if turn > 0 {
+                // Others run meanwhile, and may post.
+                std::thread::yield_now();
+            }
             if session.posts.look()? {
-                return Ok(Then::Look(times.saturating_sub(1)));
+                return Ok(Then::Look(times));
             }
         }
     }
