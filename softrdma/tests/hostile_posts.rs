@@ -4,9 +4,9 @@ mod posts;
 mod queue;
 mod session;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use posts::{FIRST, HEAD, Poster, TAIL, number};
@@ -188,22 +188,19 @@ fn posts_without_an_end_hold_up_no_request() {
     words.resize(16, 0);
     posts::write(&memory, FIRST, &words.repeat(WORDS as usize / 2));
     let (ends, (tell, told)) = (Arc::new(AtomicBool::new(false)), channel());
-    // Several threads, so that the ring is full whichever of them runs.
-    let memory = Arc::new(Mutex::new(memory));
-    let begun: Vec<_> = (0..4)
-        .map(|_| (Arc::clone(&ends), Arc::clone(&memory)))
-        .map(|(ended, memory)| {
-            std::thread::spawn(move || {
-                while !ended.load(Relaxed) {
-                    let memory = memory.lock().expect("no panic");
-                    let tail = (number(&memory, HEAD) / 2 * 2).wrapping_add(WORDS);
-                    posts::write(&memory, TAIL, &tail.to_le_bytes());
-                }
-            })
-        })
-        .collect();
+    let ended = Arc::clone(&ends);
+    let begun = std::thread::spawn(move || {
+        while !ended.load(Relaxed) {
+            posts::write(&memory, TAIL, &(number(&memory, HEAD) / 2 * 2).wrapping_add(WORDS).to_le_bytes());
+        }
+    });
+    program.ring();
+    let started = Instant::now();
+    while number(&program.queue.memory, HEAD) < 2 * WORDS {
+        assert!(started.elapsed() < PATIENCE, "no posts are taken");
+        std::thread::yield_now();
+    }
     let asks = std::thread::spawn(move || {
-        program.ring();
         for _ in 0..3 {
             assert!(program.lasts());
         }
@@ -215,7 +212,7 @@ fn posts_without_an_end_hold_up_no_request() {
     }
     let heard = told.recv_timeout(PATIENCE);
     ends.store(true, Relaxed);
-    begun.into_iter().for_each(|thread| thread.join().expect("posts"));
+    begun.join().expect("posts");
     assert_eq!(heard, Ok(()));
     asks.join().expect("asks");
 }

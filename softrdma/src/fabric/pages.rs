@@ -139,6 +139,12 @@ impl Posted {
         Self { pages, reader: Reader::default() }
     }
 
+    /// Puts a post into the ring, as the program does.
+    #[cfg(test)]
+    pub(super) fn put(&self, writer: &mut softrdma_wire::Writer, post: &Post<'_>) {
+        assert!(writer.put(self.pages.posts(), post).expect("a post"));
+    }
+
     /// Looks for posts. Returns whether there are any.
     pub(super) fn look(&mut self) -> Result<bool, Error> {
         self.reader.look(self.pages.posts())

@@ -247,3 +247,38 @@ fn look(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use softrdma_wire::{Post, Writer};
+
+    use super::*;
+
+    /// A program that posts whenever the thread looks does not keep it from requests.
+    #[test]
+    fn a_request_is_heard_among_posts() {
+        let fabric = Fabric::new().expect("a fabric");
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("sockets");
+        let (mut program, socket) = (Socket::new(ours), Socket::new(theirs));
+        let process = Process::open(std::process::id(), &fabric.movers, &fabric.places);
+        let process = Arc::new(process.expect("a process"));
+        let devices = vec![vec![IpAddr::from([192, 0, 2, 1])]];
+        let machine = fabric.machine(devices.clone()).expect("a machine");
+        let info = Info::new(String::new(), Arc::clone(&process), devices).expect("memory");
+        let mut session = Session::new(&machine, Arc::new(info), 0, None).expect("a session");
+        program.send(&Request::Status, None).expect("sent");
+        let (mut writer, post) = (Writer::default(), Post::Receive { pair: 1, work: Vec::new() });
+        let (mut then, mut looks) = (Then::Look(LOOKS), 0);
+        while let Then::Look(times) = then {
+            assert!(looks <= LOOKS);
+            looks += 1;
+            session.posts.put(&mut writer, &post);
+            then = look(times, &socket, &process, Some(&mut session)).expect("goes on");
+            assert!(session.posts.has_seen());
+            session.perform_post().expect("a post");
+        }
+        assert!(matches!(then, Then::Receive));
+    }
+}
