@@ -5,9 +5,9 @@ mod queue;
 
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
-use softrdma_wire::{Access, MAX_INLINE, PAGE, Receive, Reply, Request, Send, Sge, Transition};
+use softrdma_wire::{Access, MAX_INLINE, PAGE, Post, Receive, Reply, Request, Send, Sge, Transition};
 
-fn packet(into: &mut Vec<u8>, program: u8, request: &Request<'_>) {
+fn packet(into: &mut Vec<u8>, program: u8, request: &impl serde::Serialize) {
     let bytes = postcard::to_stdvec(request).expect("encodes");
     into.extend([program, u8::try_from(bytes.len()).expect("is short")]);
     into.extend(bytes);
@@ -56,7 +56,7 @@ fn honest() -> Vec<u8> {
     // The program arms its queue, in the page after that of the notices.
     input.extend([bodies::SCRIBBLE, 3, queue::ARMED as u8, (PAGE >> 8) as u8, 2]);
     let receives = vec![Receive { id: 2, local: Vec::new() }];
-    packet(&mut input, 0, &Request::SubmitReceive { pair: 6, work: receives });
+    packet(&mut input, bodies::POST, &Post::Receive { pair: 6, work: receives });
     packet(&mut input, 0, &Request::PostSend { pair: 6, room: 0, work });
     packet(&mut input, 0, &Request::Poll(4));
     input

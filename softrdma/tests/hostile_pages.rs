@@ -1,18 +1,20 @@
 //! A program may write anything into the pages that it shares with the fabric. It affects only its
 //! own queues.
 
+mod posts;
 mod queue;
 mod session;
 
 use std::sync::Arc;
 
+use posts::Poster;
 use proptest::prelude::*;
 use queue::{ARMED, Queue, SHOWS, TAKEN};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use session::{address, ask, open};
 use softrdma::fabric::Fabric;
-use softrdma_wire::{Completion, Name, PAGE, Receive, Reply, Request, SHOWN, Send, Socket, Transition};
+use softrdma_wire::{Completion, Name, PAGE, Post, Receive, Reply, Request, SHOWN, Send, Socket, Transition};
 
 /// A program with a queue pair that is connected to itself.
 struct Program {
@@ -165,7 +167,7 @@ fn the_memory_keeps_its_size() {
     assert!(matches!(ask(&mut program.socket, &Request::AllocateDomain(0)), Reply::Made(_)));
 }
 
-/// A request without an answer that the fabric refuses fails its queue pair, and no other.
+/// A post without an answer that the fabric refuses fails its queue pair, and no other.
 #[test]
 fn a_refused_submission_fails_its_queue_pair() {
     const STATE_RESET: u8 = 0;
@@ -184,10 +186,10 @@ fn a_refused_submission_fails_its_queue_pair() {
     let mut other = Program::new(&fabric, 2, 16);
     for (count, fails) in [(SENDS, false), (SENDS + 1, true)] {
         let mut program = Program::new(&fabric, 1, 16);
-        let (own, foreign) = (program.pair, u32::MAX);
+        let (own, foreign, mut posts) = (program.pair, u32::MAX, Poster::default());
         for pair in [foreign, own] {
             let work = (0..count.into()).map(write).collect();
-            program.socket.send(&Request::SubmitSend { pair, work }, None).expect("sent");
+            posts.put(&program.queue.memory, &Post::Send { pair, work });
         }
         let expected = if fails { STATE_ERR } else { STATE_RTS };
         assert_eq!(state(&mut program, own), Some(expected));
@@ -195,13 +197,13 @@ fn a_refused_submission_fails_its_queue_pair() {
         assert_eq!(ids(&program.queue.take_shown()), (0..SENDS.into()).collect::<Vec<_>>());
     }
     let mut program = Program::new(&fabric, 1, 16);
-    let (pair, work) = (program.pair, (0..5).map(receive).collect());
-    program.socket.send(&Request::SubmitReceive { pair, work }, None).expect("sent");
+    let (pair, work, mut posts) = (program.pair, (0..5).map(receive).collect(), Poster::default());
+    posts.put(&program.queue.memory, &Post::Receive { pair, work });
     assert_eq!(state(&mut program, pair), Some(STATE_ERR));
     let reset = Request::Modify { pair, to: Transition::Reset };
     assert_eq!(ask(&mut program.socket, &reset), Reply::Done);
     let work = vec![receive(9)];
-    program.socket.send(&Request::SubmitReceive { pair, work }, None).expect("sent");
+    posts.put(&program.queue.memory, &Post::Receive { pair, work });
     assert_eq!(state(&mut program, pair), Some(STATE_RESET));
     finds_its_own(&mut other, 1);
 }

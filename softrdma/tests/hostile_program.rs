@@ -1,17 +1,21 @@
 //! A program may send the fabric anything. The fabric survives, and other programs are unaffected.
 
+mod posts;
+mod queue;
 mod session;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 
+use posts::Poster;
 use proptest::prelude::*;
+use queue::Queue;
 use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw, serves};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Connected, Connections, Destination, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Receive,
-    Reply, Request, Send, Service, Sge, Transition, VERSION, When,
+    Access, Connected, Connections, Destination, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Post,
+    Receive, Reply, Request, Send, Service, Sge, Transition, VERSION, When,
 };
 
 /// How many elements fit in a message.
@@ -156,13 +160,8 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     };
                     Send { id: 1, op, signaled, solicited: inline, local }
                 };
-                let submits = work.len() % 2 == 1;
                 let work = work.into_iter().map(send).collect();
-                if submits {
-                    Request::SubmitSend { pair, work }
-                } else {
-                    Request::PostSend { pair, room: pair % 3, work }
-                }
+                Request::PostSend { pair, room: pair % 3, work }
             }
         ),
         (name(), sge(), 0..MAX_WORK + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
@@ -170,11 +169,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                 Receive { id: 2, local: vec![sge; elements] };
                 count.min(MOST_ELEMENTS / (elements + 1))
             ];
-            if count % 2 == 1 {
-                Request::SubmitReceive { pair, work }
-            } else {
-                Request::PostReceive { pair, work }
-            }
+            Request::PostReceive { pair, work }
         }),
     ];
     let manager = prop_oneof![
@@ -219,18 +214,28 @@ proptest! {
     /// Two programs send well-formed requests of any content in turn.
     #[test]
     fn requests_of_any_kind_are_answered(
-        requests in proptest::collection::vec((any::<bool>(), request()), 0..200)
+        requests in proptest::collection::vec((any::<[bool; 2]>(), request()), 0..200)
     ) {
         let fabric = Fabric::new().expect("a fabric");
-        let mut programs = [open(&fabric, 1), open(&fabric, 2)];
-        for (second, request) in &requests {
+        let mut programs = [1, 2].map(|last| {
+            let mut socket = open(&fabric, last);
+            let queue = Queue::create(&mut socket, 8, None);
+            (socket, queue.memory, Poster::default())
+        });
+        for ([second, posts], request) in requests {
             let [one, two] = &mut programs;
-            let program = if *second { two } else { one };
-            if request.is_answered() {
-                // The test requires an answer; the model decides which.
-                ask(program, request);
-            } else {
-                program.send(request, None).expect("the fabric takes it");
+            let (socket, memory, poster) = if second { two } else { one };
+            let post = match request {
+                Request::PostSend { pair, work, .. } if posts => Post::Send { pair, work },
+                Request::PostReceive { pair, work } if posts => Post::Receive { pair, work },
+                request => {
+                    // The test requires an answer; the model decides which.
+                    ask(socket, &request);
+                    continue;
+                }
+            };
+            if poster.put(memory, &post) {
+                socket.send(&Request::Doorbell, None).expect("the fabric takes it");
             }
         }
         serves(&fabric);

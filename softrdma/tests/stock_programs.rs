@@ -214,12 +214,14 @@ fn posts_without_an_answer() {
     let home = Home::new("posts");
     let Some(program) = compiled(&home, "posts") else { return };
     let mut asked = Asked::start(&mut home.run(SERVER, &[&program]));
-    asked.says("ready");
-    let stopped = Stopped::new(&home);
-    asked.goes_on();
-    asked.says("posted");
-    drop(stopped);
-    asked.goes_on();
+    for (ready, posted) in [("ready", "posted"), ("again", "posted again")] {
+        asked.says(ready);
+        let stopped = Stopped::new(&home);
+        asked.goes_on();
+        asked.says(posted);
+        drop(stopped);
+        asked.goes_on();
+    }
     asked.says("faultless");
     succeeded(&home.softrdma(&["fault", "--address", SERVER, "queue-full"]).output().expect("runs"));
     asked.goes_on();
@@ -233,6 +235,22 @@ fn posts_of_a_program_that_has_ended() {
     let home = Home::new("left");
     let Some(program) = compiled(&home, "posts") else { return };
     let mut asked = Asked::start(&mut home.run(SERVER, &[&program, "leaves"]));
+    asked.says("ready");
+    let stopped = Stopped::new(&home);
+    asked.goes_on();
+    asked.says("posted");
+    drop(stopped);
+    asked.goes_on();
+    asked.is_done();
+    home.is_left();
+}
+
+/// What finds no room in the ring of posts comes after what did.
+#[test]
+fn posts_beyond_the_ring() {
+    let home = Home::new("beyond");
+    let Some(program) = compiled(&home, "posts") else { return };
+    let mut asked = Asked::start(&mut home.run(SERVER, &[&program, "fills"]));
     asked.says("ready");
     let stopped = Stopped::new(&home);
     asked.goes_on();

@@ -8,30 +8,40 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// The unacknowledged events of one object.
 #[derive(Default)]
 pub(crate) struct Unacknowledged {
-    count: Mutex<u32>,
+    state: Mutex<State>,
     fewer: Condvar,
 }
 
+#[derive(Default)]
+struct State {
+    count: u32,
+    /// Whether a thread waits. Notifying is a system call, even if none does.
+    awaited: bool,
+}
+
 impl Unacknowledged {
-    fn lock(&self) -> MutexGuard<'_, u32> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn read(&self) {
-        let mut count = self.lock();
-        *count = count.saturating_add(1);
+        let mut state = self.lock();
+        state.count = state.count.saturating_add(1);
     }
 
     pub(crate) fn acknowledge(&self, events: u32) {
-        let mut count = self.lock();
-        *count = count.saturating_sub(events);
-        self.fewer.notify_all();
+        let mut state = self.lock();
+        state.count = state.count.saturating_sub(events);
+        if state.awaited {
+            self.fewer.notify_all();
+        }
     }
 
     pub(crate) fn wait(&self) {
-        let mut count = self.lock();
-        while *count > 0 {
-            count = self.fewer.wait(count).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        while state.count > 0 {
+            state.awaited = true;
+            state = self.fewer.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -4,7 +4,7 @@
 use core::ffi::c_int;
 use std::borrow::Cow;
 
-use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Name, Op, Receive, Reply, Request, Send, Sge};
+use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Op, Post, Receive, Reply, Send, Sge};
 
 use crate::handles::destination;
 use crate::layout::{
@@ -138,14 +138,6 @@ pub(crate) fn are_certain(work: &[Send<'_>], most_inline: u32) -> bool {
     })
 }
 
-/// Builds the message that posts sends: [`post`]'s `request`.
-pub(crate) fn sends(pair: Name, work: Vec<Send<'_>>, demand: Option<u32>) -> Request<'_> {
-    match demand {
-        Some(room) => Request::PostSend { pair, room, work },
-        None => Request::SubmitSend { pair, work },
-    }
-}
-
 /// Posts a chain in batches: `gather` converts one element, `post` posts a batch and reports how
 /// many were taken.
 ///
@@ -222,7 +214,7 @@ pub(crate) unsafe extern "C" fn post_send(
         |wr| unsafe { send(&*wr, cap.max_send_sge, all_signaled, datagrams_of) },
         |work| {
             let certain = are_certain(&work, cap.max_inline_data);
-            post(pair, room, certain, 0, work, |work, demand| sends(pair, work, demand))
+            post(pair, room, certain, 0, work, |work| Post::Send { pair, work })
         },
     );
     // SAFETY: ibv_post_send(3): a place for the pointer to the refused request.
@@ -253,10 +245,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             if keep(pair, keeps, room, &mut work)? {
                 return Ok(Reply::Posted { count, errno: 0, room: 0 });
             }
-            post(pair, room, true, 0, work, |work, demand| match demand {
-                Some(_) => Request::PostReceive { pair, work },
-                None => Request::SubmitReceive { pair, work },
-            })
+            post(pair, room, true, 0, work, |work| Post::Receive { pair, work })
         },
     );
     // SAFETY: ibv_post_recv(3): a place for the pointer to the refused request.

@@ -12,7 +12,7 @@ use crate::layout::{
     IBV_WC_GRH, IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc,
     ibv_wc__bindgen_ty_1, zeroed,
 };
-use crate::link::{ask, concluded, link, make_channel, make_queue, pointer, returned, watch_notices};
+use crate::link::{ask, concluded, link, make_channel, make_queue, pointer, returned, share};
 use crate::names;
 use crate::polling::{Turn, functions};
 use crate::ring::Ring;
@@ -90,7 +90,7 @@ pub(crate) unsafe fn create_queue(
     let device = unsafe { number_in(context) };
     let (handle, page, memory) =
         make_queue(&Request::CreateQueue { device, depth, channel: channel_name, vector })?;
-    let mapped = watch_notices(&memory).and_then(|()| Ring::map(handle, page, &memory));
+    let mapped = share(&memory).and_then(|()| Ring::map(handle, page, &memory));
     let ring = mapped.inspect_err(|_| {
         // If the fabric is gone, so is its queue.
         let _gone = ask(&Request::DestroyQueue(handle));

@@ -8,17 +8,18 @@ use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softrdma_wire::{
-    ADDRESSES, Error, Limits, MAX_WORK, Name, Notice, Receive, Reply, Request, SOCKET, Socket, VERSION,
-    parse_devices,
+    ADDRESSES, Error, Limits, MAX_WORK, Name, Notice, Post, Posts, Receive, Reply, Request, SOCKET, Socket,
+    VERSION, Writer, parse_devices,
 };
 
 use crate::device::Opened;
 use crate::process::{PerProcess, watch_forks};
-use crate::ring::notice;
+use crate::ring::{notice, posts};
 
 /// An open session, and what the fabric said of the devices.
 pub(crate) struct Link {
@@ -26,8 +27,6 @@ pub(crate) struct Link {
     /// The session's socket, for checks that must not wait for a thread with a pending request. It
     /// is never closed.
     socket: RawFd,
-    /// What the fabric tells this process, once it has a completion queue.
-    notice: OnceLock<&'static Notice>,
     /// Names of this process's objects are above this one; others are of its parent.
     above: Name,
     pub(crate) devices: Vec<Attached>,
@@ -43,6 +42,15 @@ struct Session {
     /// They are sent before any other request. Programs post receives one by one, a thousand for a
     /// connection.
     kept: (Name, Vec<Receive>),
+    /// The memory that the fabric shares with this process, once it has a completion queue.
+    shared: Option<Shared>,
+}
+
+/// The fabric's notices to this process, and the ring of its posts.
+struct Shared {
+    notice: &'static Notice,
+    posts: &'static Posts,
+    writer: Writer,
 }
 
 impl Session {
@@ -153,38 +161,39 @@ const fn made_in(reply: &Reply) -> Option<Name> {
     }
 }
 
-/// Reads the fabric's notices from now on, in the memory that it shares with this process.
-pub(crate) fn watch_notices(memory: &OwnedFd) -> Result<(), c_int> {
-    let link = link()?;
-    if link.notice.get().is_none() {
-        // A second mapping, by another thread at the same time, stays unused.
-        let _first = link.notice.set(notice(memory)?);
+/// Reads the fabric's notices from now on, and posts in the memory that it shares with this
+/// process.
+pub(crate) fn share(memory: &OwnedFd) -> Result<(), c_int> {
+    let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
+    if session.shared.is_none() {
+        let (notice, posts) = (notice(memory)?, posts(memory)?);
+        session.shared = Some(Shared { notice, posts, writer: Writer::default() });
     }
     Ok(())
 }
 
-/// Posts work requests to a queue pair, in as many messages as they need. No other thread of this
+/// Posts work requests to a queue pair, in as many posts as they need. No other thread of this
 /// process makes a request in between.
 ///
 /// If they are `certain` to be taken once they find room, and `room` says that they do, the fabric
-/// gives no answer. Otherwise it does, and with a `demand` refuses all of them unless so many find
-/// room. `request` builds a message; its second argument is the demand, and `None` if there is no
-/// answer.
+/// gives no answer, unless its ring is full. Otherwise it does, and with a `demand` refuses all of
+/// them unless so many find room. `build` makes a post of some of them.
 pub(crate) fn post<'a, W>(
     pair: Name,
     room: &AtomicU32,
     certain: bool,
     mut demand: u32,
     work: Vec<W>,
-    request: impl Fn(Vec<W>, Option<u32>) -> Request<'a>,
+    build: impl Fn(Vec<W>) -> Post<'a>,
 ) -> Result<Reply, c_int> {
     let link = link()?;
     let mut session = link.session.lock().unwrap_or_else(PoisonError::into_inner);
     let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
-    let answered = !certain
-        || pair <= link.above
-        || link.notice.get().is_none_or(|notice| notice.demands_answers())
-        || room.fetch_update(Relaxed, Relaxed, taken).is_err();
+    let reserved = certain
+        && pair > link.above
+        && session.shared.as_ref().is_some_and(|shared| !shared.notice.demands_answers())
+        // The page of the completions that gave this room back is written.
+        && room.fetch_update(Acquire, Relaxed, taken).is_ok();
     let (mut work, mut posted) = (work.into_iter(), 0);
     loop {
         let batch: Vec<_> = work.by_ref().take(MAX_WORK).collect();
@@ -192,18 +201,21 @@ pub(crate) fn post<'a, W>(
         if batch.is_empty() {
             return Ok(Reply::Posted { count: posted, errno: 0, room: 0 });
         }
-        if answered {
-            let request = request(batch, Some(std::mem::take(&mut demand)));
+        let post = build(batch);
+        if !reserved || !session.put(&post)? {
+            // A reserved place was counted with those of the earlier batches.
+            let demand = if reserved { 0 } else { std::mem::take(&mut demand) };
+            let request = post.answered(demand);
             let Reply::Posted { count, errno, room: left } = session.exchange(&request, None)?.0 else {
                 return Err(libc::EPROTO);
             };
-            // Also after a refusal: the requests before the refused one have taken their room.
-            room.store(left, Relaxed);
+            if !reserved {
+                // Also after a refusal: the requests before the refused one have taken their room.
+                room.store(left, Relaxed);
+            }
             if errno != 0 {
                 return Ok(Reply::Posted { count: posted + count, errno, room: 0 });
             }
-        } else {
-            session.tell(&request(batch, None))?;
         }
         posted += len;
     }
@@ -228,10 +240,18 @@ impl Session {
         outcome(exchange(&mut self.socket, request, descriptor))
     }
 
-    /// Sends a request that has no answer. Kept receives are sent first.
-    fn tell(&mut self, request: &Request<'_>) -> Result<(), c_int> {
+    /// Puts a post into the ring, and wakes the fabric if it sleeps. Kept receives are sent first.
+    /// Returns false if the ring has no room.
+    fn put(&mut self, post: &Post<'_>) -> Result<bool, c_int> {
         self.tell_kept();
-        self.socket.send(request, None).or_else(|error| outcome(Err(error)).map(drop))
+        let Some(Shared { posts, writer, .. }) = &mut self.shared else { return Ok(false) };
+        let put = writer.put(posts, post).and_then(|put| {
+            if put && posts.needs_doorbell() {
+                self.socket.send(&Request::Doorbell, None)?;
+            }
+            Ok(put)
+        });
+        put.or_else(|error| outcome(Err(error)).map(|_| false))
     }
 }
 
@@ -316,9 +336,8 @@ impl Link {
                     attached.push(Attached { addresses, events, opened, domain });
                 }
                 let descriptor = socket.as_fd().as_raw_fd();
-                let session = Mutex::new(Session { socket, kept: (0, Vec::new()) });
-                let notice = OnceLock::new();
-                Ok(Self { session, socket: descriptor, notice, above, devices: attached, limits })
+                let session = Mutex::new(Session { socket, kept: (0, Vec::new()), shared: None });
+                Ok(Self { session, socket: descriptor, above, devices: attached, limits })
             }
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);

@@ -25,6 +25,7 @@ use crate::link::{Attached, ask, call, link, pointer, returned};
 use crate::names;
 use crate::posting::{OPERATIONS, SENDS, functions};
 use crate::region::on_wire;
+use crate::ring::{Ring, Side};
 use crate::shared;
 
 /// A queue pair, and the parameters that it was made with.
@@ -47,8 +48,10 @@ pub(crate) struct Pair {
     pub(crate) keeps: AtomicBool,
     /// How many receives of its own certainly find room, if it has no shared queue.
     pub(crate) room: Arc<AtomicU32>,
-    /// How many sends certainly find room.
-    pub(crate) send_room: AtomicU32,
+    /// How many sends certainly find room. An answer says it; then each send whose completion the
+    /// program takes gives its place back. Those without a completion give none until the next
+    /// answer.
+    pub(crate) send_room: Arc<AtomicU32>,
     pub(crate) events: Unacknowledged,
 }
 
@@ -169,7 +172,7 @@ pub(crate) unsafe fn create(
         is_reset: AtomicBool::new(true),
         keeps: AtomicBool::new(false),
         room: Arc::default(),
-        send_room: AtomicU32::new(0),
+        send_room: Arc::default(),
         events,
     };
     let pair = Box::into_raw(Box::new(pair));
@@ -219,19 +222,45 @@ pub(crate) unsafe fn initialise(qp: *mut ibv_qp) -> Result<(), c_int> {
 /// # Safety
 /// `qp` is alive.
 unsafe fn is_initialised(qp: *mut ibv_qp) {
-    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`, and whose completion
-    // queue outlives it.
-    let (pair, depth, number, ring) = unsafe {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
+    let (pair, depth, number) = unsafe {
         let pair = qp.cast::<Pair>();
-        let fields = (&(*pair).is_reset, &(*pair).keeps, &(*pair).room);
-        (fields, (*pair).cap.max_recv_wr, (*qp).qp_num, ring((*qp).recv_cq))
+        let fields = (&(*pair).is_reset, &(*pair).keeps, &(*pair).room, &(*pair).send_room);
+        (fields, (*pair).cap.max_recv_wr, (*qp).qp_num)
     };
-    let (is_reset, keeps, room) = pair;
+    let (is_reset, keeps, room, send_room) = pair;
+    if !is_reset.swap(false, Relaxed) {
+        return;
+    }
     // SAFETY: as above.
-    if is_reset.swap(false, Relaxed) && unsafe { (*qp).srq.is_null() } {
-        ring.lock().unwrap_or_else(PoisonError::into_inner).follow(number, Arc::clone(room));
+    unsafe { with_ring(qp, Side::Send, |ring| ring.follow(number, Side::Send, send_room)) };
+    // SAFETY: as above.
+    if unsafe { (*qp).srq.is_null() } {
+        // SAFETY: as above.
+        unsafe { with_ring(qp, Side::Receive, |ring| ring.follow(number, Side::Receive, room)) };
         room.store(depth, Relaxed);
         keeps.store(true, Relaxed);
+    }
+}
+
+/// Passes the completion queue of one side of a queue pair.
+///
+/// # Safety
+/// `qp` is alive.
+unsafe fn with_ring(qp: *mut ibv_qp, side: Side, act: impl FnOnce(&mut Ring)) {
+    // SAFETY: the caller vouches for `qp`, whose completion queues outlive it.
+    let ring = unsafe { ring(if side == Side::Send { (*qp).send_cq } else { (*qp).recv_cq }) };
+    act(&mut ring.lock().unwrap_or_else(PoisonError::into_inner));
+}
+
+/// Completions of a queue pair give no place back from now on.
+///
+/// # Safety
+/// `qp` is alive.
+unsafe fn forget(qp: *mut ibv_qp) {
+    for side in [Side::Send, Side::Receive] {
+        // SAFETY: the caller vouches for `qp`.
+        unsafe { with_ring(qp, side, |ring| ring.forget((*qp).qp_num, side)) };
     }
 }
 
@@ -241,14 +270,12 @@ unsafe fn is_initialised(qp: *mut ibv_qp) {
 /// # Safety
 /// `qp` is alive.
 unsafe fn is_reset(qp: *mut ibv_qp) {
-    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`, and whose completion
-    // queue outlives it.
-    let (pair, number, ring) = unsafe {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
+    let (is_reset, room, send_room) = unsafe {
+        forget(qp);
         let pair = qp.cast::<Pair>();
-        ((&(*pair).is_reset, &(*pair).room, &(*pair).send_room), (*qp).qp_num, ring((*qp).recv_cq))
+        (&(*pair).is_reset, &(*pair).room, &(*pair).send_room)
     };
-    let (is_reset, room, send_room) = pair;
-    ring.lock().unwrap_or_else(PoisonError::into_inner).forget(number);
     room.store(0, Relaxed);
     send_room.store(0, Relaxed);
     is_reset.store(true, Relaxed);
@@ -308,11 +335,12 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: ibv_destroy_qp(3): a queue pair from `ibv_create_qp`, in a box of a `Pair`.
-    let (handle, number, ring) = unsafe { (name(qp), (*qp).qp_num, ring((*qp).recv_cq)) };
+    let handle = unsafe { name(qp) };
     let freed = ask(&Request::DestroyPair(handle));
     if freed.is_ok() {
         names::leave(handle);
-        ring.lock().unwrap_or_else(PoisonError::into_inner).forget(number);
+        // SAFETY: as above.
+        unsafe { forget(qp) };
         let pair: *mut Pair = qp.cast();
         // SAFETY: as above; alive until it is freed below.
         unsafe { &(*pair).events }.wait();

@@ -8,9 +8,9 @@ use core::cell::RefCell;
 use core::ffi::{c_int, c_void};
 use std::net::{IpAddr, Ipv4Addr};
 
-use softrdma_wire::{Destination, Local, MAX_INLINE, Op, Reply, Send, Sge};
+use softrdma_wire::{Destination, Local, MAX_INLINE, Op, Post, Reply, Send, Sge};
 
-use crate::chain::{are_certain, sends};
+use crate::chain::are_certain;
 use crate::handles::destination;
 use crate::layout::{
     AddressHandle, Buffer, IBV_QPT_UD, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_qp, ibv_sge, zeroed,
@@ -106,7 +106,7 @@ unsafe extern "C" fn complete(pair: *mut PairEx) -> c_int {
     let Ok(all) = u32::try_from(work.len()) else { return libc::ENOMEM };
     let certain = are_certain(&work, cap.max_inline_data);
     // All of them are posted, or none.
-    match post(pair, room, certain, all, work, |work, demand| sends(pair, work, demand)) {
+    match post(pair, room, certain, all, work, |work| Post::Send { pair, work }) {
         Ok(Reply::Posted { errno, .. }) | Err(errno) => errno,
         Ok(_) => libc::EPROTO,
     }

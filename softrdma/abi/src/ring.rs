@@ -5,9 +5,9 @@ use core::ptr::{self, NonNull};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Release};
 
-use softrdma_wire::{ARMS, Completion, Name, Notice, PAGE, POLLS, Page, Request};
+use softrdma_wire::{ARMS, Completion, Name, Notice, PAGE, POLLS, POSTS_AT, Page, Posts, Request};
 
 use crate::layout::IBV_WC_RECV;
 use crate::link::{ask, link};
@@ -17,6 +17,13 @@ use crate::process::generation;
 /// the fabric is alive.
 const IDLE: u32 = 64;
 
+/// The queue of a queue pair that a completion is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Side {
+    Send,
+    Receive,
+}
+
 /// A queue's page, and the program's position in it.
 pub(crate) struct Ring {
     page: NonNull<Page>,
@@ -25,11 +32,13 @@ pub(crate) struct Ring {
     taken: u64,
     /// How many polls in a row found nothing.
     idle: u32,
-    /// How many receives certainly find room ([`Pair::room`]), by the queue pairs' numbers, and the
-    /// position from which on completions with that number are the queue pair's.
+    /// How many work requests certainly find room ([`Pair::room`], [`Pair::send_room`]), by the
+    /// queue pairs' numbers, and the position from which on completions with that number are the
+    /// queue pair's.
     ///
     /// [`Pair::room`]: crate::pair::Pair::room
-    rooms: BTreeMap<u32, (u64, Arc<AtomicU32>)>,
+    /// [`Pair::send_room`]: crate::pair::Pair::send_room
+    rooms: BTreeMap<(u32, Side), (u64, Arc<AtomicU32>)>,
     /// The process that made it, by its generation. A child has another, and no access to its
     /// parent's queues.
     generation: u32,
@@ -41,28 +50,29 @@ unsafe impl Send for Ring {}
 impl Ring {
     /// Maps the page of a new queue: page `number` of the memory.
     pub(crate) fn map(queue: Name, number: u32, memory: &OwnedFd) -> Result<Self, c_int> {
-        let (page, rooms) = (map(number, memory)?.cast(), BTreeMap::new());
+        let page = map(number as usize * PAGE, PAGE, memory)?.cast();
+        let rooms = BTreeMap::new();
         Ok(Self { page, queue, taken: 0, idle: 0, rooms, generation: generation() })
     }
 
-    /// From now on, each receive of the queue pair with this number that the program takes the
-    /// completion of gives its place back to `room`.
+    /// From now on, each work request on this side of the queue pair with this number that the
+    /// program takes the completion of gives its place back to `room`.
     ///
-    /// The queue pair has no receives yet. Completions that are in the queue already are of a
+    /// The queue pair has no work requests yet. Completions that are in the queue already are of a
     /// former life, or of another queue pair that had the number. If some of them are not shown, it
     /// is not known where they end, and no place is given back.
-    pub(crate) fn follow(&mut self, number: u32, room: Arc<AtomicU32>) {
+    pub(crate) fn follow(&mut self, number: u32, side: Side, room: &Arc<AtomicU32>) {
         if let Ok(page) = self.page()
             && page.calls() & POLLS == 0
         {
             let before = page.shown().wrapping_sub(self.taken as u32);
-            self.rooms.insert(number, (self.taken + u64::from(before), room));
+            self.rooms.insert((number, side), (self.taken + u64::from(before), Arc::clone(room)));
         }
     }
 
     /// Ends what [`Ring::follow`] has begun.
-    pub(crate) fn forget(&mut self, number: u32) {
-        self.rooms.remove(&number);
+    pub(crate) fn forget(&mut self, number: u32, side: Side) {
+        self.rooms.remove(&(number, side));
     }
 
     fn page(&self) -> Result<&Page, c_int> {
@@ -82,13 +92,14 @@ impl Ring {
     pub(crate) fn poll(&mut self, most: usize, mut give: impl FnMut(Completion)) -> Result<usize, c_int> {
         let (queue, taken, mut idle) = (self.queue, self.taken, self.idle);
         let (page, rooms, mut position) = (self.page()?, &self.rooms, taken);
+        let mut freed = Vec::new();
         let mut give = |completion: Completion| {
+            let side = if completion.opcode & IBV_WC_RECV == 0 { Side::Send } else { Side::Receive };
             if completion.status == 0
-                && completion.opcode & IBV_WC_RECV != 0
-                && let Some((from, room)) = rooms.get(&completion.pair)
+                && let Some((from, room)) = rooms.get(&(completion.pair, side))
                 && position >= *from
             {
-                room.fetch_add(1, Relaxed);
+                freed.push(room);
             }
             position += 1;
             give(completion);
@@ -100,6 +111,10 @@ impl Ring {
             Ok(())
         };
         let count = take_or_pause(&mut idle, take, pause);
+        // Only now does the page say that they are taken, which makes room for sends.
+        for room in freed {
+            room.fetch_add(1, Release);
+        }
         self.idle = idle;
         let count = count?;
         self.taken = taken + count as u64;
@@ -116,12 +131,12 @@ impl Ring {
     }
 }
 
-/// Maps a page of the memory that the fabric shares with this process.
-fn map(number: u32, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
-    let offset = libc::off_t::from(number) * PAGE as libc::off_t;
+/// Maps a part of the memory that the fabric shares with this process.
+fn map(at: usize, len: usize, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
+    let offset = libc::off_t::try_from(at).map_err(|_| libc::EINVAL)?;
     let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: mmap(2): a new mapping at a place that the kernel chooses.
-    let page = unsafe { libc::mmap(ptr::null_mut(), PAGE, access, shared, memory.as_raw_fd(), offset) };
+    let page = unsafe { libc::mmap(ptr::null_mut(), len, access, shared, memory.as_raw_fd(), offset) };
     let page = if page == libc::MAP_FAILED { None } else { NonNull::new(page) };
     page.ok_or(libc::ENOMEM)
 }
@@ -130,7 +145,13 @@ fn map(number: u32, memory: &OwnedFd) -> Result<NonNull<libc::c_void>, c_int> {
 pub(crate) fn notice(memory: &OwnedFd) -> Result<&'static Notice, c_int> {
     // SAFETY: just mapped, and never unmapped. The page is made of atomics, for which any bytes are
     // valid, and which the fabric may write meanwhile.
-    Ok(unsafe { map(0, memory)?.cast::<Notice>().as_ref() })
+    Ok(unsafe { map(0, PAGE, memory)?.cast::<Notice>().as_ref() })
+}
+
+/// Maps the ring of this process's posts. It stays mapped.
+pub(crate) fn posts(memory: &OwnedFd) -> Result<&'static Posts, c_int> {
+    // SAFETY: as above.
+    Ok(unsafe { map(POSTS_AT, size_of::<Posts>(), memory)?.cast::<Posts>().as_ref() })
 }
 
 impl Drop for Ring {

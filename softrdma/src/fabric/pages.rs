@@ -1,9 +1,10 @@
-//! Memory that the fabric shares with one program: a page of notices to it ([`Notice`]), and one
-//! for each completion queue ([`Page`]), in which the program polls and arms without a request.
+//! Memory that the fabric shares with one program: a page of notices to it ([`Notice`]), one for
+//! each completion queue ([`Page`]), in which the program polls and arms without a request, and the
+//! ring in which it posts ([`Posts`]).
 //!
-//! The program may write anything there at any time, and affects only its own queues. The memory's
-//! size is sealed, so no access of the fabric fails, and none waits for the program. Only touched
-//! pages take memory on either side.
+//! The program may write anything there at any time, and affects only its own queues and session.
+//! The memory's size is sealed, so no access of the fabric fails, and none waits for the program.
+//! Only touched pages take memory on either side.
 
 #![allow(unsafe_code, reason = "a mapping that is shared with a program")]
 
@@ -17,14 +18,14 @@ use rdma_softsim::{Arming, Calls, Detail, Look, Mirror};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use softrdma_wire::{ARMS, Notice, PAGE, POLLS, Page, SHOWN};
+use softrdma_wire::{ARMS, Error, Notice, PAGE, POLLS, POSTS_AT, Page, Post, Posts, Reader, SHOWN};
 
 use super::translate;
 
 /// The most completion queues of one program: the first page has the notices.
-pub(super) const MOST_QUEUES: u32 = (1 << 14) - 1;
+pub(super) const MOST_QUEUES: u32 = (POSTS_AT / PAGE) as u32 - 1;
 
-const BYTES: usize = (MOST_QUEUES as usize + 1) * PAGE;
+const BYTES: usize = POSTS_AT + size_of::<Posts>();
 
 /// The memory of one program.
 pub(super) struct Pages {
@@ -75,6 +76,13 @@ impl Pages {
         unsafe { self.base.cast().as_ref() }
     }
 
+    fn posts(&self) -> &Posts {
+        // SAFETY: the end of the mapping, which lasts as long as `self`, from the boundary of a
+        // page on. It is made of atomics, for which any bytes are valid and which others may write
+        // meanwhile.
+        unsafe { self.base.byte_add(POSTS_AT).cast().as_ref() }
+    }
+
     pub(super) fn take(self: &Arc<Self>) -> Result<Place, Errno> {
         let mut places = self.lock();
         let number = match places.free.pop() {
@@ -117,6 +125,50 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.pages.lock().free.push(self.number);
+    }
+}
+
+/// The posts of one program.
+pub(super) struct Posted {
+    pages: Arc<Pages>,
+    reader: Reader,
+}
+
+impl Posted {
+    pub(super) fn new(pages: Arc<Pages>) -> Self {
+        Self { pages, reader: Reader::default() }
+    }
+
+    /// Puts a post into the ring, as the program does.
+    #[cfg(test)]
+    pub(super) fn put(&self, writer: &mut softrdma_wire::Writer, post: &Post<'_>) {
+        assert!(writer.put(self.pages.posts(), post).expect("a post"));
+    }
+
+    /// Looks for posts. Returns whether there are any.
+    pub(super) fn look(&mut self) -> Result<bool, Error> {
+        self.reader.look(self.pages.posts())
+    }
+
+    /// Whether posts were seen that were not taken.
+    pub(super) const fn has_seen(&self) -> bool {
+        self.reader.has_seen()
+    }
+
+    /// Takes the next of the posts that were seen.
+    pub(super) fn take(&mut self) -> Result<Option<Post<'_>>, Error> {
+        self.reader.take(self.pages.posts())
+    }
+
+    /// Says that the thread sleeps, and looks once more.
+    pub(super) fn fall_asleep(&mut self) -> Result<bool, Error> {
+        self.pages.posts().fall_asleep();
+        self.look()
+    }
+
+    /// Says that the thread looks for posts by itself.
+    pub(super) fn wake_up(&self) {
+        self.pages.posts().wake_up();
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Reply, Request, Socket};
 
@@ -17,6 +17,15 @@ use super::{Fabric, LIMITS};
 
 /// The most characters of a program's name.
 pub(super) const NAME: usize = 64;
+
+/// How often the thread looks for posts before it looks whether the program sends a request or has
+/// ended. A program may post without an end.
+const LOOKS: u32 = 16;
+
+/// How often the thread yields the processor and looks for posts again before it sleeps. A post
+/// wakes no thread then. Measured on two processors with `valkey-benchmark -c 1`: the median is 39
+/// to 47 µs with 4, and 55 to 63 µs without. 32 are no better.
+const YIELDS: u32 = 4;
 
 /// Counts a connection for as long as it lasts.
 pub(super) struct Presence {
@@ -37,16 +46,28 @@ pub(super) struct Service {
     session: Option<Session>,
     /// The answer to send when all bytes are moved.
     answer: Option<Answer>,
+    /// What follows the posts that were seen.
+    then: Then,
     socket: Socket,
     process: Arc<Process>,
     presence: Presence,
+}
+
+/// What follows the posts of a program that were seen.
+enum Then {
+    /// The thread looks for more, for so many times before it looks for a request, too.
+    Look(u32),
+    /// A request that the program made later.
+    Receive,
+    /// The end: the program has ended.
+    End,
 }
 
 impl Service {
     pub(super) fn new(presence: Presence, socket: Socket) -> Result<Self, Error> {
         let (pid, _user) = socket.peer()?;
         let process = Arc::new(Process::open(pid, &presence.fabric.movers, &presence.fabric.places)?);
-        Ok(Self { session: None, answer: None, socket, process, presence })
+        Ok(Self { session: None, answer: None, then: Then::Look(0), socket, process, presence })
     }
 
     /// Serves the program until it has ended, or another thread takes over.
@@ -71,20 +92,33 @@ impl Service {
     }
 
     fn next(&mut self, seat: &Arc<super::seats::Seat>) -> Result<(), Error> {
-        let Self { session, answer, socket, process, presence } = self;
+        let Self { session, answer, then, socket, process, presence } = self;
         let fabric = &presence.fabric;
-        await_request(socket, process, session.as_mut())?;
+        loop {
+            if let Some(session) = session
+                && session.posts.has_seen()
+            {
+                fabric.stall(session.devices());
+                return seat.collect(|| session.perform_post());
+            }
+            *then = match then {
+                Then::Look(times) => look(*times, socket, process, session.as_mut())?,
+                Then::Receive => break,
+                Then::End => return Err(Error::Closed),
+            };
+        }
+        *then = Then::Look(LOOKS);
         let (request, descriptor): (Request<'_>, _) = socket.receive()?;
         let reply = match (&mut *session, request) {
+            (_, Request::Doorbell) => return Ok(()),
             (Some(session), request) => {
                 fabric.stall(session.devices());
-                let answered = request.is_answered();
                 let given = if moves(&request) {
                     seat.collect(|| session.answer(request, descriptor))
                 } else {
                     session.answer(request, descriptor)
                 };
-                *answer = answered.then_some(given);
+                *answer = Some(given);
                 return Ok(());
             }
             (None, Request::Status) => fabric.status(),
@@ -116,8 +150,6 @@ const fn moves(request: &Request<'_>) -> bool {
         request,
         Request::PostSend { .. }
             | Request::PostReceive { .. }
-            | Request::SubmitSend { .. }
-            | Request::SubmitReceive { .. }
             | Request::PostShared { .. }
             | Request::Poll(_)
     )
@@ -159,32 +191,94 @@ fn open(
     Ok((session, Reply::Welcome { devices, limits, fabric: std::process::id() }))
 }
 
-/// Sleeps until the program sends a request. What it posted before its end is still served.
+/// Looks for posts, so many times without a system call. Then sleeps until there are posts, or a
+/// request, or the program has ended. What it posted before is still served.
 ///
-/// # Errors
-/// The program has ended. A child of it may still hold the socket.
-fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
+/// A child of a program that has ended may still hold the socket and the ring.
+fn look(
+    times: u32,
+    socket: &Socket,
+    process: &Process,
+    mut session: Option<&mut Session>,
+) -> Result<Then, Error> {
+    if let (Some(times), Some(session)) = (times.checked_sub(1), &mut session) {
+        for turn in 0..=YIELDS {
+            if turn > 0 {
+                // Others run meanwhile, and may post.
+                std::thread::yield_now();
+            }
+            if session.posts.look()? {
+                return Ok(Then::Look(times));
+            }
+        }
+    }
     loop {
+        let found = session.as_mut().map_or(Ok(false), |session| session.posts.fall_asleep())?;
         // In this order: the socket of a program that has ended gets nothing more.
         let mut fds =
             vec![PollFd::new(process.descriptor(), PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
         fds.extend(session.iter().flat_map(|session| session.awaited()));
-        match poll(&mut fds, None) {
-            Ok(_) => {}
-            Err(Errno::INTR) => continue,
+        let limit = found.then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
         let (ended, asks) = (ready.next() == Some(true), ready.next() == Some(true));
         let others = ready.any(|ready| ready);
-        if others && let Some(session) = &mut session {
-            session.catch_up();
+        if let Some(session) = &mut session {
+            session.posts.wake_up();
+            if others {
+                session.catch_up();
+            }
+            if asks || ended {
+                // The program posted these before.
+                session.posts.look()?;
+            }
         }
         if asks {
-            return Ok(());
+            return Ok(Then::Receive);
         }
         if ended {
-            return Err(Error::Closed);
+            return Ok(Then::End);
         }
+        if found {
+            return Ok(Then::Look(LOOKS));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use softrdma_wire::{Post, Writer};
+
+    use super::*;
+
+    /// A program that posts whenever the thread looks does not keep it from requests.
+    #[test]
+    fn a_request_is_heard_among_posts() {
+        let fabric = Fabric::new().expect("a fabric");
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("sockets");
+        let (mut program, socket) = (Socket::new(ours), Socket::new(theirs));
+        let process = Process::open(std::process::id(), &fabric.movers, &fabric.places);
+        let process = Arc::new(process.expect("a process"));
+        let devices = vec![vec![IpAddr::from([192, 0, 2, 1])]];
+        let machine = fabric.machine(devices.clone()).expect("a machine");
+        let info = Info::new(String::new(), Arc::clone(&process), devices).expect("memory");
+        let mut session = Session::new(&machine, Arc::new(info), 0, None).expect("a session");
+        program.send(&Request::Status, None).expect("sent");
+        let (mut writer, post) = (Writer::default(), Post::Receive { pair: 1, work: Vec::new() });
+        let (mut then, mut looks) = (Then::Look(LOOKS), 0);
+        while let Then::Look(times) = then {
+            assert!(looks <= LOOKS);
+            looks += 1;
+            session.posts.put(&mut writer, &post);
+            then = look(times, &socket, &process, Some(&mut session)).expect("goes on");
+            assert!(session.posts.has_seen());
+            session.perform_post().expect("a post");
+        }
+        assert!(matches!(then, Then::Receive));
     }
 }

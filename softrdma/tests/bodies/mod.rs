@@ -1,7 +1,10 @@
-//! The body of the fuzzer: two programs send the fabric arbitrary packets, and write arbitrary
-//! bytes into the memory that they share with it.
+//! The body of the fuzzer: two programs send the fabric arbitrary packets, post arbitrary bytes,
+//! and write others into the memory that they share with it.
 //!
 //! The fabric answers or ends that session, and serves others.
+
+#[path = "../posts/mod.rs"]
+mod posts;
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -9,12 +12,13 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use posts::Poster;
 use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
 use softrdma::fabric::Fabric;
-use softrdma_wire::{MAX_MESSAGE, Request, Socket, VERSION};
+use softrdma_wire::{MAX_MESSAGE, POSTS_AT, Posts, Request, Socket, VERSION};
 
 /// The most packets of one input.
 const MOST: usize = 256;
@@ -31,6 +35,7 @@ struct Program {
     /// The memory shared with the fabric, once it has a completion queue. Other descriptors are
     /// closed.
     memory: Option<OwnedFd>,
+    posts: Poster,
 }
 
 impl Program {
@@ -38,7 +43,7 @@ impl Program {
     /// session has ended. The fuzzer's timer interrupts calls.
     fn exchange(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
         retry_on_intr(|| rustix::net::send(&self.socket, packet, SendFlags::NOSIGNAL)).ok()?;
-        if postcard::from_bytes(packet).is_ok_and(|request: Request<'_>| !request.is_answered()) {
+        if matches!(postcard::from_bytes(packet), Ok(Request::Doorbell)) {
             return Some(Vec::new());
         }
         let mut answer = vec![0; MAX_MESSAGE];
@@ -59,11 +64,24 @@ impl Program {
         (received.bytes > 0).then_some(answer)
     }
 
-    /// Writes bytes into the shared memory. Their offset is in the first two bytes of the packet.
-    fn scribble(&self, packet: &[u8]) {
+    /// Writes bytes into the shared memory: the first pages, or the ring of posts. Their offset is
+    /// in the first two bytes of the packet; in the ring, it counts words.
+    fn scribble(&self, packet: &[u8], ring: bool) {
         if let (Some(memory), [low, high, bytes @ ..]) = (&self.memory, packet) {
-            let place = u16::from_le_bytes([*low, *high]);
-            let _written = rustix::io::pwrite(memory, bytes, place.into());
+            let place = u64::from(u16::from_le_bytes([*low, *high]));
+            let last = (POSTS_AT + size_of::<Posts>() - bytes.len()) as u64;
+            let place = if ring { (POSTS_AT as u64 + place * 8).min(last) } else { place };
+            let _written = rustix::io::pwrite(memory, bytes, place);
+        }
+    }
+
+    /// Posts a packet, and rings the doorbell.
+    fn post(&mut self, packet: &[u8]) {
+        if let Some(memory) = &self.memory {
+            self.posts.put_bytes(memory, packet);
+            let doorbell = postcard::to_stdvec(&Request::Doorbell).expect("encodes");
+            // The fabric may have ended the session.
+            let _sent = retry_on_intr(|| rustix::net::send(&self.socket, &doorbell, SendFlags::NOSIGNAL));
         }
     }
 }
@@ -77,7 +95,7 @@ fn open(fabric: &Arc<Fabric>, machine: u8) -> Program {
     let devices = vec![vec![[192, 0, 2, machine].into()], vec![[198, 51, 100, machine].into()]];
     let hello = Request::Hello { version: VERSION, program: String::new(), devices, above: 0 };
     let hello = postcard::to_stdvec(&hello).expect("encodes");
-    let mut program = Program { socket: ours, memory: None };
+    let mut program = Program { socket: ours, memory: None, posts: Poster::default() };
     program.exchange(&hello).expect("the fabric lets a program in");
     program
 }
@@ -96,6 +114,8 @@ fn harmless(packet: &[u8]) -> Vec<u8> {
 
 /// Added to the program's number in the first byte of a packet, if the bytes are for the memory.
 pub(crate) const SCRIBBLE: u8 = 128;
+/// Added to it, if they are a post; with [`SCRIBBLE`], if they are for the ring of posts.
+pub(crate) const POST: u8 = 64;
 
 /// Runs an input. Each packet has the program, its length, and the bytes for the fabric or for the
 /// memory.
@@ -120,7 +140,11 @@ pub(crate) fn converse(input: &[u8], awaited: impl Fn(Option<&OwnedFd>) -> bool)
             continue;
         }
         if which & SCRIBBLE != 0 {
-            programs[who].scribble(packet);
+            programs[who].scribble(packet, which & POST != 0);
+            continue;
+        }
+        if which & POST != 0 {
+            programs[who].post(packet);
             continue;
         }
         last = programs[who].exchange(&harmless(packet));

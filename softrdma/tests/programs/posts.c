@@ -2,11 +2,15 @@
    queues, under a fault, and after completions of a former life. The test stops the fabric and
    injects the fault while this waits for a line.
 
-   With an argument: a child posts while the fabric stands still, and ends at once. */
+   With `leaves`: a child posts while the fabric stands still, and ends at once. With `fills`: posts
+   more than the ring holds while the fabric stands still. */
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 
 #include "expect.h"
@@ -136,7 +140,13 @@ static int leaves(void)
     EXPECT(write(out, &pair->qp_num, sizeof pair->qp_num) == sizeof pair->qp_num);
     EXPECT(read(in, &peer.qp_num, sizeof peer.qp_num) == sizeof peer.qp_num);
     connect_to(pair, &peer);
-    if (child) EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+    if (child) {
+        struct ibv_qp_attr attributes;
+        struct ibv_qp_init_attr made;
+        EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+        /* The answer comes after the receives are there. */
+        EXPECT(!ibv_query_qp(pair, &attributes, IBV_QP_STATE, &made));
+    }
     /* Both are connected, and the parent has receives. */
     char byte = 0;
     EXPECT(write(out, &byte, 1) == 1 && read(in, &byte, 1) == 1);
@@ -155,10 +165,68 @@ static int leaves(void)
     return 0;
 }
 
+/* So many long posts are more than the ring holds. The first of them certainly fit. */
+enum { MANY = 700, FIT = 400, LONG = 256 };
+
+static char window[MANY][LONG];
+static struct ibv_mr *written;
+static _Atomic int posted;
+
+static void post_long(struct ibv_qp *pair, int number)
+{
+    char data[LONG];
+    memset(data, 1 + number % 250, LONG);
+    struct ibv_sge sge = { .addr = (uintptr_t)data, .length = LONG };
+    struct ibv_send_wr *bad, wr = { .wr_id = number, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_INLINE, .wr.rdma = { .remote_addr = (uintptr_t)window[number], .rkey = written->rkey } };
+    EXPECT(!ibv_post_send(pair, &wr, &bad));
+}
+
+static void *post_the_rest(void *pair)
+{
+    for (int number = 1; number < MANY; number++) {
+        post_long(pair, number);
+        posted = number;
+    }
+    return NULL;
+}
+
+static int fills(void)
+{
+    open_device();
+    EXPECT((written = ibv_reg_mr(domain, window, sizeof window, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)));
+    struct ibv_cq *queue = ibv_create_cq(context, 2 * MANY, NULL, NULL, 0);
+    struct ibv_qp_init_attr attributes = { .send_cq = queue,
+        .recv_cq = queue,
+        .qp_type = IBV_QPT_RC,
+        .sq_sig_all = 1,
+        .cap = { .max_send_wr = MANY, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = LONG } };
+    struct ibv_qp *pair = ibv_create_qp(domain, &attributes);
+    EXPECT(queue && pair);
+    connect_to(pair, pair);
+    /* The first answer says how much room there is. */
+    post_long(pair, 0);
+    says("ready");
+    pthread_t rest;
+    EXPECT(!pthread_create(&rest, NULL, post_the_rest, pair));
+    while (posted < FIT) sched_yield();
+    says("posted");
+    EXPECT(!pthread_join(rest, NULL));
+    for (int taken = 0; taken < MANY;) {
+        struct ibv_wc done;
+        int polled = ibv_poll_cq(queue, 1, &done);
+        EXPECT(polled >= 0 && (!polled || (done.status == IBV_WC_SUCCESS && done.wr_id == (unsigned)taken)));
+        taken += polled;
+    }
+    for (int number = 0; number < MANY; number++)
+        for (int at = 0; at < LONG; at++) EXPECT(window[number][at] == (char)(1 + number % 250));
+    puts("done");
+    return 0;
+}
+
 int main(int count, char **arguments)
 {
-    (void)arguments;
-    if (count > 1) return leaves();
+    if (count > 1) return strcmp(arguments[1], "fills") ? leaves() : fills();
     open_device();
     struct ibv_qp *pair = create();
     connect_to(pair, pair);
@@ -174,6 +242,12 @@ int main(int count, char **arguments)
     EXPECT(receive_chain(pair, DEPTH - 1) == DEPTH - 1);
     leave_completions(pair);
     take(receives, DEPTH);
+
+    /* The sends whose completions were taken gave their room back. */
+    says("again");
+    EXPECT(send_chain(pair, IBV_WR_RDMA_WRITE, DEPTH) == DEPTH);
+    says("posted again");
+    take(sends, DEPTH);
 
     fill(pair);
 

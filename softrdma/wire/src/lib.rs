@@ -1,9 +1,10 @@
 //! Messages between a program under `softrdma` and its fabric.
 //!
 //! A program opens one [`Socket`] to the fabric and sends one [`Request`] at a time. The fabric
-//! answers each with one [`Reply`], which may bring a descriptor; submissions have no answer
-//! ([`Request::is_answered`]). A message is one packet of at most [`MAX_MESSAGE`] bytes, encoded by
-//! postcard. No request waits for an event: the descriptors become readable when there is one.
+//! answers each with one [`Reply`], which may bring a descriptor. A message is one packet of at
+//! most [`MAX_MESSAGE`] bytes, encoded by postcard. No request waits for an event: the descriptors
+//! become readable when there is one. Posts that certainly find room are no packets, but lie in
+//! memory that both share ([`Posts`]), and have no answer.
 //!
 //! Objects have names: numbers that the fabric never gives twice in a session. A name is valid only
 //! in its session.
@@ -11,6 +12,7 @@
 
 mod devices;
 mod page;
+mod posts;
 mod reply;
 mod socket;
 #[cfg(test)]
@@ -24,13 +26,14 @@ use serde::{Deserialize, Serialize};
 
 pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
 pub use page::{ARMS, Notice, PAGE, POLLS, Page, SHOWN};
+pub use posts::{POSTS_AT, Post, Posts, Reader, WORDS, Writer};
 pub use reply::{About, AsyncEvent, Event, Failure, Limits, Pair, Reply, Session};
 pub use socket::{Error, Listener, Socket};
 pub use work::{Completion, Destination, Local, Op, Receive, Send, Sge, Source};
 
 /// The version of this protocol. Both sides come from one build, so a different version means that
 /// they were started wrongly.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 /// The most bytes of a message. Longer chains of work requests take several messages.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The most faults or queue pairs in one message.
@@ -97,6 +100,8 @@ pub enum Request<'a> {
         device_kind: Option<String>,
         vectors: Option<u32>,
     },
+    /// Makes the fabric look for posts ([`Posts::needs_doorbell`]). No answer.
+    Doorbell,
     /// Records all messages from now on to the file whose descriptor comes with this. Needs no
     /// session.
     Record,
@@ -206,18 +211,6 @@ pub enum Request<'a> {
         pair: Name,
         work: Vec<Receive>,
     },
-    /// Posts at most [`MAX_WORK`] requests that certainly find room. No answer: if the fabric
-    /// refuses one, the queue pair enters the error state.
-    SubmitSend {
-        pair: Name,
-        #[serde(borrow)]
-        work: Vec<Send<'a>>,
-    },
-    /// Posts receives, like [`Request::SubmitSend`].
-    SubmitReceive {
-        pair: Name,
-        work: Vec<Receive>,
-    },
 
     /// Asks for a descriptor that is readable while an asynchronous event of the device waits. It
     /// comes with [`Reply::Done`].
@@ -282,14 +275,6 @@ pub enum Request<'a> {
         id: Name,
         channel: Name,
     },
-}
-
-impl Request<'_> {
-    /// Whether the fabric answers this request.
-    #[must_use]
-    pub const fn is_answered(&self) -> bool {
-        !matches!(self, Self::SubmitSend { .. } | Self::SubmitReceive { .. })
-    }
 }
 
 /// The service of a queue pair.

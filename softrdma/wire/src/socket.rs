@@ -26,6 +26,9 @@ pub enum Error {
     /// The message is longer than [`MAX_MESSAGE`], or has more than one descriptor.
     #[error("a message is longer than {MAX_MESSAGE} bytes")]
     TooLong,
+    /// The ring of posts has what cannot be ([`Posts`](crate::Posts)).
+    #[error("the ring of posts has what cannot be")]
+    Ring,
     /// The operating system reported an error.
     #[error("socket: {0}")]
     System(#[from] Errno),
@@ -65,10 +68,7 @@ impl Socket {
         message: &impl Serialize,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), Error> {
-        let bytes = postcard::to_slice(message, &mut self.buffer).map_err(|error| match error {
-            postcard::Error::SerializeBufferFull => Error::TooLong,
-            other => Error::Malformed(other),
-        })?;
+        let bytes = encode(message, &mut self.buffer)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let rights: &[BorrowedFd<'_>] = descriptor.as_slice();
@@ -113,6 +113,15 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// Encodes a message into the buffer.
+pub(crate) fn encode<'a>(message: &impl Serialize, buffer: &'a mut [u8]) -> Result<&'a [u8], Error> {
+    match postcard::to_slice(message, buffer) {
+        Ok(bytes) => Ok(bytes),
+        Err(postcard::Error::SerializeBufferFull) => Err(Error::TooLong),
+        Err(other) => Err(Error::Malformed(other)),
     }
 }
 

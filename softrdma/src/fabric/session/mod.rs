@@ -22,7 +22,7 @@ use rustix::process::Resource;
 use softrdma_wire::{self as wire, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
-use super::pages::{Pages, Place, Shown};
+use super::pages::{Pages, Place, Posted, Shown};
 use super::signals::{Backlog, Level, QueueSignal, Records};
 use super::translate;
 use super::vectors::Vectors;
@@ -137,6 +137,7 @@ pub(super) struct Session {
     keys: BTreeMap<IdentifierKey, Name>,
     devices: Vec<Opened>,
     info: Arc<Info>,
+    pub(super) posts: Posted,
     names: Name,
     /// The completion vectors, if they have threads.
     vectors: Option<Arc<Vectors>>,
@@ -222,6 +223,7 @@ impl Session {
             full: Vec::new(),
             keys: BTreeMap::new(),
             devices: machine.iter().map(Opened::open).collect::<Result<_, _>>()?,
+            posts: Posted::new(Arc::clone(&info.pages)),
             info,
             names: above,
             vectors,
@@ -292,9 +294,7 @@ impl Session {
                 return Ok(Reply::Done);
             }
             Request::PostSend { pair, room, work } => return self.post_send(pair, room, &work),
-            Request::SubmitSend { pair, work } => return self.submit_send(pair, &work),
             Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
-            Request::SubmitReceive { pair, work } => return self.submit_receive(pair, &work),
             Request::PostShared { queue, work } => return self.post_shared(queue, &work),
             _ => {}
         }
@@ -305,6 +305,7 @@ impl Session {
             | Request::Inject { .. }
             | Request::Configure { .. }
             | Request::OfferMemory { .. }
+            | Request::Doorbell
             | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, most_channels())?;

@@ -1,9 +1,11 @@
 //! Requests that post work.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use rdma_backend::PostError;
-use rdma_softsim::{Error, Local, NamedReceive, NamedSend, QueuePair, Sge, Transition};
+use rdma_softsim::{Local, NamedReceive, NamedSend, QueuePair, Sge, Transition};
 use rustix::io::Errno;
-use softrdma_wire::{self as wire, MAX_ELEMENTS, MAX_WORK, Name, Reply};
+use softrdma_wire::{self as wire, Error, MAX_ELEMENTS, MAX_WORK, Name, Post, Reply};
 
 use super::{Refusal, Session, find, translate};
 
@@ -16,24 +18,24 @@ impl Session {
         send(pair, work, true)
     }
 
-    pub(super) fn submit_send(&self, pair: Name, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
-        let posted = find(&self.pairs, pair).and_then(|pair| send(pair, work, false));
-        self.submitted(pair, posted)
-    }
-
-    pub(super) fn submit_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
-        self.submitted(pair, self.post_receive(pair, work))
-    }
-
-    /// Ends a request without an answer: its queue pair fails unless all of it was posted.
-    fn submitted(&self, pair: Name, posted: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
-        if !matches!(posted, Ok(Reply::Posted { errno: 0, .. }))
-            && let Some(pair) = self.pairs.get(&pair)
-        {
+    /// Performs the next of the posts that were seen.
+    ///
+    /// Its queue pair fails unless all of it was posted.
+    pub(in super::super) fn perform_post(&mut self) -> Result<(), Error> {
+        let Some(post) = self.posts.take()? else { return Ok(()) };
+        self.info.requests.fetch_add(1, Relaxed);
+        let (Post::Send { pair, .. } | Post::Receive { pair, .. }) = post;
+        // As with a request, an unknown name changes nothing.
+        let Some(pair) = self.pairs.get(&pair) else { return Ok(()) };
+        let posted = match &post {
+            Post::Send { work, .. } => send(pair, work, false),
+            Post::Receive { work, .. } => receives(work, |requests| pair.post_named_receives(requests)),
+        };
+        if !matches!(posted, Ok(Reply::Posted { errno: 0, .. })) {
             // A queue pair that cannot fail is not connected: it has nothing to lose.
             let _state = pair.modify(Transition::Fail);
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
     pub(super) fn post_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
@@ -77,7 +79,7 @@ fn send(pair: &QueuePair, work: &[wire::Send<'_>], answered: bool) -> Result<Rep
 
 fn receives(
     work: &[wire::Receive],
-    post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
+    post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<rdma_softsim::Error>>,
 ) -> Result<Reply, Refusal> {
     if work.len() > MAX_WORK {
         return Err(Errno::INVAL.into());
@@ -95,7 +97,7 @@ fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
     Ok(list.iter().map(|&wire::Sge { address, len, lkey }| Sge { address, len, lkey }).collect())
 }
 
-fn reply(count: usize, result: Result<(), PostError<Error>>, room: u32) -> Reply {
+fn reply(count: usize, result: Result<(), PostError<rdma_softsim::Error>>, room: u32) -> Reply {
     let (count, errno) = match result {
         Ok(()) => (count, 0),
         Err(PostError { posted, error }) => (posted, translate::errno(&error)),
