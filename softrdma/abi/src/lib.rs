@@ -44,6 +44,7 @@ mod process;
 mod region;
 mod resolve;
 mod ring;
+mod room;
 mod shared;
 mod strings;
 mod view;

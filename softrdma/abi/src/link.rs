@@ -8,8 +8,7 @@ use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softrdma_wire::{
@@ -20,6 +19,7 @@ use softrdma_wire::{
 use crate::device::Opened;
 use crate::process::{PerProcess, watch_forks};
 use crate::ring::{notice, posts};
+use crate::room::Room;
 
 /// An open session, and what the fabric said of the devices.
 pub(crate) struct Link {
@@ -72,14 +72,13 @@ impl Session {
 pub(crate) fn keep(
     pair: Name,
     keeps: &AtomicBool,
-    room: &AtomicU32,
+    room: &Room,
     work: &mut Vec<Receive>,
 ) -> Result<bool, c_int> {
     let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
     // Under the lock: a thread that ends this makes a request next, which sends the kept receives
     // first.
-    let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
-    if !keeps.load(Relaxed) || room.fetch_update(Relaxed, Relaxed, taken).is_err() {
+    if !keeps.load(Relaxed) || !room.reserve(work.len()) {
         return Ok(false);
     }
     if session.kept.0 != pair || session.kept.1.len() + work.len() > MAX_WORK {
@@ -180,7 +179,7 @@ pub(crate) fn share(memory: &OwnedFd) -> Result<(), c_int> {
 /// them unless so many find room. `build` makes a post of some of them.
 pub(crate) fn post<'a, W>(
     pair: Name,
-    room: &AtomicU32,
+    room: &Room,
     certain: bool,
     mut demand: u32,
     work: Vec<W>,
@@ -188,12 +187,10 @@ pub(crate) fn post<'a, W>(
 ) -> Result<Reply, c_int> {
     let link = link()?;
     let mut session = link.session.lock().unwrap_or_else(PoisonError::into_inner);
-    let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
     let reserved = certain
         && pair > link.above
         && session.shared.as_ref().is_some_and(|shared| !shared.notice.demands_answers())
-        // The page of the completions that gave this room back is written.
-        && room.fetch_update(Acquire, Relaxed, taken).is_ok();
+        && room.reserve(work.len());
     let (mut work, mut posted) = (work.into_iter(), 0);
     loop {
         let batch: Vec<_> = work.by_ref().take(MAX_WORK).collect();
@@ -209,9 +206,12 @@ pub(crate) fn post<'a, W>(
             let Reply::Posted { count, errno, room: left } = session.exchange(&request, None)?.0 else {
                 return Err(libc::EPROTO);
             };
-            if !reserved {
-                // Also after a refusal: the requests before the refused one have taken their room.
-                room.store(left, Relaxed);
+            // Also after a refusal: the requests before the refused one have taken their places.
+            match request {
+                _ if reserved => {}
+                // Not each send has a completion that gives its place back.
+                Request::PostSend { .. } => room.count_anew(left),
+                _ => room.owe(count),
             }
             if errno != 0 {
                 return Ok(Reply::Posted { count: posted + count, errno, room: 0 });

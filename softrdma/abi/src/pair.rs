@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_uint};
 use core::ptr;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use softrdma_wire::{MAX_INLINE, Name, Params, Reply, Request, Service, Transition};
@@ -26,6 +26,7 @@ use crate::names;
 use crate::posting::{OPERATIONS, SENDS, functions};
 use crate::region::on_wire;
 use crate::ring::{Ring, Side};
+use crate::room::Room;
 use crate::shared;
 
 /// A queue pair, and the parameters that it was made with.
@@ -47,11 +48,11 @@ pub(crate) struct Pair {
     /// Whether it is in INIT, where posted receives are kept.
     pub(crate) keeps: AtomicBool,
     /// How many receives of its own certainly find room, if it has no shared queue.
-    pub(crate) room: Arc<AtomicU32>,
+    pub(crate) room: Arc<Room>,
     /// How many sends certainly find room. An answer says it; then each send whose completion the
     /// program takes gives its place back. Those without a completion give none until the next
     /// answer.
-    pub(crate) send_room: Arc<AtomicU32>,
+    pub(crate) send_room: Arc<Room>,
     pub(crate) events: Unacknowledged,
 }
 
@@ -238,7 +239,7 @@ unsafe fn is_initialised(qp: *mut ibv_qp) {
     if unsafe { (*qp).srq.is_null() } {
         // SAFETY: as above.
         unsafe { with_ring(qp, Side::Receive, |ring| ring.follow(number, Side::Receive, room)) };
-        room.store(depth, Relaxed);
+        room.count_anew(depth);
         keeps.store(true, Relaxed);
     }
 }
@@ -276,8 +277,8 @@ unsafe fn is_reset(qp: *mut ibv_qp) {
         let pair = qp.cast::<Pair>();
         (&(*pair).is_reset, &(*pair).room, &(*pair).send_room)
     };
-    room.store(0, Relaxed);
-    send_room.store(0, Relaxed);
+    room.count_anew(0);
+    send_room.count_anew(0);
     is_reset.store(true, Relaxed);
 }
 

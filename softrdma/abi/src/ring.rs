@@ -5,13 +5,13 @@ use core::ptr::{self, NonNull};
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Release};
 
 use softrdma_wire::{ARMS, Completion, Name, Notice, PAGE, POLLS, POSTS_AT, Page, Posts, Request};
 
 use crate::layout::IBV_WC_RECV;
 use crate::link::{ask, link};
 use crate::process::generation;
+use crate::room::Room;
 
 /// How many empty polls in a row are made before the thread yields the processor and checks that
 /// the fabric is alive.
@@ -38,7 +38,7 @@ pub(crate) struct Ring {
     ///
     /// [`Pair::room`]: crate::pair::Pair::room
     /// [`Pair::send_room`]: crate::pair::Pair::send_room
-    rooms: BTreeMap<(u32, Side), (u64, Arc<AtomicU32>)>,
+    rooms: BTreeMap<(u32, Side), (u64, Arc<Room>)>,
     /// The process that made it, by its generation. A child has another, and no access to its
     /// parent's queues.
     generation: u32,
@@ -61,7 +61,7 @@ impl Ring {
     /// The queue pair has no work requests yet. Completions that are in the queue already are of a
     /// former life, or of another queue pair that had the number. If some of them are not shown, it
     /// is not known where they end, and no place is given back.
-    pub(crate) fn follow(&mut self, number: u32, side: Side, room: &Arc<AtomicU32>) {
+    pub(crate) fn follow(&mut self, number: u32, side: Side, room: &Arc<Room>) {
         if let Ok(page) = self.page()
             && page.calls() & POLLS == 0
         {
@@ -99,7 +99,7 @@ impl Ring {
                 && let Some((from, room)) = rooms.get(&(completion.pair, side))
                 && position >= *from
             {
-                freed.push(room);
+                freed.push((room, room.number()));
             }
             position += 1;
             give(completion);
@@ -112,8 +112,8 @@ impl Ring {
         };
         let count = take_or_pause(&mut idle, take, pause);
         // Only now does the page say that they are taken, which makes room for sends.
-        for room in freed {
-            room.fetch_add(1, Release);
+        for (room, number) in freed {
+            room.give_back(number);
         }
         self.idle = idle;
         let count = count?;

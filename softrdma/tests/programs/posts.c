@@ -119,6 +119,15 @@ static void leave_completions(struct ibv_qp *pair)
     take(sends, DEPTH);
 }
 
+/* Posts receives while completions of others wait, whose places are free already. They are not free
+   again when these completions are taken. */
+static void post_before_taking(struct ibv_qp *pair)
+{
+    EXPECT(receive_chain(pair, DEPTH) == DEPTH);
+    take(receives, DEPTH);
+    EXPECT(receive_chain(pair, 1) == 0);
+}
+
 /* Fills the receive queue. The completions of before make no room in it. */
 static void fill_again(struct ibv_qp *pair)
 {
@@ -250,6 +259,8 @@ int main(int count, char **arguments)
     take(sends, DEPTH);
 
     fill(pair);
+    leave_completions(pair);
+    post_before_taking(pair);
 
     leave_completions(pair);
     uint32_t number = pair->qp_num;
