@@ -207,6 +207,16 @@ impl Drop for Stopped {
     }
 }
 
+/// Lets a program that is `ready` post while the fabric stands still.
+fn posts_meanwhile(home: &Home, asked: &mut Asked, ready: &str, posted: &str) {
+    asked.says(ready);
+    let stopped = Stopped::new(home);
+    asked.goes_on();
+    asked.says(posted);
+    drop(stopped);
+    asked.goes_on();
+}
+
 /// Posts have no answer while there is room, and `ENOMEM` once there is none, or if a fault says
 /// so.
 #[test]
@@ -214,14 +224,8 @@ fn posts_without_an_answer() {
     let home = Home::new("posts");
     let Some(program) = compiled(&home, "posts") else { return };
     let mut asked = Asked::start(&mut home.run(SERVER, &[&program]));
-    for (ready, posted) in [("ready", "posted"), ("again", "posted again")] {
-        asked.says(ready);
-        let stopped = Stopped::new(&home);
-        asked.goes_on();
-        asked.says(posted);
-        drop(stopped);
-        asked.goes_on();
-    }
+    posts_meanwhile(&home, &mut asked, "ready", "posted");
+    posts_meanwhile(&home, &mut asked, "again", "posted again");
     asked.says("faultless");
     succeeded(&home.softrdma(&["fault", "--address", SERVER, "queue-full"]).output().expect("runs"));
     asked.goes_on();
@@ -229,36 +233,18 @@ fn posts_without_an_answer() {
     home.is_left();
 }
 
-/// What a program posted before its end is sent, though the fabric saw its end first.
+/// What a program posted before its end is sent, though the fabric saw its end first. What finds no
+/// room in the ring of posts comes after what did.
 #[test]
-fn posts_of_a_program_that_has_ended() {
-    let home = Home::new("left");
-    let Some(program) = compiled(&home, "posts") else { return };
-    let mut asked = Asked::start(&mut home.run(SERVER, &[&program, "leaves"]));
-    asked.says("ready");
-    let stopped = Stopped::new(&home);
-    asked.goes_on();
-    asked.says("posted");
-    drop(stopped);
-    asked.goes_on();
-    asked.is_done();
-    home.is_left();
-}
-
-/// What finds no room in the ring of posts comes after what did.
-#[test]
-fn posts_beyond_the_ring() {
-    let home = Home::new("beyond");
-    let Some(program) = compiled(&home, "posts") else { return };
-    let mut asked = Asked::start(&mut home.run(SERVER, &[&program, "fills"]));
-    asked.says("ready");
-    let stopped = Stopped::new(&home);
-    asked.goes_on();
-    asked.says("posted");
-    drop(stopped);
-    asked.goes_on();
-    asked.is_done();
-    home.is_left();
+fn posts_while_the_fabric_stands_still() {
+    for how in ["leaves", "fills"] {
+        let home = Home::new(how);
+        let Some(program) = compiled(&home, "posts") else { return };
+        let mut asked = Asked::start(&mut home.run(SERVER, &[&program, how]));
+        posts_meanwhile(&home, &mut asked, "ready", "posted");
+        asked.is_done();
+        home.is_left();
+    }
 }
 
 /// Several threads use one queue pair and one completion queue, in a process that forks and
