@@ -313,7 +313,6 @@ fn written(address: Option<SocketAddr>) -> Place {
 
 /// Returns the identifier's addresses and the device that has the local one, if any.
 fn route(held: &Held) -> Result<Route, c_int> {
-    // SAFETY: `Words`: zero is a valid value.
     let mut route: Route = taken(&[], 0)?;
     (route.source, route.destination) = (written(held.local), written(held.remote));
     let gid_of = |address: Option<SocketAddr>| address.map_or([0; 16], |address| gid(address.ip()));
