@@ -12,7 +12,8 @@
  * argument is being received. */
 #define READS_IN_A_ROW 4
 
-/* Events that one call of the endpoint returns at most. */
+/* Events of the endpoint that are taken in one cycle of the server's loop at most. Peers may cause
+ * more without an end. */
 #define EVENTS 64
 
 static engineConn *first, *last;
@@ -188,7 +189,7 @@ static void mark(const vkrdma_event *event) {
 static void turn(void) {
     vkrdma_event events[EVENTS];
     vkrdma_error error;
-    size_t accepts = server.max_new_conns_per_cycle, room, count;
+    size_t accepts = server.max_new_conns_per_cycle, left = EVENTS, room, count;
 
     if (!engine.endpoint) return;
     serving++;
@@ -196,7 +197,7 @@ static void turn(void) {
     do {
         size_t accepted = 0;
 
-        room = accepts < EVENTS ? accepts : EVENTS;
+        room = accepts < left ? accepts : left;
         if (vkrdma_progress(engine.endpoint, events, room, sizeof(events[0]), &count, &error) != VKRDMA_OK) {
             fail(error.text);
             serving--;
@@ -210,7 +211,9 @@ static void turn(void) {
             accepted++;
         }
         accepts -= accepted;
-    } while (count == room && accepts > 0);
+        left -= count;
+    } while (count == room && accepts > 0 && left > 0);
+    /* Events that were left make this time-out 0. */
     setTimer();
     serving--;
 }
