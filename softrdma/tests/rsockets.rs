@@ -184,8 +184,9 @@ fn curl_and_nc() {
     }
     let home = Home::new("curl");
     let bytes = arbitrary(&home.path().join("from"), 64 << 20);
+    // It ends when curl does, and not before, however long the end of its input has been read.
     let mut server =
-        rsockets(&home, SERVER, &["nc.traditional", "-l", "-s", SERVER, "-p", "8080", "-q", "1"]);
+        rsockets(&home, SERVER, &["nc.traditional", "-l", "-s", SERVER, "-p", "8080", "-q", "60"]);
     let mut server = server.stdin(Stdio::piped()).spawn().expect("starts");
     let mut answer = server.stdin.take().expect("is piped");
     let writing = std::thread::spawn(move || {
