@@ -8,6 +8,7 @@
 # shellcheck shell=bash
 . lab/lib.sh
 
+export CARGO_INCREMENTAL=0 # nothing is built twice from changed sources; it would take 5 GB
 begun=$(date +%s)
 current=${0##*/}
 

@@ -323,6 +323,19 @@ fn an_unread_request_goes_with_its_listener() {
 }
 
 #[test]
+fn a_host_that_joins_wakes_who_resolves_its_address() {
+    for latency in [Duration::ZERO, Duration::from_millis(1)] {
+        let fabric = Fabric::with_parameters(Parameters { latency, ..Parameters::default() });
+        let channel = fabric.host(&[ip(1)]).event_channel().unwrap();
+        let id = channel.create_id().unwrap();
+        id.resolve_address(None, SocketAddr::new(ip(2), 1), Duration::from_secs(3600)).unwrap();
+        assert!(!readable(&channel, Duration::ZERO), "no host has the address");
+        let _joined = fabric.host(&[ip(2)]);
+        assert!(matches!(events(&channel, "the address"), CmEventKind::AddressResolved));
+    }
+}
+
+#[test]
 fn handles_of_another_fabric_are_refused() {
     let (here, elsewhere) = (Fabric::new(), Fabric::new());
     let (a, _b) = pair(&here.host(&[ip(1)]), &here.host(&[ip(2)]), ip(2));

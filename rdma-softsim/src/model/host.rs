@@ -74,7 +74,7 @@ const fn unspecified(like: IpAddr) -> IpAddr {
 
 impl Model {
     /// Adds a host. An address of another host moves here, as when a machine takes over for
-    /// another.
+    /// another. Resolutions that await one of the addresses find it.
     pub(crate) fn add_host(&mut self, addresses: &[IpAddr], limits: Limits) -> HostId {
         self.insert_host(None, addresses, limits)
     }
@@ -94,6 +94,7 @@ impl Model {
             let everywhere = first.listeners.iter().filter(|(address, _)| address.ip().is_unspecified());
             everywhere.map(|(address, listener)| (*address, *listener)).collect()
         });
+        self.found(addresses);
         self.hosts.insert(Host {
             first,
             addresses: addresses.to_vec(),

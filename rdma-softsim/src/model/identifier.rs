@@ -72,6 +72,8 @@ pub(crate) struct Identifier {
 pub(super) enum Phase {
     Idle,
     ResolvingAddress,
+    /// No host has the remote address. One that joins in time may.
+    AwaitingHost,
     AddressResolved,
     ResolvingRoute,
     RouteResolved,
@@ -236,18 +238,33 @@ impl Model {
             identifier.remote = Some(remote);
         }
         let unresolved = self.strikes_resolution(id, Fault::AddressError);
-        let (delay, how) = match source {
-            Some(_) if unresolved => (timeout, NoticeKind::AddressError(TIMED_OUT)),
-            None => (latency, NoticeKind::AddressError(NET_UNREACHABLE)),
-            Some(_) if !known => (timeout, NoticeKind::AddressError(TIMED_OUT)),
-            Some(_) => (latency, NoticeKind::AddressResolved),
+        let resolving = Phase::ResolvingAddress;
+        let (phase, delay, how) = match source {
+            Some(_) if unresolved => (resolving, timeout, NoticeKind::AddressError(TIMED_OUT)),
+            None => (resolving, latency, NoticeKind::AddressError(NET_UNREACHABLE)),
+            Some(_) if !known => (Phase::AwaitingHost, timeout, NoticeKind::AddressError(TIMED_OUT)),
+            Some(_) => (resolving, latency, NoticeKind::AddressResolved),
         };
         if let Some(identifier) = self.identifiers.get_mut(id) {
-            identifier.phase = Phase::ResolvingAddress;
+            identifier.phase = phase;
             identifier.local = source;
         }
         self.event_queue.schedule(delay, Event::Resolved { id, how });
         Ok(())
+    }
+
+    /// Resolves the identifiers that await a host with one of these addresses.
+    pub(super) fn found(&mut self, addresses: &[IpAddr]) {
+        let awaits = |identifier: &Identifier| {
+            let remote = identifier.remote.map(|remote| remote.ip());
+            identifier.phase == Phase::AwaitingHost
+                && remote.is_some_and(|remote| addresses.contains(&remote))
+        };
+        for id in self.identifiers.select(awaits) {
+            self.set_phase(id, Phase::ResolvingAddress);
+            let how = NoticeKind::AddressResolved;
+            self.event_queue.schedule(self.parameters.latency, Event::Resolved { id, how });
+        }
     }
 
     pub(crate) fn resolve_route(&mut self, id: IdentifierId) -> Result<(), Error> {
@@ -271,6 +288,11 @@ impl Model {
     }
 
     pub(super) fn resolved(&mut self, id: IdentifierId, how: NoticeKind) {
+        // An identifier that awaited a host has two ends before it: the host and the time-out.
+        let resolving = [Phase::ResolvingAddress, Phase::AwaitingHost, Phase::ResolvingRoute];
+        if !self.identifiers.get(id).is_some_and(|identifier| resolving.contains(&identifier.phase)) {
+            return;
+        }
         let phase = match how {
             NoticeKind::AddressResolved => Phase::AddressResolved,
             NoticeKind::RouteResolved => Phase::RouteResolved,
@@ -284,7 +306,7 @@ impl Model {
     fn device(&self, id: IdentifierId) -> Result<HostId, Error> {
         let identifier = self.identifier(id)?;
         let bound = identifier.local.is_some_and(|local| !local.ip().is_unspecified());
-        if matches!(identifier.phase, Phase::Idle | Phase::ResolvingAddress) || !bound {
+        if matches!(identifier.phase, Phase::Idle | Phase::ResolvingAddress | Phase::AwaitingHost) || !bound {
             return Err(Error::State("the identifier has no device before its address is resolved"));
         }
         Ok(identifier.host)

@@ -126,6 +126,42 @@ fn an_unknown_address_fails_after_the_timeout_and_another_family_at_once() {
 }
 
 #[test]
+fn an_unknown_address_is_resolved_when_its_host_joins() {
+    let (mut model, host, _) = hosts(Parameters { latency: millis(1), ..Parameters::default() });
+    let channel = model.create_channel(host).unwrap();
+    let resolving = |model: &mut Model| {
+        let (id, _) = model.create_identifier(channel).unwrap();
+        model.resolve_address(id, None, SocketAddr::new(ip(9), PORT), millis(100)).unwrap();
+        id
+    };
+    let (found, gone) = (resolving(&mut model), resolving(&mut model));
+    pass(&mut model, millis(50));
+    model.destroy_identifier(gone);
+    model.add_host(&[ip(8), ip(9)], Limits::default());
+    assert_eq!(notice(&mut model, channel), None);
+    pass(&mut model, millis(1));
+    assert_eq!(notice(&mut model, channel), Some(NoticeKind::AddressResolved));
+    // The time-out no longer counts.
+    pass(&mut model, millis(100));
+    assert_eq!(notice(&mut model, channel), None);
+    model.resolve_route(found).unwrap();
+}
+
+#[test]
+fn a_host_that_joins_at_the_timeout_resolves_nothing() {
+    let (mut model, host, _) = hosts(Parameters { latency: millis(1), ..Parameters::default() });
+    let channel = model.create_channel(host).unwrap();
+    let (id, _) = model.create_identifier(channel).unwrap();
+    model.resolve_address(id, None, SocketAddr::new(ip(9), PORT), millis(100)).unwrap();
+    pass(&mut model, millis(99) + Duration::from_micros(500));
+    model.add_host(&[ip(9)], Limits::default());
+    pass(&mut model, millis(10));
+    assert_eq!(notice(&mut model, channel), Some(NoticeKind::AddressError(-110)));
+    assert_eq!(notice(&mut model, channel), None);
+    assert!(matches!(model.resolve_route(id), Err(Error::State(_))));
+}
+
+#[test]
 fn listening_addresses() {
     let mut model = Model::new(Parameters::default());
     let v6 = IpAddr::from([0xfd00u16, 0, 0, 0, 0, 0, 0, 1]);
