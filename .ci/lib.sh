@@ -8,7 +8,7 @@
 # shellcheck shell=bash
 . lab/lib.sh
 
-export CARGO_INCREMENTAL=0 # nothing is built twice from changed sources; it would take 5 GB
+export CARGO_INCREMENTAL=0 # its files would take 5 GB, and hardly anything is built again from changed sources
 begun=$(date +%s)
 current=${0##*/}
 

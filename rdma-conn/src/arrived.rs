@@ -2,9 +2,9 @@ use rdma_backend::memory::SharedMemory;
 
 /// Bytes that have arrived and are not consumed, in the window where the peer wrote them.
 ///
-/// The peer can write to its window at any time, even to bytes that it has already notified, so
-/// there is no `&[u8]` of them. If the peer breaks the protocol, two reads may differ. Copy bytes
-/// before you check them, and use the copy (VR-SEC-005).
+/// The peer can write to this side's window at any time, even over bytes that it has already
+/// announced as arrived. So there is no `&[u8]` of them. If the peer breaks the protocol, two reads
+/// may differ. Copy bytes before you check them, and use the copy (VR-SEC-005).
 #[derive(Clone, Copy, Debug)]
 pub struct Arrived<'a> {
     memory: SharedMemory<'a>,
@@ -28,7 +28,8 @@ impl<'a> Arrived<'a> {
         self.len == 0
     }
 
-    /// Returns the bytes as memory that the peer may change, to pass on without a copy.
+    /// Returns the bytes as memory, so that you can pass them on without a copy. The peer may
+    /// change them.
     pub fn memory(&self) -> SharedMemory<'a> {
         self.memory.slice(self.offset, self.len).unwrap_or(SharedMemory::new(&[]))
     }

@@ -15,9 +15,11 @@ use crate::options::setters;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Connections at once, including those being made or closed. A further request is rejected.
+    /// The most connections at once, including those being made or closed. A further request is
+    /// rejected, and a further connect fails.
     pub connections: usize,
-    /// Registered bytes of all connections. Caps what unauthenticated peers cost (VR-SEC-007).
+    /// The most registered bytes of all connections together. Caps what unauthenticated peers cost
+    /// (VR-SEC-007).
     ///
     /// A request that would exceed the limit is rejected. An open connection continues without its
     /// second window. A call that needs a send buffer or other memory fails.

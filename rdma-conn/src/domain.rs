@@ -10,9 +10,10 @@ use crate::error::Error;
 /// ([`Stream::connect_in`](crate::Stream::connect_in),
 /// [`Endpoint::connect_in`](crate::Endpoint::connect_in)). Accepted connections never share one.
 ///
-/// A key opens a region to each peer of the domain (VR-SEC-002). A peer that learns or guesses
-/// another's key can write to the other's windows, and to all memory registered to receive into. It
-/// can do so while any connection of the domain exists. So share a domain only between connections
+/// A remote key (rkey) opens a region to each peer of the domain (VR-SEC-002). A peer that learns
+/// or guesses the key of another connection can write to this side's windows of that connection.
+/// It can also write to all memory registered to receive into. It can do so while any connection
+/// of the domain exists. So share a domain only between connections
 /// to one server that you trust as a whole, such as one process. Such a server gains nothing by the
 /// key of another connection: it could write the same bytes through that connection.
 ///

@@ -7,7 +7,8 @@ use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
 
 /// An error of a connection: who is at fault, and what to do. Cheap to clone.
 ///
-/// If it ended the connection, every later call returns it.
+/// If it ended the connection, every later call returns it. A read first returns the bytes that had
+/// arrived.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -26,6 +26,10 @@ pub struct Received {
 
 /// A receive into a range of a [`RegisteredBuffer`], for the next unread bytes of the stream.
 ///
+/// A receive places whole windows in the buffer, so that the peer writes bytes to their final
+/// place. These bytes *land*. The bytes before the first and after the last of these windows are
+/// copied.
+///
 /// [`Endpoint::receive`](crate::Endpoint::receive) continues it until the range is full. If it is
 /// dropped earlier, bytes that have not arrived are left to the next read.
 #[derive(Debug)]
@@ -51,9 +55,10 @@ impl<B: Backend> Receiving<B> {
 impl<B: Backend> Connection<B> {
     /// Registers `len` bytes for zero-copy receiving, all zero at first. They can also be lent.
     ///
-    /// Once the first window in the buffer is announced, the peer can write to any part of the
-    /// buffer, until it is deregistered. Dropping the buffer deregisters it. A correct peer writes
-    /// only to announced windows, each byte once, and never to a full window (VR-SEC-005).
+    /// Once this side has announced the first window in the buffer, the peer can write to any part
+    /// of the buffer. It can do so until the buffer is deregistered. Dropping the buffer
+    /// deregisters it. A correct peer writes only to announced windows, each byte once, and never
+    /// to a full window (VR-SEC-005).
     ///
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.

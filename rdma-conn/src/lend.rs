@@ -22,9 +22,9 @@ use crate::domain::ProtectionDomain;
 /// again while it is in flight. To change the bytes, use [`Arc::get_mut`]. It succeeds only when
 /// the peer has all lent parts: until then the connection holds a clone of the `Arc`.
 ///
-/// The peer cannot read the buffer, and can write only to one registered to receive into
-/// (VR-SEC-001). So there is no `&[u8]` of it: copy bytes before you check them, and use the copy
-/// (VR-SEC-005).
+/// The peer cannot read the buffer. It can write to the buffer only if you registered it to receive
+/// into (VR-SEC-001). So there is no `&[u8]` of it: copy bytes before you check them, and use the
+/// copy (VR-SEC-005).
 ///
 /// A buffer may outlive the connection that registered it. Until it is dropped, it counts as that
 /// connection's memory ([`Limits::registered_bytes`](crate::Limits::registered_bytes)).

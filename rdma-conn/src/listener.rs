@@ -68,8 +68,7 @@ impl<B: Descriptors> Listener<B> {
     /// port numbers, so one number may serve both (VR-CONN-009).
     ///
     /// # Errors
-    /// Returns the error of the last address tried: there is no RDMA device, no device has the
-    /// address, or the address is taken.
+    /// The errors are those of [`Listener::bind_with`].
     pub fn bind(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::bind_with(backend, host, Options::default(), Limits::default())
     }
@@ -77,8 +76,9 @@ impl<B: Descriptors> Listener<B> {
     /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
-    /// Returns the error of the last address tried: there is no RDMA device, no device has the
-    /// address, the address is taken, or an option is out of bounds.
+    /// Returns an error if there is no RDMA device, the host is unknown, an option is out of
+    /// bounds, or the process has no descriptor left. Otherwise returns the error of the last
+    /// address tried: no device has the address, or the address is taken.
     pub fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -143,14 +143,15 @@ impl<B: Descriptors> Listener<B> {
         Err(error)
     }
 
-    /// Returns whether the listener has stopped for good. Every call on it then returns the reason.
+    /// Returns whether the listener has stopped for good. Every call that asks for a request or a
+    /// connection then returns the reason.
     pub fn is_over(&self) -> bool {
         self.lock().over.is_some()
     }
 
     /// Returns the next connection, on an endpoint of its own, if a peer has asked for one.
     ///
-    /// The connection may not be established yet. If it is not within
+    /// The connection may not be established yet. If it is not established within
     /// [`Options::handshake_timeout`], it fails. When the listener's descriptor ([`AsFd`]) is
     /// readable, call this until it returns `None`.
     ///
@@ -176,7 +177,8 @@ impl<B: Descriptors> Listener<B> {
         Ok(None)
     }
 
-    /// Waits until there may be a request or [`Listener::waker`] is called, for at most `timeout`.
+    /// Waits until there may be a request, or until a waker from [`Listener::waker`] wakes it.
+    /// Waits for at most `timeout`; `None` is without a limit.
     ///
     /// # Errors
     /// Returns an error if `poll` fails.

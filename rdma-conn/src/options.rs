@@ -44,14 +44,16 @@ pub struct Options {
     /// How long dropping a stream waits for the last bytes to arrive. `close` takes its own limit.
     pub linger: Duration,
     /// How long an idle connection keeps its send buffer and its second window. They are released
-    /// after at least this time and at most twice this time. At least a millisecond.
+    /// after at least this time and at most twice this time. The value must be at least a
+    /// millisecond.
     ///
-    /// The send buffer also stays until the peer's device has acknowledged all of it. After a few
-    /// small writes, this side learns of that only with the next keepalive or, without keepalives,
-    /// with the next write.
+    /// The send buffer also stays until this side knows that the peer's device has acknowledged all
+    /// of it. After a few small writes, the next keepalive tells that. Without keepalives, the next
+    /// write does.
     pub keep_memory: Duration,
     /// Whether to register the send buffer when the connection is made, not at its first write.
-    /// This saves that write milliseconds, and costs memory for each connection that never writes.
+    /// The first write is then milliseconds faster. Each connection that never writes costs more
+    /// memory.
     pub eager_send_buffer: bool,
     /// How long a wait busy-polls before it sleeps. A NIC's wake-up takes more than a round trip.
     ///
@@ -75,9 +77,10 @@ pub struct Options {
     /// How long the device waits for an acknowledgement before it retransmits: 4.096 µs ·
     /// 2^`ack_timeout`, or for ever if it is 0. It is at most 31.
     ///
-    /// Each side has its own. The device reports a dead peer after seven of these waits, to which
-    /// it may add time. With `None`, the default, the connection manager decides from what it
-    /// assumes about the route: on RoCE about a second or two. Linux supports this option since
+    /// Each side has its own. The device reports a dead peer after seven of these waits, and may
+    /// make each of them longer. With `None`, the default, the connection manager chooses the wait
+    /// from what it assumes about the route. On RoCE one wait then takes about a second or two.
+    /// Linux supports this option since
     /// 5.1. On an older kernel, a connection with this option fails.
     pub ack_timeout: Option<u8>,
     /// Whether the device may write received bytes in any order

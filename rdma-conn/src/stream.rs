@@ -33,7 +33,7 @@ use crate::options::{Options, setters};
 /// several pieces with [`Write::write_vectored`] or a buffer. Dropping the stream delivers written
 /// bytes, for at most [`Options::linger`]. [`Stream::close`] also reports the result.
 ///
-/// A stream is a handle on an [`Endpoint`] of its own. Each call drives it while it waits.
+/// A stream is a handle on an [`Endpoint`] of its own. While a call waits, it drives this endpoint.
 pub struct Stream<B: Descriptors> {
     shared: Arc<Private<B>>,
     read_timeout: Option<Duration>,
@@ -83,7 +83,8 @@ impl<B: Descriptors> Stream<B> {
     /// Connects to a host and port, trying the host's addresses in turn. See [`Stream::connect`].
     ///
     /// # Errors
-    /// Returns the error of the last address tried. [`Stream::connect`] lists them.
+    /// The errors are those of [`Stream::connect`]: of several addresses, that of the last one. Also
+    /// returns an error if an option is out of bounds.
     pub fn connect_with(backend: &B, host: impl ToSocketAddrs + Debug, how: &Connect) -> Result<Self, Error> {
         Self::connect_among(backend, host, how, None)
     }
@@ -228,6 +229,9 @@ impl<B: Descriptors> Stream<B> {
     }
 
     /// Registers memory that the application already has. See [`Connection::register_memory`].
+    ///
+    /// # Errors
+    /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,

@@ -5,10 +5,11 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
 
-/// Ends a wait from any thread.
+/// A handle that ends a wait from any thread.
 ///
-/// It ends [`Endpoint::wait`](crate::Endpoint::wait), or any wait on its descriptor ([`AsFd`]). The
-/// descriptor is readable from a wake-up until [`Waker::clear`]. All clones share it.
+/// It ends the wait of the [`Endpoint`](crate::Endpoint) or [`Listener`](crate::Listener) that
+/// returned it, and any wait on the waker's own descriptor ([`AsFd`]). This descriptor is readable
+/// from a wake-up until [`Waker::clear`]. All clones share one descriptor.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 

@@ -34,7 +34,8 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Listens with settings for each accepted connection, and limits on all of them together.
     ///
     /// # Errors
-    /// The errors are those of [`Listener::bind_with`], and that there is no runtime.
+    /// The errors are those of [`Listener::bind_with`]. Also returns an error if there is no
+    /// runtime.
     pub async fn bind_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -74,7 +75,8 @@ impl<B: Descriptors> AsyncListener<B> {
     /// connection. Any number of tasks may wait.
     ///
     /// # Errors
-    /// The errors are those of [`Listener::try_accept`].
+    /// The errors are those of [`Listener::try_accept`], and that of a lost endpoint. A listener
+    /// whose device is gone, or whose endpoint is lost, accepts no more.
     pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }

@@ -48,7 +48,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Returns an endpoint without connections.
     ///
     /// # Errors
-    /// Returns an error if there is no RDMA device or no runtime.
+    /// Returns an error if there is no RDMA device, no runtime, or no descriptor left.
     ///
     /// # Panics
     /// Panics, as does every call that creates an endpoint, if the runtime has no IO or time
@@ -97,7 +97,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// turn. Dropping the future leaves no connection behind.
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with).
+    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with). Also returns an
+    /// error if a limit of the endpoint is reached or the endpoint is lost.
     pub async fn connect(
         &self,
         host: impl ToSocketAddrs + Debug,

@@ -40,7 +40,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// Connects to `"host:6379"` or `("host", 6379)` with default settings, on its own endpoint.
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect`].
+    /// The errors are those of [`AsyncStream::connect_with`].
     pub async fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default()).await
     }
@@ -51,7 +51,8 @@ impl<B: Descriptors> AsyncStream<B> {
     /// costs less.
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect_with`].
+    /// The errors are those of [`Stream::connect_with`]. Also returns an error if there is no
+    /// runtime.
     pub async fn connect_with(
         backend: &B,
         host: impl ToSocketAddrs + Debug,
@@ -160,6 +161,9 @@ impl<B: Descriptors> AsyncStream<B> {
     }
 
     /// Registers memory that the application already has. See [`Connection::register_memory`].
+    ///
+    /// # Errors
+    /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,

@@ -95,7 +95,7 @@ enum Cause {
 pub struct Work {
     /// Chains of send requests posted. Each costs one doorbell, whatever its length.
     pub doorbells: u64,
-    /// Send requests in them.
+    /// Send requests posted.
     pub requests: u64,
     /// Chains of receives posted.
     pub receive_doorbells: u64,
@@ -272,12 +272,12 @@ impl<B: Backend> Connection<B> {
         self.memory.registered_bytes()
     }
 
-    /// Returns the number of accepted bytes that are not known to have arrived at the peer.
+    /// Returns the number of written or lent bytes that are not known to have arrived at the peer.
     pub const fn unconfirmed(&self) -> u64 {
         self.machine.unconfirmed()
     }
 
-    /// Returns whether the connection is established and the device has all accepted bytes.
+    /// Returns whether the connection is established and the device has all written and lent bytes.
     pub const fn is_flushed(&self) -> bool {
         self.machine.unposted() == 0 && !matches!(self.machine.state(), State::Connecting)
     }
@@ -340,11 +340,14 @@ impl<B: Backend> Connection<B> {
         self.post(Some(now));
     }
 
-    /// Returns `Some` once the connection is established and the device has all accepted bytes.
+    /// Returns `Some` once the connection is established and the device has all written and lent
+    /// bytes.
+    ///
     /// `None` means that bytes may wait for the peer's window, or for a receive there.
     ///
     /// # Errors
-    /// Returns an error if the connection ended first (VR-CLOSE-003).
+    /// Returns the error that ended the connection. Also returns an error if the connection ended
+    /// before the device had all bytes (VR-CLOSE-003).
     pub fn flushed(&self) -> Result<Option<()>, Error> {
         self.check()?;
         match self.state() {
@@ -443,7 +446,7 @@ impl<B: Backend> Connection<B> {
     /// Returns `Some` once a closed connection has delivered all bytes and ended. `None` before.
     ///
     /// # Errors
-    /// Returns an error if some bytes did not arrive.
+    /// Returns the error that ended the connection, or an error if some bytes did not arrive.
     pub fn closed(&self) -> Result<Option<()>, Error> {
         self.check()?;
         match self.state() {

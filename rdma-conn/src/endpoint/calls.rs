@@ -1,4 +1,6 @@
 //! Calls on a connection of an endpoint. None of them waits.
+//!
+//! To most of them, a connection that is still being made does not exist yet.
 
 use std::io::IoSlice;
 use std::ops::Range;
@@ -87,8 +89,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// no room. If some bytes were not taken, [`Event::Writable`] follows.
     ///
     /// # Errors
-    /// Returns the error that ended the connection. Also returns an error if the send buffer cannot
-    /// be registered, which does not end the connection, or if there is no such connection.
+    /// Returns the error that ended the connection, or an error if it has ended or this side has
+    /// closed it. Also returns an error if the send buffer cannot be registered, which does not end
+    /// the connection, or if there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
@@ -112,12 +115,14 @@ impl<B: Descriptors> Endpoint<B> {
     /// Sends bytes of `buffer` without a copy; see [`Connection::register_buffer`].
     ///
     /// Lends as many bytes as possible now, from the start of `range`, behind everything written.
-    /// Returns `None` if bytes lent before still wait for the peer's window. If some bytes were not
-    /// lent, [`Event::Writable`] follows. [`Event::Returned`] follows when memory comes back.
+    /// Returns `None` if it can lend none now: bytes lent before still wait for the peer, or too
+    /// many are unconfirmed. If some bytes were not lent, [`Event::Writable`] follows.
+    /// [`Event::Returned`] follows when memory comes back.
     ///
     /// # Errors
-    /// Returns the error that ended the connection, or an error if `range` is outside the buffer,
-    /// the buffer belongs to another protection domain, or there is no such connection.
+    /// Returns the error that ended the connection, or an error if it has ended or this side has
+    /// closed it. Also returns an error if `range` is outside the buffer, the buffer belongs to
+    /// another protection domain, or there is no such connection.
     pub fn lend(
         &mut self,
         id: ConnectionId,
@@ -136,7 +141,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// `None`, [`Event::Writable`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// Returns an error if the connection ended first, or if there is no such connection.
+    /// Returns the error that ended the connection. Also returns an error if the connection ended
+    /// before the device had all bytes, or if there is no such connection.
     pub fn flush(&mut self, id: ConnectionId) -> Result<Option<()>, Error> {
         let member = self.member(id)?;
         let flushed = member.live()?.flushed()?;
@@ -167,7 +173,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns `Some` once a closed connection delivered all bytes. `None` before [`Event::Ended`].
     ///
     /// # Errors
-    /// Returns an error if some bytes did not arrive, or if there is no such connection.
+    /// Returns the error that ended the connection. Also returns an error if some bytes did not
+    /// arrive, or if there is no such connection.
     pub fn closed(&mut self, id: ConnectionId) -> Result<Option<()>, Error> {
         self.member(id)?.live()?.closed()
     }

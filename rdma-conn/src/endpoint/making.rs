@@ -105,7 +105,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// [`Event::Opened`] or [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// Returns an error if an option is out of bounds or the connection limit is reached.
+    /// Returns an error if an option is out of bounds, the connection limit is reached, or the
+    /// connection manager refuses the addresses, the traffic class or the acknowledgement time-out.
     pub fn connect(
         &mut self,
         peer: SocketAddr,
@@ -206,7 +207,8 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// Returns an error, and rejects the peer (VR-RES-006), if an option is out of bounds, a limit
-    /// is reached, resources are lacking, or the request was withdrawn.
+    /// is reached, resources are lacking, the device was removed or refuses an option, or the
+    /// request was withdrawn.
     pub fn accept_request(
         &mut self,
         Request { identifier }: Request<B>,

@@ -49,12 +49,14 @@ pub struct ListenerId(IdentifierKey);
 
 /// An event of an endpoint.
 ///
-/// An event is reported once, however much has happened since, and may be spurious. After an event,
-/// read until [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes nothing.
+/// One event may stand for several occurrences of its kind. An event may also be spurious. After an
+/// event, read until [`Endpoint::read`] has nothing, or write until [`Endpoint::write`] takes
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A connection is open: one from [`Endpoint::connect`], or one that a listener accepted.
+    /// A connection is open: one from [`Endpoint::connect`] or [`Endpoint::accept_request`], or one
+    /// that a listener accepted.
     Opened {
         /// The connection.
         id: ConnectionId,
@@ -63,7 +65,7 @@ pub enum Event {
     },
     /// Bytes have arrived.
     Readable(ConnectionId),
-    /// A write, lend or flush that could not complete can go on.
+    /// An incomplete write, lend or flush can continue.
     Writable(ConnectionId),
     /// A lent part of a buffer has come back.
     Returned(ConnectionId),
@@ -81,26 +83,27 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Events {
-    /// Which, as bits.
+    /// The kinds of events, as bits: [`Events::OPENED`] and the other constants.
     pub kinds: u32,
     /// The connection; `None` if they are of a listener.
     pub id: Option<ConnectionId>,
-    /// The listener that accepted the connection, if it has just been opened, or cannot accept.
+    /// The listener that accepted the connection, with [`Events::OPENED`]. The listener that could
+    /// not accept, with [`Events::ACCEPT_FAILED`]. Otherwise `None`.
     pub listener: Option<ListenerId>,
 }
 
 impl Events {
-    /// [`Event::Opened`].
+    /// The bit of [`Event::Opened`].
     pub const OPENED: u32 = member::OPENED as u32;
-    /// [`Event::Readable`].
+    /// The bit of [`Event::Readable`].
     pub const READABLE: u32 = member::READABLE as u32;
-    /// [`Event::Writable`].
+    /// The bit of [`Event::Writable`].
     pub const WRITABLE: u32 = member::WRITABLE as u32;
-    /// [`Event::Returned`].
+    /// The bit of [`Event::Returned`].
     pub const RETURNED: u32 = member::RETURNED as u32;
-    /// [`Event::Ended`].
+    /// The bit of [`Event::Ended`].
     pub const ENDED: u32 = member::ENDED as u32;
-    /// [`Event::AcceptFailed`].
+    /// The bit of [`Event::AcceptFailed`].
     pub const ACCEPT_FAILED: u32 = 32;
 }
 
@@ -132,8 +135,9 @@ pub struct Usage {
 ///
 /// Only [`Endpoint::wait`] blocks. An event loop waits until the descriptor ([`AsFd`]) is readable
 /// or [`Endpoint::next_timeout`] has passed. It then calls [`Endpoint::progress`], and takes events
-/// with [`Endpoint::next_event`] until there is none. Level-triggered and edge-triggered polling
-/// work. A call returns `None` while it has no result, and an event follows when it has one.
+/// with [`Endpoint::next_event`] until there is none. The descriptor may be watched level-triggered
+/// or edge-triggered. A call returns `None` while it has no result, and an event follows when it
+/// has one.
 ///
 /// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
 /// child still holds it. If your process forks, remove the descriptor from the instance

@@ -92,22 +92,25 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has arrived for any connection, handles timers, and posts what can be posted. A
-    /// call is bounded (VR-RES-007). If some work is left, [`Endpoint::next_timeout`] returns now.
+    /// Takes what has arrived for any connection, handles timers, and posts what can be posted.
+    ///
+    /// A call is bounded (VR-RES-007). If some work is left, [`Endpoint::next_timeout`] returns the
+    /// current time.
     ///
     /// # Errors
     /// Returns an error if the event channel is lost: connection-manager events repeatedly cannot
-    /// be read. A failure of one connection ends only that connection. A failure of a completion
+    /// be read. Also returns an error if `epoll_wait(2)` fails. A failure of one connection ends only that connection. A failure of a completion
     /// queue ends only the connections that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
         self.turn()
     }
 
-    /// Sleeps until there is something to do, for at most `limit`, and does it.
+    /// Sleeps until there is something to do, and does it. Sleeps for at most `limit`; `None` is
+    /// without a limit.
     ///
     /// # Errors
-    /// Returns an error if the event channel is lost, like [`Endpoint::progress`].
+    /// The errors are those of [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.usage.turns += 1;
         // A stream's single connection has no other events: when it ends, completions stop.

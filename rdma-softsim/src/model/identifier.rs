@@ -47,6 +47,8 @@ pub(crate) struct Identifier {
     pub(super) channel: ChannelId,
     pub(super) key: IdentifierKey,
     pub(super) phase: Phase,
+    /// How many resolutions of its address or route have ended.
+    resolutions: u64,
     pub(super) bound: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
@@ -117,6 +119,7 @@ impl Identifier {
             channel,
             key,
             phase,
+            resolutions: 0,
             bound: None,
             local: None,
             remote: None,
@@ -249,8 +252,15 @@ impl Model {
             identifier.phase = phase;
             identifier.local = source;
         }
-        self.event_queue.schedule(delay, Event::Resolved { id, how });
+        self.end_resolution(id, delay, how);
         Ok(())
+    }
+
+    /// Ends the present resolution of an identifier after `delay`, unless it has ended before.
+    fn end_resolution(&mut self, id: IdentifierId, delay: Duration, how: NoticeKind) {
+        if let Some(Identifier { resolutions, .. }) = self.identifiers.get(id) {
+            self.event_queue.schedule(delay, Event::Resolved { id, resolution: *resolutions, how });
+        }
     }
 
     /// Resolves the identifiers that await a host with one of these addresses.
@@ -262,8 +272,7 @@ impl Model {
         };
         for id in self.identifiers.select(awaits) {
             self.set_phase(id, Phase::ResolvingAddress);
-            let how = NoticeKind::AddressResolved;
-            self.event_queue.schedule(self.parameters.latency, Event::Resolved { id, how });
+            self.end_resolution(id, self.parameters.latency, NoticeKind::AddressResolved);
         }
     }
 
@@ -276,7 +285,7 @@ impl Model {
             false => NoticeKind::RouteResolved,
         };
         self.set_phase(id, Phase::ResolvingRoute);
-        self.event_queue.schedule(self.parameters.latency, Event::Resolved { id, how });
+        self.end_resolution(id, self.parameters.latency, how);
         Ok(())
     }
 
@@ -287,19 +296,19 @@ impl Model {
         self.strike(Site::Resolve, strikes).is_some()
     }
 
-    pub(super) fn resolved(&mut self, id: IdentifierId, how: NoticeKind) {
-        // An identifier that awaited a host has two ends before it: the host and the time-out.
-        let resolving = [Phase::ResolvingAddress, Phase::AwaitingHost, Phase::ResolvingRoute];
-        if !self.identifiers.get(id).is_some_and(|identifier| resolving.contains(&identifier.phase)) {
+    /// Ends a resolution. Only its first end counts: its host, or its time-out.
+    pub(super) fn resolved(&mut self, id: IdentifierId, resolution: u64, how: NoticeKind) {
+        let Some(identifier) = self.identifiers.get_mut(id) else { return };
+        if identifier.resolutions != resolution {
             return;
         }
-        let phase = match how {
+        identifier.resolutions += 1;
+        identifier.phase = match how {
             NoticeKind::AddressResolved => Phase::AddressResolved,
             NoticeKind::RouteResolved => Phase::RouteResolved,
             // As with rdma_cm, the owner may try again.
             _ => Phase::Idle,
         };
-        self.set_phase(id, phase);
         self.notify(id, how);
     }
 

@@ -95,7 +95,7 @@ enum Event {
     /// A completion queue was overrun.
     Overrun(QueueId),
     /// Address or route resolution ends.
-    Resolved { id: IdentifierId, how: NoticeKind },
+    Resolved { id: IdentifierId, resolution: u64, how: NoticeKind },
     /// A message of the connection manager arrives.
     Packet(Box<handshake::Packet>),
     /// The timewait state ends.
@@ -198,7 +198,7 @@ impl Model {
             Event::Timeout { pair, epoch } => self.timed_out(pair, epoch),
             Event::Sweep => self.sweep(),
             Event::Overrun(queue) => self.overrun(queue),
-            Event::Resolved { id, how } => self.resolved(id, how),
+            Event::Resolved { id, resolution, how } => self.resolved(id, resolution, how),
             Event::Packet(packet) => self.packet(packet),
             Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
             Event::Report { pair, of } => self.report_held(pair, of),

@@ -137,6 +137,10 @@ fn an_unknown_address_is_resolved_when_its_host_joins() {
     let (found, gone) = (resolving(&mut model), resolving(&mut model));
     pass(&mut model, millis(50));
     model.destroy_identifier(gone);
+    assert!(matches!(model.capabilities(found), Err(Error::State(_))));
+    model.add_host(&[ip(7)], Limits::default());
+    pass(&mut model, millis(1));
+    assert_eq!(notice(&mut model, channel), None, "a host with another address");
     model.add_host(&[ip(8), ip(9)], Limits::default());
     assert_eq!(notice(&mut model, channel), None);
     pass(&mut model, millis(1));
@@ -159,6 +163,35 @@ fn a_host_that_joins_at_the_timeout_resolves_nothing() {
     assert_eq!(notice(&mut model, channel), Some(NoticeKind::AddressError(-110)));
     assert_eq!(notice(&mut model, channel), None);
     assert!(matches!(model.resolve_route(id), Err(Error::State(_))));
+}
+
+#[test]
+fn a_resolution_ends_once_and_no_other_with_it() {
+    let (mut model, host, _) = hosts(Parameters { latency: millis(1), ..Parameters::default() });
+    let channel = model.create_channel(host).unwrap();
+    let (id, _) = model.create_identifier(channel).unwrap();
+    // The host joins just before the time-out, which then comes while the route is resolved.
+    model.resolve_address(id, None, SocketAddr::new(ip(9), PORT), millis(100)).unwrap();
+    pass(&mut model, Duration::from_micros(98_500));
+    model.add_host(&[ip(9)], Limits::default());
+    pass(&mut model, millis(1));
+    assert_eq!(notice(&mut model, channel), Some(NoticeKind::AddressResolved));
+    model.resolve_route(id).unwrap();
+    pass(&mut model, millis(1));
+    assert_eq!(notice(&mut model, channel), Some(NoticeKind::RouteResolved));
+    assert_eq!(notice(&mut model, channel), None);
+    // It joins so late that the time-out comes first. A second attempt is not resolved by it.
+    let (id, _) = model.create_identifier(channel).unwrap();
+    model.resolve_address(id, None, SocketAddr::new(ip(10), PORT), millis(100)).unwrap();
+    pass(&mut model, Duration::from_micros(99_500));
+    model.add_host(&[ip(10)], Limits::default());
+    pass(&mut model, Duration::from_micros(500));
+    assert_eq!(notice(&mut model, channel), Some(NoticeKind::AddressError(-110)));
+    model.resolve_address(id, None, SocketAddr::new(ip(11), PORT), millis(100)).unwrap();
+    pass(&mut model, millis(99));
+    assert_eq!(notice(&mut model, channel), None, "no host has the address");
+    pass(&mut model, millis(1));
+    assert_eq!(notice(&mut model, channel), Some(NoticeKind::AddressError(-110)));
 }
 
 #[test]
