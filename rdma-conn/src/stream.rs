@@ -83,8 +83,8 @@ impl<B: Descriptors> Stream<B> {
     /// Connects to a host and port, trying the host's addresses in turn. See [`Stream::connect`].
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect`]: of several addresses, that of the last one. Also
-    /// returns an error if an option is out of bounds.
+    /// The errors are those of [`Stream::connect`]: of several addresses, that of the last one.
+    /// Also returns an error if an option is out of bounds.
     pub fn connect_with(backend: &B, host: impl ToSocketAddrs + Debug, how: &Connect) -> Result<Self, Error> {
         Self::connect_among(backend, host, how, None)
     }

@@ -97,8 +97,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// turn. Dropping the future leaves no connection behind.
     ///
     /// # Errors
-    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with). Also returns an
-    /// error if a limit of the endpoint is reached or the endpoint is lost.
+    /// The errors are those of [`Stream::connect_with`](crate::Stream::connect_with). Also returns
+    /// an error if a limit of the endpoint is reached or the endpoint is lost.
     pub async fn connect(
         &self,
         host: impl ToSocketAddrs + Debug,

@@ -141,8 +141,11 @@ impl<B: Backend> Connection<B> {
                 self.machine.handle_immediate(now, immediate);
                 self.busy = now;
                 receives += 1;
-            } else {
-                receives += usize::from(self.take_completion(now, &completion));
+            } else if self.take_completion(now, &completion) {
+                // Before anything that the message allows: proofs of the peer rely on it. Post each
+                // answer. Answers pile up only if the peer takes none (VR-FEAT-007).
+                self.post_receives(std::mem::take(&mut receives) + 1);
+                self.post(Some(now));
             }
         }
         self.post_receives(receives);
@@ -163,7 +166,7 @@ impl<B: Backend> Connection<B> {
         self.post(Some(now));
     }
 
-    /// Handles a completion that announces no bytes. Returns whether its receive may be reposted.
+    /// Handles a completion that announces no bytes. Returns whether it brought a message.
     fn take_completion(&mut self, now: Instant, completion: &Completion) -> bool {
         match completion.result {
             // The immediate of a message has no meaning (VR-CTRL-010).
@@ -171,8 +174,6 @@ impl<B: Backend> Connection<B> {
                 let Some(slot) = receive_slot(completion.id) else { return false };
                 let (bytes, len) = self.memory.incoming_message(slot, len);
                 self.machine.handle_message(now, bytes.get(..len).unwrap_or_default());
-                // Post each answer. Answers pile up only if the peer takes none (VR-FEAT-007).
-                self.post(Some(now));
                 true
             }
             Ok(_) => {

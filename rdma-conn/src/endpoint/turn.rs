@@ -99,8 +99,9 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// Returns an error if the event channel is lost: connection-manager events repeatedly cannot
-    /// be read. Also returns an error if `epoll_wait(2)` fails. A failure of one connection ends only that connection. A failure of a completion
-    /// queue ends only the connections that share it.
+    /// be read. Also returns an error if `epoll_wait(2)` fails. A failure of one connection ends
+    /// only that connection. A failure of a completion queue ends only the connections that share
+    /// it.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
         self.turn()

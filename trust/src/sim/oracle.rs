@@ -39,6 +39,7 @@ struct WatchedQueuePair {
     /// Requests posted and not completed, with whether they are signaled.
     sends: VecDeque<(u64, bool)>,
     receives: BTreeSet<u64>,
+    reposts: Reposts,
     /// The window that its owner may write to.
     target: Option<Target>,
     announced: Announced,
@@ -56,6 +57,32 @@ struct WatchedQueuePair {
     /// Bytes that its peer has announced to it, and bytes that its program has read.
     arrived: u64,
     read: u64,
+}
+
+/// Receives that its owner posts, and what it must have posted before it acts (VR-RES-003).
+#[derive(Default)]
+struct Reposts {
+    posted: u64,
+    /// Those posted before the first notification.
+    initial: Option<u64>,
+    /// Notifications that arrived. Each consumes a receive.
+    consumed: u64,
+    /// The last window that it was given, and how many receives were consumed by then.
+    given: Option<(u64, u64)>,
+    /// How many receives were consumed when its last window was full.
+    filled: u64,
+}
+
+impl Reposts {
+    fn consume(&mut self) {
+        self.initial.get_or_insert(self.posted);
+        self.consumed += 1;
+    }
+
+    /// Returns whether what was consumed up to then was posted again.
+    fn are_made(&self, consumed: u64) -> bool {
+        self.posted - self.initial.unwrap_or(self.posted) >= consumed
+    }
 }
 
 struct Target {
@@ -212,8 +239,25 @@ impl Oracle {
         if !pair.honest {
             return Ok(());
         }
+        let late = |what: &str| {
+            Err(Violation::new("receives", format!("pair {number} {what} before it posts the receive again")))
+        };
+        if let SendOp::Write(at) | SendOp::WriteImmediate(at, _) = work.op
+            && let Some((window, consumed)) = pair.reposts.given
+            && at.address == window
+            && work.len > 0
+            && !pair.reposts.are_made(consumed)
+        {
+            return late("writes into a window");
+        }
         let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
         let window = match message {
+            // With windows ahead, the immediate is not the reason.
+            Some(Message::RegisterXferMemory(_))
+                if !pair.queues && !pair.reposts.are_made(pair.reposts.filled) =>
+            {
+                return late("registers a window");
+            }
             Some(Message::RegisterXferMemory(window)) => window,
             Some(message) => return pair.says(number, message),
             None => return Ok(()),
@@ -243,6 +287,7 @@ impl Oracle {
 
     fn received(&mut self, number: u32, id: u64) -> Result<(), Violation> {
         let Some(pair) = self.pairs.get_mut(&number) else { return Ok(()) };
+        pair.reposts.posted += 1;
         if !pair.receives.insert(id) && pair.honest {
             let what = format!("pair {number}: receive {id} is posted twice");
             return Err(Violation::new("exactly once", what));
@@ -259,7 +304,13 @@ impl Oracle {
                     let what = format!("pair {from} sent {} bytes of nonsense", work.len);
                     return Err(Violation::new("wire", what));
                 }
-                if let (Some(message), Some(peer)) = (message, self.pairs.get_mut(&to)) {
+                let Some(peer) = self.pairs.get_mut(&to) else { return Ok(()) };
+                peer.reposts.consume();
+                // A rogue may register one window many times before it is full.
+                if let (true, Some(Message::RegisterXferMemory(window))) = (honest, message) {
+                    peer.reposts.given = Some((window.address, peer.reposts.consumed));
+                }
+                if let Some(message) = message {
                     peer.hears(message);
                 }
                 Ok(())
@@ -271,7 +322,11 @@ impl Oracle {
                     _ => None,
                 };
                 if let (Some(peer), Some(immediate)) = (self.pairs.get_mut(&to), immediate) {
+                    peer.reposts.consume();
                     peer.arrived += u64::from(immediate);
+                    if immediate > 0 && peer.arrived == peer.announced.total {
+                        peer.reposts.filled = peer.reposts.consumed;
+                    }
                 }
                 let Some(WatchedQueuePair { honest: true, target, .. }) = self.pairs.get_mut(&from) else {
                     return Ok(());
