@@ -80,8 +80,7 @@ pub struct Options {
     /// Each side has its own. The device reports a dead peer after seven of these waits, and may
     /// make each of them longer. With `None`, the default, the connection manager chooses the wait
     /// from what it assumes about the route. On RoCE one wait then takes about a second or two.
-    /// Linux supports this option since
-    /// 5.1. On an older kernel, a connection with this option fails.
+    /// Linux supports this option since 5.1. On an older kernel, a connection with it fails.
     pub ack_timeout: Option<u8>,
     /// Whether the device may write received bytes in any order
     /// ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), in windows and memory

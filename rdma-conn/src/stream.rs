@@ -272,7 +272,7 @@ impl<B: Descriptors> Stream<B> {
     /// Delivers written bytes and ends the connection, waiting for at most `linger`.
     ///
     /// # Errors
-    /// Returns an error if some bytes did not arrive.
+    /// Returns the error that ended the connection, or an error if some bytes did not arrive.
     pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
         self.shared.call(|held| {
             let id = held.id;

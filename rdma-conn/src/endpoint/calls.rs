@@ -1,6 +1,4 @@
 //! Calls on a connection of an endpoint. None of them waits.
-//!
-//! To most of them, a connection that is still being made does not exist yet.
 
 use std::io::IoSlice;
 use std::ops::Range;

@@ -106,7 +106,8 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// Returns an error if an option is out of bounds, the connection limit is reached, or the
-    /// connection manager refuses the addresses, the traffic class or the acknowledgement time-out.
+    /// connection manager refuses a further identifier, the addresses, the traffic class or the
+    /// acknowledgement time-out.
     pub fn connect(
         &mut self,
         peer: SocketAddr,

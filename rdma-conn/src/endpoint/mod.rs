@@ -137,7 +137,7 @@ pub struct Usage {
 /// or [`Endpoint::next_timeout`] has passed. It then calls [`Endpoint::progress`], and takes events
 /// with [`Endpoint::next_event`] until there is none. The descriptor may be watched level-triggered
 /// or edge-triggered. A call returns `None` while it has no result, and an event follows when it
-/// has one.
+/// has one. Until a connection has a queue pair, most calls find no such connection.
 ///
 /// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
 /// child still holds it. If your process forks, remove the descriptor from the instance

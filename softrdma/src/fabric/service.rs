@@ -149,8 +149,8 @@ impl Service {
     }
 }
 
-/// Whether posts are to be expected after a request. Receives are posted before a connection is
-/// used, too.
+/// Whether posts are to be expected after a request. A queue pair's receives are mostly posted
+/// before it is used; those of a shared receive queue are posted between sends.
 const fn announces_posts(request: &Request<'_>) -> bool {
     matches!(request, Request::Doorbell)
         || (moves(request) && !matches!(request, Request::PostReceive { .. }))

@@ -218,7 +218,7 @@ static enum vkr_failure failure(enum ibv_wc_status status) {
 static void take(const struct ibv_wc *completion) {
     struct vkr_machine *m = &c.machine;
     if (completion->status != IBV_WC_SUCCESS) { /* the other fields mean nothing */
-        vkr_failed(m, failure(completion->status));
+        vkr_failed(m, failure(completion->status)); /* this program ends with either, so it does not wait for DISCONNECTED */
     } else if (completion->wr_id == UINT64_MAX) {
         vkr_completed(m);
     } else {

@@ -71,12 +71,24 @@ struct Reposts {
     given: Option<(u64, u64)>,
     /// How many receives were consumed when its last window was full.
     filled: u64,
+    /// Whether it asks questions.
+    asks: bool,
+    /// How many receives were consumed before each question of its peer that it has not answered.
+    asked: VecDeque<u64>,
 }
 
 impl Reposts {
     fn consume(&mut self) {
         self.initial.get_or_insert(self.posted);
         self.consumed += 1;
+    }
+
+    /// Records a `GetServerFeature` that it posts. Returns how many receives were consumed before
+    /// the question, if it is an answer.
+    fn answers(&mut self) -> Option<u64> {
+        let consumed = self.asked.pop_front();
+        self.asks |= consumed.is_none();
+        consumed
     }
 
     /// Returns whether what was consumed up to then was posted again.
@@ -251,6 +263,12 @@ impl Oracle {
             return late("writes into a window");
         }
         let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
+        if let Some(Message::GetServerFeature { .. }) = message
+            && let Some(consumed) = pair.reposts.answers()
+            && !pair.reposts.are_made(consumed)
+        {
+            return late("answers a question");
+        }
         let window = match message {
             // With windows ahead, the immediate is not the reason.
             Some(Message::RegisterXferMemory(_))
@@ -309,6 +327,12 @@ impl Oracle {
                 // A rogue may register one window many times before it is full.
                 if let (true, Some(Message::RegisterXferMemory(window))) = (honest, message) {
                     peer.reposts.given = Some((window.address, peer.reposts.consumed));
+                }
+                // A question. Its own receive may be posted after the answer.
+                if let (true, false, Some(Message::GetServerFeature { .. })) =
+                    (honest, peer.reposts.asks, message)
+                {
+                    peer.reposts.asked.push_back(peer.reposts.consumed - 1);
                 }
                 if let Some(message) = message {
                     peer.hears(message);
