@@ -125,16 +125,18 @@ fn an_unknown_address_fails_after_the_timeout_and_another_family_at_once() {
     assert_eq!(model.local_addr(id), Some(own));
 }
 
+/// Returns an identifier that resolves an address, for 100 ms, without the need of a host there.
+fn seeking(model: &mut Model, channel: ChannelId, last: u8) -> IdentifierId {
+    let (id, _) = model.create_identifier(channel).unwrap();
+    model.resolve_address(id, None, SocketAddr::new(ip(last), PORT), millis(100)).unwrap();
+    id
+}
+
 #[test]
 fn an_unknown_address_is_resolved_when_its_host_joins() {
     let (mut model, host, _) = hosts(Parameters { latency: millis(1), ..Parameters::default() });
     let channel = model.create_channel(host).unwrap();
-    let resolving = |model: &mut Model| {
-        let (id, _) = model.create_identifier(channel).unwrap();
-        model.resolve_address(id, None, SocketAddr::new(ip(9), PORT), millis(100)).unwrap();
-        id
-    };
-    let (found, gone) = (resolving(&mut model), resolving(&mut model));
+    let (found, gone) = (seeking(&mut model, channel, 9), seeking(&mut model, channel, 9));
     pass(&mut model, millis(50));
     model.destroy_identifier(gone);
     assert!(matches!(model.capabilities(found), Err(Error::State(_))));
@@ -155,8 +157,7 @@ fn an_unknown_address_is_resolved_when_its_host_joins() {
 fn a_host_that_joins_at_the_timeout_resolves_nothing() {
     let (mut model, host, _) = hosts(Parameters { latency: millis(1), ..Parameters::default() });
     let channel = model.create_channel(host).unwrap();
-    let (id, _) = model.create_identifier(channel).unwrap();
-    model.resolve_address(id, None, SocketAddr::new(ip(9), PORT), millis(100)).unwrap();
+    let id = seeking(&mut model, channel, 9);
     pass(&mut model, millis(99) + Duration::from_micros(500));
     model.add_host(&[ip(9)], Limits::default());
     pass(&mut model, millis(10));
@@ -169,9 +170,8 @@ fn a_host_that_joins_at_the_timeout_resolves_nothing() {
 fn a_resolution_ends_once_and_no_other_with_it() {
     let (mut model, host, _) = hosts(Parameters { latency: millis(1), ..Parameters::default() });
     let channel = model.create_channel(host).unwrap();
-    let (id, _) = model.create_identifier(channel).unwrap();
     // The host joins just before the time-out, which then comes while the route is resolved.
-    model.resolve_address(id, None, SocketAddr::new(ip(9), PORT), millis(100)).unwrap();
+    let id = seeking(&mut model, channel, 9);
     pass(&mut model, Duration::from_micros(98_500));
     model.add_host(&[ip(9)], Limits::default());
     pass(&mut model, millis(1));
@@ -181,8 +181,7 @@ fn a_resolution_ends_once_and_no_other_with_it() {
     assert_eq!(notice(&mut model, channel), Some(NoticeKind::RouteResolved));
     assert_eq!(notice(&mut model, channel), None);
     // It joins so late that the time-out comes first. A second attempt is not resolved by it.
-    let (id, _) = model.create_identifier(channel).unwrap();
-    model.resolve_address(id, None, SocketAddr::new(ip(10), PORT), millis(100)).unwrap();
+    let id = seeking(&mut model, channel, 10);
     pass(&mut model, Duration::from_micros(99_500));
     model.add_host(&[ip(10)], Limits::default());
     pass(&mut model, Duration::from_micros(500));
