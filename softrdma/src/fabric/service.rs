@@ -214,19 +214,17 @@ fn look(
     mut session: Option<&mut Session>,
 ) -> Result<Then, Error> {
     if let (Some(times), Some(session)) = (times.checked_sub(1), &mut session) {
-        let mut yields = 0..YIELDS;
-        loop {
+        for turn in 0..=YIELDS {
+            let before = Instant::now();
+            if turn > 0 {
+                // Others run meanwhile, and may post.
+                std::thread::yield_now();
+            }
             if session.posts.look()? {
                 return Ok(Then::Look(times));
             }
-            if yields.next().is_none() {
-                break;
-            }
-            // Others run meanwhile, and may post.
-            let before = Instant::now();
-            std::thread::yield_now();
             if before.elapsed() >= LONG_YIELD {
-                yields = 0..0;
+                break;
             }
         }
     }
