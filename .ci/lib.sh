@@ -1,6 +1,7 @@
 # Shared by .ci/run and the scripts of its stages; to be sourced by bash, in the root of the repository. Has all of lab/lib.sh, and
 #
-#   stage WORDS…      begins a stage: if something fails, the script ends, and its last line names the stage
+#   stage WORDS…      begins a stage: if something fails, the script ends, and its last line names the stage. With `times` set, the file of that
+#                     name gets a line for each stage that is over: seconds, seconds of processors, the stage
 #   tests COMMAND…    runs tests; fails if there were none, or if one was skipped for want of something that can be installed
 #   told LOG          counts the tests and the skips of a whole log; fails as `tests` does
 #
@@ -8,19 +9,38 @@
 # shellcheck shell=bash
 . lab/lib.sh
 
-export CARGO_INCREMENTAL=0 # its files would take 5 GB, and hardly anything is built again from changed sources
+# Whatever packages a command names, they are built with the features that the whole workspace has (.ci/features), so that each profile builds them
+# once. Cargo has it behind an option that a stable toolchain takes in this way; the compiler is not told.
+export CARGO_UNSTABLE_FEATURE_UNIFICATION=true CARGO_RESOLVER_FEATURE_UNIFICATION=workspace RUSTC_BOOTSTRAP=1 RUSTC_WRAPPER=$PWD/.ci/rustc
+# Files for incremental builds would take 5 GB, and hardly anything is built again from changed sources. Panics name their line without debug data.
+export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=none
 begun=$(date +%s)
+# What `beside` of stages.sh has started: PROCESS:STAGE.
+besides=()
 current=${0##*/}
 
 stage() {
+    [ -z "${times:-}" ] || measured
     current=$*
     printf '\n### [%4ds] %s\n' "$(($(date +%s) - begun))" "$*"
+}
+
+# Adds the stage that is over to the file `times`.
+measured() {
+    local now used
+    # In this shell: a child would tell of its own.
+    times >"$times.now"
+    now=$(date +%s) used=$(awk 'NR == 2 { gsub(/[ms]/, " "); print int($1 * 60 + $2 + $3 * 60 + $4) }' "$times.now")
+    rm "$times.now"
+    [ -z "${since:-}" ] || printf '%5d %5d  %s\n' $((now - since)) $((used - used_before)) "${current%%:*}" >>"$times"
+    since=$now used_before=$used
 }
 
 # For the traps below.
 failed_at() { printf '\n### %s: line %s: exit status %s: %s\n' "$0" "$2" "$1" "$3" >&2; }
 ended() {
-    local status=$?
+    local status=$? one
+    for one in "${besides[@]}"; do kill -- "-${one%%:*}" 2>/dev/null || true; done
     ((status == 0)) || printf '\n### [%4ds] FAILED (exit status %d) in the stage: %s\n' "$(($(date +%s) - begun))" "$status" "$current" >&2
 }
 trap 'failed_at $? $LINENO "$BASH_COMMAND"' ERR

@@ -21,7 +21,7 @@ export LAB_CACHE
         debian-archive-keyring ca-certificates'
     # What more the stages of .ci/run take; tests of what is not there are skipped, which fails there.
     CI_PACKAGES="$LAB_RUN_PACKAGES $LAB_BUILD_PACKAGES patch tshark ucx-utils libfabric-bin curl netcat-traditional python3-venv valgrind strace man-db
-        golang-go"
+        golang-go libevent-dev"
 }
 
 LAB_STARTED=${LAB_STARTED:-$(date +%s)}

@@ -2,6 +2,7 @@
  * benches/examples/peer.rs does with ours.
  *
  *   libvalkey stream ROUNDS    a request of 64 bytes and its answer, which is there when it is read
+ *   libvalkey after ROUNDS     the same after a value of 32 MiB
  *   libvalkey pieces ROUNDS    16 requests written, then their 16 answers read together
  *   libvalkey waits ROUNDS     a request whose answer comes when the client waits
  *   libvalkey value ROUNDS     GET of a value of 32 MiB, as a reply of libvalkey's */
@@ -56,7 +57,7 @@ int main(int argc, char **argv) {
     char answers[MANY * LEN];
     valkeyOptions options = {0};
     long rounds = argc > 2 ? strtol(argv[2], NULL, 10) : 0;
-    check(rounds > 0, "usage: libvalkey stream|pieces|waits|value ROUNDS", NULL);
+    check(rounds > 0, "usage: libvalkey stream|after|pieces|waits|value ROUNDS", NULL);
     check(valkeyInitiateRdma() == VALKEY_OK, "begin", NULL);
     VALKEY_OPTIONS_SET_RDMA(&options, "192.0.2.1", 6379);
     valkeyContext *c = valkeyConnectWithOptions(&options);
@@ -69,6 +70,10 @@ int main(int argc, char **argv) {
         sdsclear(c->obuf);
         for (long round = 0; round < rounds; round++) measured_value(c);
         return 0;
+    }
+    if (!strcmp(argv[1], "after")) {
+        sdsclear(c->obuf);
+        measured_value(c);
     }
     int pieces = strcmp(argv[1], "pieces") ? 1 : MANY;
     char when = strcmp(argv[1], "waits") ? 'a' : 'w';

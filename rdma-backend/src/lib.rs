@@ -71,6 +71,8 @@ pub enum ErrorKind {
     State,
     /// An argument is outside what the device or the man page allows.
     Argument,
+    /// The process is a forked child, which must not use what its parent has.
+    Forked,
     /// Anything else; see `Display`.
     Other,
 }
@@ -89,9 +91,8 @@ pub trait EventChannel<B: Backend>: Send + Sync {
     /// Takes and acknowledges the next event, or returns `None` if there is none now.
     ///
     /// It is one of the connection manager, `rdma_get_cm_event(3)`, or of the device behind an
-    /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). Channels
-    /// share the device's descriptor: the first that is asked hands each event to its channels, and
-    /// makes their descriptors readable.
+    /// identifier of this channel, `ibv_get_async_event(3)` ([`CmEventKind::Async`]). What the
+    /// device had reported before this call comes before later events of the connection manager.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 

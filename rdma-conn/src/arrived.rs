@@ -14,6 +14,7 @@ pub struct Arrived<'a> {
 
 impl<'a> Arrived<'a> {
     pub(crate) fn new(memory: SharedMemory<'a>, offset: usize, len: usize) -> Self {
+        // So that `offset + len` stays inside of the memory, and each read need not check it again.
         let offset = offset.min(memory.len());
         Self { memory, offset, len: len.min(memory.len() - offset) }
     }
@@ -45,6 +46,7 @@ impl<'a> Arrived<'a> {
         let mut chunk = [0; 64];
         let mut at = from;
         while at < self.len {
+            // Searched in a copy: the peer may change the bytes meanwhile (VR-SEC-005).
             let chunk = chunk.get_mut(..(self.len - at).min(64))?;
             if !self.copy(at, chunk) {
                 return None;

@@ -3,11 +3,11 @@
 //! A peer that finds no receive waits, or gives up (VR-KEEP-008). One thread per process drives all
 //! streams, except those that a call is driving.
 
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rdma_process::UnsharedFd;
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use slotmap::{Key, KeyData, SlotMap, new_key_type};
@@ -22,7 +22,7 @@ pub(crate) trait Driven: Send + Sync {
     /// Does pending work, and says when to call again.
     fn drive(&self) -> Schedule;
 
-    fn descriptor(&self) -> Arc<OwnedFd>;
+    fn descriptor(&self) -> Arc<UnsharedFd>;
 
     /// Called after the last [`Driven::drive`], which panicked. Every wait must end with
     /// [`panicked`].
@@ -51,14 +51,14 @@ new_key_type! {
 struct Entry {
     driven: Weak<dyn Driven>,
     /// The watched descriptor, kept open while it is watched.
-    watched: Option<Arc<OwnedFd>>,
+    watched: Option<Arc<UnsharedFd>>,
     due: Instant,
 }
 
 struct BackgroundThread {
     entries: Mutex<Entries>,
-    epoll: OwnedFd,
-    changed: OwnedFd,
+    epoll: UnsharedFd,
+    changed: UnsharedFd,
 }
 
 #[derive(Default)]
@@ -73,6 +73,10 @@ const CHANGED: u64 = u64::MAX;
 static BACKGROUND: LazyLock<Option<BackgroundThread>> = LazyLock::new(|| BackgroundThread::new().ok());
 
 pub(crate) fn drive(driven: Weak<dyn Driven>) {
+    // A forked child has no thread, and only a copy of its descriptors.
+    if rdma_process::is_child() {
+        return;
+    }
     if let Some(background) = &*BACKGROUND {
         background.add(driven, Instant::now());
         background.start();
@@ -89,8 +93,8 @@ pub(crate) fn disable() {
 
 impl BackgroundThread {
     fn new() -> rustix::io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = UnsharedFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let changed = UnsharedFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         epoll::add(&epoll, &changed, epoll::EventData::new_u64(CHANGED), epoll::EventFlags::IN)?;
         Ok(Self { entries: Mutex::default(), epoll, changed })
     }
@@ -100,6 +104,7 @@ impl BackgroundThread {
     }
 
     fn add(&self, driven: Weak<dyn Driven>, now: Instant) {
+        // Due at once: the first visit says how it is to be driven.
         self.lock().entries.insert(Entry { driven, watched: None, due: now });
         // Fails only if a wake-up is pending already.
         _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
@@ -114,8 +119,8 @@ impl BackgroundThread {
                     self.turn(Instant::now(), &woken);
                 }
             };
-            let spawned = std::thread::Builder::new().name("rdma-background".into()).spawn(run);
-            state.running = spawned.is_ok();
+            // Without a thread, every call still drives its connection.
+            state.running = rdma_process::spawn("rdma-background", run).is_ok();
         }
     }
 
@@ -153,6 +158,7 @@ impl BackgroundThread {
         });
         let due = state.entries.iter().filter(|(id, entry)| entry.due <= now || woken.contains(id));
         let due: Vec<_> = due.filter_map(|(id, entry)| Some((id, entry.driven.upgrade()?))).collect();
+        // Driving takes long, and meanwhile other threads add entries.
         drop(state);
         for (id, driven) in due {
             self.drive(id, &*driven, now);
@@ -186,6 +192,7 @@ impl BackgroundThread {
             entry.watched = Some(descriptor);
         }
         match schedule {
+            // Calls of the program take what arrives: it would wake the thread for nothing.
             Schedule::Periodic => {
                 self.unwatch(entry);
                 entry.due = now + INTERVAL;
@@ -217,7 +224,7 @@ mod tests {
         schedule: Schedule,
         panics: bool,
         told: AtomicU32,
-        descriptor: Arc<OwnedFd>,
+        descriptor: Arc<UnsharedFd>,
     }
 
     impl Driven for Counted {
@@ -227,7 +234,7 @@ mod tests {
             self.schedule
         }
 
-        fn descriptor(&self) -> Arc<OwnedFd> {
+        fn descriptor(&self) -> Arc<UnsharedFd> {
             Arc::clone(&self.descriptor)
         }
 
@@ -238,7 +245,7 @@ mod tests {
     }
 
     fn driven(schedule: Schedule, panics: bool) -> Arc<Counted> {
-        let descriptor = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor"));
+        let descriptor = Arc::new(UnsharedFd::new(eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor")));
         Arc::new(Counted { calls: AtomicU32::new(0), schedule, panics, told: AtomicU32::new(0), descriptor })
     }
 

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
-use rdma_backend::{Backend, CmEventKind, EventChannel, Identifier, IdentifierKey};
+use rdma_backend::{Backend, CmEventKind, Identifier};
 use rdma_proto::State;
 
 use crate::connection::Connection;
@@ -19,6 +19,8 @@ use crate::options::Options;
 /// A connection being made by either side, and its time limit (VR-CONN-008).
 pub(crate) struct Connecting<B: Backend> {
     step: Step<B>,
+    /// Whom this side dials.
+    peer: Option<SocketAddr>,
     by: Instant,
     limit: Duration,
 }
@@ -40,25 +42,23 @@ pub(crate) fn set_ack_timeout<B: Backend>(id: &B::Identifier, options: &Options)
 impl<B: Backend> Connecting<B> {
     /// Begins to connect to `peer`, from `local` if given (VR-CONN-011).
     pub(crate) fn dial(
-        events: &B::EventChannel,
+        id: B::Identifier,
         (peer, local): (SocketAddr, Option<SocketAddr>),
         options: &Options,
         now: Instant,
         limit: Duration,
-    ) -> Result<(Self, IdentifierKey), Error> {
-        let id = events.create_id().map_err(Error::backend("creating a connection identifier"))?;
+    ) -> Result<Self, Error> {
         // Set them now: the resolved route includes them.
         if let Some(class) = options.traffic_class {
             id.set_traffic_class(class).map_err(Error::backend("setting the traffic class"))?;
         }
         set_ack_timeout::<B>(&id, options)?;
         id.resolve_address(local, peer, limit).map_err(Error::backend("resolving the address"))?;
-        let key = id.key();
-        Ok((Self { step: Step::Address(id), by: now.after(limit), limit }, key))
+        Ok(Self { step: Step::Address(id), peer: Some(peer), by: now.after(limit), limit })
     }
 
     pub(crate) const fn accepted(now: Instant, limit: Duration) -> Self {
-        Self { step: Step::Accepted, by: now.after(limit), limit }
+        Self { step: Step::Accepted, peer: None, by: now.after(limit), limit }
     }
 
     /// Handles an event before there is a queue pair. Returns the identifier once the route is
@@ -86,6 +86,7 @@ impl<B: Backend> Connecting<B> {
         }
         match (std::mem::replace(&mut self.step, Step::Asked), event) {
             (Step::Address(id), CmEventKind::AddressResolved) => {
+                // One limit for all steps, of which the first has used a part (VR-CONN-008).
                 let left = self.by.since(now);
                 id.resolve_route(left).map_err(Error::backend("resolving the route"))?;
                 self.step = Step::Route(id);
@@ -101,10 +102,12 @@ impl<B: Backend> Connecting<B> {
     }
 
     /// Returns whether bytes can flow. A dial waits for the server's window, to detect a server
-    /// that registers none. If the server has left, what it sent can still be read (VR-CLOSE-002).
+    /// that registers none. A server may send before it registers one, and then leave: what it sent
+    /// can be read (VR-CLOSE-002).
     pub(crate) fn is_done(&self, connection: &Connection<B>) -> bool {
         let established = matches!(connection.state(), State::Open | State::Closing | State::Closed);
-        established && (matches!(self.step, Step::Accepted) || connection.has_peer_window())
+        let heard = connection.has_peer_window() || connection.bytes_received() > 0;
+        established && (matches!(self.step, Step::Accepted) || heard)
     }
 
     pub(crate) const fn by(&self) -> Instant {
@@ -120,6 +123,7 @@ impl<B: Backend> Connecting<B> {
             Step::Asked => "connecting",
             Step::Accepted => "waiting for the peer to complete the connection",
         };
-        Error::TimedOut { doing, after: self.limit }
+        let peer = self.peer.or(connection.map(Connection::peer_addr));
+        Error::TimedOut { doing, after: self.limit, peer }
     }
 }

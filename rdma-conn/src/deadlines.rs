@@ -36,6 +36,7 @@ impl<T: Copy + Ord, K: Copy + Ord> Deadlines<T, K> {
             self.all.insert((new, key));
         }
         *kept = new;
+        // Stored, because every turn of an event loop asks for it.
         self.nearest = self.all.first().map(|(at, _)| *at);
     }
 

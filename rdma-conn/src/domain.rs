@@ -36,6 +36,7 @@ impl<B: Backend> ProtectionDomain<B> {
     }
 
     pub(crate) fn check(&self, id: &B::Identifier) -> Result<(), Error> {
+        // The objects of a queue pair must be of one device.
         let device = id.device().map_err(Error::backend("asking for the device"))?;
         if device == self.0.device { Ok(()) } else { Err(Error::ForeignDomain) }
     }

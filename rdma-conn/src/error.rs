@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
+use rustix::io::Errno;
 
 /// An error of a connection: who is at fault, and what to do. Cheap to clone.
 ///
@@ -58,12 +59,14 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// A time-out passed.
-    #[error("timed out after {after:?} {doing}")]
+    #[error("timed out after {after:?} {doing}{}", .peer.map(|peer| format!(" ({peer})")).unwrap_or_default())]
     TimedOut {
         /// The action that failed.
         doing: &'static str,
         /// The time-out.
         after: Duration,
+        /// The peer. `None` for a listener that waits for one.
+        peer: Option<SocketAddr>,
     },
     /// The protocol machine ended the connection or refused a call. The error says who is at fault.
     #[error(transparent)]
@@ -76,8 +79,8 @@ pub enum Error {
         /// Its bounds.
         bounds: &'static str,
     },
-    /// A system call for waiting on descriptors failed.
-    #[error("poll: {0}")]
+    /// A system call for waiting on descriptors, or for creating one, failed.
+    #[error("{}", wait(.0))]
     Wait(Arc<io::Error>),
     /// The memory limit of an endpoint or a listener is reached.
     #[error(
@@ -93,6 +96,9 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
+    /// An endpoint with [`SharedEvents`](crate::SharedEvents) was to listen.
+    #[error("an endpoint that shares its events cannot listen: use one of its own")]
+    Listening,
     /// The endpoint has no such connection, or has not made it yet.
     #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
@@ -115,6 +121,25 @@ pub enum Error {
     /// The device was removed.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
+    /// This process is a forked child, and its parent has used RDMA. Nothing was done.
+    #[error("{}", rdma_process::FORKED)]
+    Forked,
+}
+
+/// Names the limit that is reached, and whose it is.
+fn wait(error: &io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE) => {
+            "no descriptor is left: the limit on open files (`ulimit -n`) is reached".into()
+        }
+        Some(Errno::NFILE) => {
+            "no descriptor is left: the system's limit on open files (`fs.file-max`) is reached".into()
+        }
+        Some(Errno::NOSPC) => {
+            "no descriptor can be watched: the limit `fs.epoll.max_user_watches` is reached".into()
+        }
+        _ => format!("poll: {error}"),
+    }
 }
 
 impl From<rdma_proto::TransportError> for Error {
@@ -141,10 +166,23 @@ impl Error {
 
     /// Returns a function for `map_err` that wraps an error of a backend. `doing` names the action.
     pub fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
-        move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }
+        move |error| match error.kind() {
+            // One error for all layers that recognise a forked child.
+            ErrorKind::Forked => Self::Forked,
+            kind => Self::Backend { doing, kind, source: Arc::new(error) },
+        }
+    }
+
+    /// Returns an error in a forked child, in which no call may take a lock or touch a descriptor.
+    /// The README has the table.
+    #[inline(always)]
+    pub(crate) fn unless_forked() -> Result<(), Self> {
+        if rdma_process::is_child() { Err(Self::Forked) } else { Ok(()) }
     }
 
     pub(crate) fn rejected(peer: SocketAddr, reason: i32) -> Self {
+        // InfiniBand's reason for a REJ where nothing listens. Others come from a listener or the
+        // peer's host.
         if reason == reject::INVALID_SERVICE_ID {
             Self::Refused { peer }
         } else {
@@ -153,6 +191,7 @@ impl Error {
     }
 
     pub(crate) fn unreachable(peer: SocketAddr, what: &'static str, status: i32) -> Self {
+        // The connection manager's status is a negative errno, rdma_get_cm_event(3).
         let source = Arc::new(io::Error::from_raw_os_error(status.saturating_abs()));
         Self::Unreachable { peer, what, source }
     }
@@ -167,11 +206,17 @@ impl Error {
         matches!(self, Self::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
     }
 
+    /// Returns whether the end of another connection may mend it.
+    pub(crate) const fn is_scarcity(&self) -> bool {
+        self.is_shortage() || matches!(self, Self::RegisteredMemory { .. } | Self::TooManyConnections { .. })
+    }
+
     /// Returns whether the next accept would fail too: the process or the machine lacks something.
     pub(crate) const fn concerns_everybody(&self) -> bool {
         matches!(
             self,
             Self::Wait(_)
+                | Self::Forked
                 | Self::Backend {
                     kind: ErrorKind::Memory | ErrorKind::Descriptors | ErrorKind::NoDevice,
                     ..
@@ -184,7 +229,7 @@ impl Error {
         use rdma_proto::Error as Protocol;
         match self {
             Self::NoSuchHost { source, .. } | Self::Wait(source) => source.kind(),
-            Self::Backend { kind: ErrorKind::NoDevice, .. } => io::ErrorKind::Unsupported,
+            Self::Backend { kind: ErrorKind::NoDevice, .. } | Self::Forked => io::ErrorKind::Unsupported,
             Self::Backend { kind: ErrorKind::Address, .. } => io::ErrorKind::AddrNotAvailable,
             Self::Backend { kind: ErrorKind::Memory, .. } | Self::RegisteredMemory { .. } => {
                 io::ErrorKind::OutOfMemory
@@ -201,6 +246,7 @@ impl Error {
             }
             Self::Protocol(Protocol::ApiMisuse(_))
             | Self::Options { .. }
+            | Self::Listening
             | Self::ForeignBuffer
             | Self::ForeignDomain => io::ErrorKind::InvalidInput,
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {

@@ -74,6 +74,7 @@ impl<B: Backend> Connection<B> {
         while !receiving.range.is_empty() {
             let Some(part) = self.machine.readable() else {
                 self.check()?;
+                // The missing bytes will not come any more.
                 return if self.machine.state() == State::Closed { Err(self.end()) } else { Ok(None) };
             };
             // At most `part.len`, a u32.
@@ -87,6 +88,7 @@ impl<B: Backend> Connection<B> {
                 receiving.received.copied += len as u64;
             }
             receiving.range.start += len;
+            // After the copy: from now on the peer may overwrite these bytes.
             self.consume(len)?;
         }
         Ok(Some(receiving.received))
@@ -105,6 +107,7 @@ impl<B: Backend> Connection<B> {
         if !self.may_go_there(receiving) {
             return Err(ApiMisuse::LandingUnderWay.into());
         }
+        // Not before: a call after one of these errors begins again.
         receiving.begun = true;
         // Memory that the peer may not write to gets copies only.
         let Some(region) = receiving.buffer.landing() else { return Ok(()) };
@@ -146,6 +149,7 @@ impl<B: Backend> Connection<B> {
     }
 
     pub(crate) fn stop_landing(&mut self) {
+        // A window that was announced there is the peer's until it is full (VR-MEM-019).
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());
         self.went_on();

@@ -74,6 +74,7 @@ impl<B: Backend> RegisteredBuffer<B> {
     }
 
     pub(crate) fn landing(&self) -> Option<&B::Region> {
+        // A peer must not write to memory that was registered to send from (VR-SEC-001).
         self.access.allows(Access::REMOTE_WRITE).then_some(&self.memory.region)
     }
 
@@ -144,6 +145,7 @@ impl<B: Backend> Lendings<B> {
     /// Returns a part of the last buffer lent: the only one that is not completely posted.
     pub(crate) fn latest(&self, span: Span) -> Option<Slice<'_, B::Region>> {
         let latest = self.under_way.back()?;
+        // Inside of the buffer: `try_lend` has checked the range.
         let offset = latest.offset + span.offset as usize;
         Some(Slice { region: &latest.buffer.memory.region, offset, len: span.len as usize })
     }
@@ -154,6 +156,7 @@ impl<B: Backend> Lendings<B> {
     }
 
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
+        // Parts arrive in the order in which they were lent.
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);
         done as u64

@@ -14,11 +14,14 @@ mod deadlines;
 mod domain;
 mod endpoint;
 mod error;
+mod fork;
 mod land;
 mod lend;
 mod listener;
 mod memory;
 mod options;
+mod route;
+mod settings;
 mod stream;
 mod waker;
 
@@ -29,7 +32,9 @@ pub use budget::Limits;
 pub use connection::{Connection, Work};
 pub use deadlines::Deadlines;
 pub use domain::ProtectionDomain;
-pub use endpoint::{ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, Events, ListenerId, Usage};
+pub use endpoint::{
+    ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, Events, ListenerId, SharedEvents, Usage,
+};
 pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;
@@ -38,5 +43,7 @@ pub use options::Options;
 pub use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
 pub use rdma_backend::{Access, Pages};
 pub use rdma_proto::{Config, Counters, Keepalive, Role};
+pub use route::{is_one_machine, leads_back};
+pub use settings::{SETTINGS, Setting};
 pub use stream::{Connect, Stream};
 pub use waker::Waker;

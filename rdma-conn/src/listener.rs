@@ -1,14 +1,16 @@
 use std::fmt::Debug;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdma_backend::Identifier;
+use rdma_process::UnsharedFd;
 
 use crate::budget::{Budget, Limits};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, ListenerId, readable};
 use crate::error::Error;
+use crate::fork::locked;
 use crate::options::Options;
 use crate::stream::Stream;
 use crate::waker::Waker;
@@ -52,7 +54,7 @@ pub struct Listener<B: Descriptors> {
     listener: ListenerId,
     backend: B,
     budget: Arc<Budget>,
-    descriptor: Arc<OwnedFd>,
+    descriptor: Arc<UnsharedFd>,
     waker: Waker,
 }
 
@@ -94,7 +96,7 @@ impl<B: Descriptors> Listener<B> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked<B>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.asked)
     }
 
     /// Returns the address it listens on.
@@ -107,6 +109,7 @@ impl<B: Descriptors> Listener<B> {
     /// # Errors
     /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&mut self, options: Options) -> Result<(), Error> {
+        Error::unless_forked()?;
         let listener = self.listener;
         self.lock().endpoint.set_options(listener, options)
     }
@@ -121,6 +124,7 @@ impl<B: Descriptors> Listener<B> {
     /// or was removed, or its events repeatedly could not be read. Every later call then returns
     /// the error, and the descriptor stays readable. Otherwise try again after a moment.
     pub fn try_request(&self) -> Result<Option<Request<B>>, Error> {
+        Error::unless_forked()?;
         let mut asked = self.lock();
         if let Some(error) = &asked.over {
             return Err(error.clone());
@@ -171,6 +175,7 @@ impl<B: Descriptors> Listener<B> {
             match accepted {
                 Ok(accepted) => return Ok(Some(accepted)),
                 Err(error) if error.concerns_everybody() => return Err(error),
+                // It concerns this peer alone, which may have left. The next one can be accepted.
                 Err(error) => tracing::warn!(?peer, %error, "a connection was not accepted"),
             }
         }
@@ -183,6 +188,7 @@ impl<B: Descriptors> Listener<B> {
     /// # Errors
     /// Returns an error if `poll` fails.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        Error::unless_forked()?;
         // Without the lock, for other threads. The channel stays readable while there are requests.
         readable(&self.descriptor, timeout)
     }
@@ -224,7 +230,7 @@ impl<B: Descriptors> Listener<B> {
             }
             let now = self.backend.now();
             if let Some((_, after)) = deadline.filter(|(at, _)| now >= *at) {
-                return Err(Error::TimedOut { doing: "waiting for a connection", after });
+                return Err(Error::TimedOut { doing: "waiting for a connection", after, peer: None });
             }
             self.wait(deadline.map(|(at, _)| at.since(now)))?;
         }
@@ -232,7 +238,7 @@ impl<B: Descriptors> Listener<B> {
 
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> (Endpoint<B>, ListenerId) {
-        let asked = self.asked.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let asked = self.asked.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         (asked.endpoint, self.listener)
     }
 }

@@ -19,7 +19,16 @@ use crate::options::Options;
 /// Marks the work request ids of receives. The machine's ids of sends leave this bit free.
 const RECEIVE: u64 = 1 << 63;
 
+/// The length of the small send buffer, which stays registered. A refusal fits, and so do the
+/// replies of a connection that sends little.
+const SMALL: u32 = 4096;
+
+/// The window of a peer that is only told why it is refused. It may send a request before it reads
+/// that.
+const BRIEF: u32 = 4096;
+
 pub(crate) fn receive_slot(id: u64) -> Option<u16> {
+    // This sets the mark in the id of a send, which is then no slot.
     u16::try_from(id ^ RECEIVE).ok()
 }
 
@@ -28,14 +37,20 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
 /// which revokes its key, before anything else can use it (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
     windows: [Option<CountedRegion<B::Region>>; 2],
-    send: Option<CountedRegion<B::Region>>,
+    /// The send buffer in use: the small one, or the full one of
+    /// [`Config::send_buffer`](rdma_proto::Config::send_buffer) bytes.
+    send: CountedRegion<B::Region>,
+    /// The small send buffer while the full one is in use.
+    small: Option<CountedRegion<B::Region>>,
     /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): one per send request, then one per receive.
     messages: CountedRegion<B::Region>,
     pub(crate) lendings: Lendings<B>,
     pub(crate) landing: Option<Landing<B>>,
     send_slots: usize,
-    window: usize,
-    send_buffer: usize,
+    window: u32,
+    send_buffer: u32,
+    /// Whether there is a longer send buffer than the one in use.
+    grows: bool,
     registrar: Registrar<B>,
 }
 
@@ -78,39 +93,63 @@ impl<B: Backend> Registrar<B> {
 }
 
 impl<B: Backend> Memory<B> {
+    /// What a connection registers before it has exchanged a byte.
     pub(crate) fn idle(options: &Options) -> u64 {
-        let slots = u64::from(options.protocol.send_depth) + u64::from(options.receives);
-        let send = if options.eager_send_buffer { options.protocol.send_buffer } else { 0 };
-        u64::from(options.protocol.window) + u64::from(send) + slots * MESSAGE_LEN as u64
+        let small = Self::small(options);
+        let full = options.protocol.send_buffer;
+        let send = if options.eager_send_buffer && full > small { full } else { 0 };
+        let buffers = [options.protocol.window, small, send].map(u64::from);
+        buffers.iter().sum::<u64>() + Self::messages(options) as u64
     }
 
+    /// Returns the length of the small send buffer.
+    pub(crate) fn small(options: &Options) -> u32 {
+        options.protocol.send_buffer.min(SMALL)
+    }
+
+    fn messages(options: &Options) -> usize {
+        (usize::from(options.protocol.send_depth) + usize::from(options.receives)) * MESSAGE_LEN
+    }
+
+    /// Registers what a connection cannot be made without. The first window follows.
     pub(crate) fn register(
         domain: ProtectionDomain<B>,
         options: &Options,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
         let config = &options.protocol;
-        let send_slots = usize::from(config.send_depth);
-        let slots = send_slots + usize::from(options.receives);
-        let window = config.window as usize;
         let (relaxed, huge) = (options.relaxed_ordering, options.huge_pages);
         let registrar = Registrar { domain, budget, relaxed, huge, buffers: Buffers::default() };
         Ok(Self {
-            windows: [Some(registrar.register(window, Access::REMOTE_WRITE)?), None],
-            send: None,
-            messages: registrar.register(slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
+            windows: [None, None],
+            // The peer reaches neither region: our device reads this one, and also writes to that
+            // of the messages (VR-SEC-001).
+            send: registrar.register(Self::small(options) as usize, Access::NONE)?,
+            small: None,
+            messages: registrar.register(Self::messages(options), Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
             landing: None,
-            send_slots,
-            window,
-            send_buffer: config.send_buffer as usize,
+            send_slots: config.send_depth.into(),
+            window: config.window,
+            send_buffer: config.send_buffer,
+            grows: config.send_buffer > SMALL,
             registrar,
         })
     }
 
+    /// Makes the windows of a connection that is only told why it is refused a page long.
+    pub(crate) fn be_brief(&mut self) {
+        self.window = self.window.min(BRIEF);
+    }
+
+    /// Returns the length of its windows.
+    pub(crate) const fn window(&self) -> u32 {
+        self.window
+    }
+
     /// Registers the window with this index, which must not exist yet.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
-        let window = self.registrar.register(self.window, Access::REMOTE_WRITE)?;
+        let window = self.registrar.register(self.window as usize, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
         if let Some(place) = self.windows.get_mut(usize::from(index)) {
             *place = Some(window);
@@ -124,30 +163,50 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    pub(crate) fn first_window(&self) -> RegionAddress {
-        let [first, _] = &self.windows;
-        first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
-    }
-
     pub(crate) fn pages(&self) -> Pages {
-        let [first, _] = &self.windows;
-        first.as_ref().map_or(Pages::Usual, |window| window.region.pages())
+        let mut windows = self.windows.iter().flatten();
+        windows.next().map_or(Pages::Usual, |window| window.region.pages())
     }
 
     #[inline]
-    pub(crate) fn send_buffer(&self) -> Option<&B::Region> {
-        self.send.as_ref().map(|send| &send.region)
+    pub(crate) const fn send_buffer(&self) -> &B::Region {
+        &self.send.region
     }
 
+    /// Returns whether the send buffer is the full one, which an idle connection gives back.
+    pub(crate) const fn has_full_send_buffer(&self) -> bool {
+        self.small.is_some()
+    }
+
+    /// Returns whether there is a longer send buffer than the one in use.
+    #[inline]
+    pub(crate) const fn can_grow(&self) -> bool {
+        self.grows
+    }
+
+    /// Registers the full send buffer, and returns its length.
     #[cold]
-    pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
-        self.send = Some(self.registrar.register(self.send_buffer, Access::NONE)?);
-        Ok(())
+    pub(crate) fn add_send_buffer(&mut self) -> Result<u32, Error> {
+        if self.grows {
+            let full = self.registrar.register(self.send_buffer as usize, Access::NONE)?;
+            self.small = Some(std::mem::replace(&mut self.send, full));
+            self.grows = false;
+        }
+        Ok(self.send_buffer)
     }
 
-    /// No byte in it may be in flight.
-    pub(crate) fn drop_send_buffer(&mut self) {
-        self.send = None;
+    /// Continues with the small send buffer, and returns its length. No byte in the full one may be
+    /// in flight.
+    pub(crate) fn drop_send_buffer(&mut self) -> u32 {
+        if let Some(small) = self.small.take() {
+            self.send = small;
+            self.grows = true;
+        }
+        self.send_buffer.min(SMALL)
+    }
+
+    pub(crate) fn has_window(&self) -> bool {
+        self.windows.iter().any(Option::is_some)
     }
 
     pub(crate) fn has_both_windows(&self) -> bool {
@@ -155,7 +214,7 @@ impl<B: Backend> Memory<B> {
     }
 
     pub(crate) fn registered_bytes(&self) -> usize {
-        let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
+        let all = self.windows.iter().flatten().chain(&self.small).chain([&self.send, &self.messages]);
         all.map(|booked| booked.region.len()).sum::<usize>() + self.registrar.buffers.bytes()
     }
 
@@ -193,6 +252,7 @@ impl<B: Backend> Memory<B> {
     #[inline]
     fn place(&self, at: Readable) -> Option<(SharedMemory<'_>, usize)> {
         match self.windows.get(usize::from(at.region)) {
+            // Behind the windows, [`Readable::LANDED`] is the application's memory.
             Some(window) => Some((window.as_ref()?.region.memory(), at.offset as usize)),
             None => Some(self.landing.as_ref()?.arrived(at.offset)),
         }
@@ -201,20 +261,15 @@ impl<B: Backend> Memory<B> {
     #[inline]
     fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
         let place = match source {
-            Source::Buffer(span) => self.send.as_ref().map(|send| Slice {
-                region: &send.region,
+            Source::Buffer(span) => Some(Slice {
+                region: &self.send.region,
                 offset: span.offset as usize,
                 len: span.len as usize,
             }),
             Source::Lent(span) => self.lendings.latest(span),
         };
-        place.unwrap_or_else(|| self.nothing())
-    }
-
-    /// Returns an empty slice: without a send buffer, the only WRITE is the empty one.
-    #[cold]
-    fn nothing(&self) -> Slice<'_, B::Region> {
-        Slice { region: &self.messages.region, offset: 0, len: 0 }
+        // The machine posts no lent part that is not here.
+        place.unwrap_or(Slice { region: &self.send.region, offset: 0, len: 0 })
     }
 
     #[inline]
@@ -253,6 +308,7 @@ impl<B: Backend> Memory<B> {
 
     fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, B::Region> {
         let offset = usize::from(slot) * MESSAGE_LEN;
+        // Free: the slot's last message has completed, so that no device reads it (VR-XFER-011).
         let _inside_by_construction = self.messages.region.write(offset, message);
         Slice { region: &self.messages.region, offset, len: MESSAGE_LEN }
     }
@@ -267,6 +323,8 @@ impl<B: Backend> Memory<B> {
     }
 
     pub(crate) fn incoming_message(&self, slot: u16, len: u32) -> ([u8; MESSAGE_LEN], usize) {
+        // A copy: there are no references into registered memory (docs/decisions.md, 3). Nothing is
+        // cut off: a longer message fails in the device (VR-CTRL-008).
         let mut bytes = [0; MESSAGE_LEN];
         let len = MESSAGE_LEN.min(len as usize);
         let _inside_by_construction = self.messages.region.read(self.receive(slot).local.offset, &mut bytes);

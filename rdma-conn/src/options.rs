@@ -5,21 +5,6 @@ use rdma_proto::{Config, RECEIVES};
 
 use crate::error::Error;
 
-/// Adds a chainable setter for each field. Other crates need them: the types forbid literals.
-macro_rules! setters {
-    ($($field:ident: $type:ty),+ $(,)?) => {
-        $(
-            #[doc = concat!("Sets `", stringify!($field), "`; see the field.")]
-            #[must_use]
-            pub fn $field(mut self, $field: $type) -> Self {
-                self.$field = $field;
-                self
-            }
-        )+
-    };
-}
-pub(crate) use setters;
-
 /// Settings of a connection, on either side.
 ///
 /// Start from [`Options::default`], then assign fields or chain their setters. Each call that takes
@@ -51,7 +36,7 @@ pub struct Options {
     /// of it. After a few small writes, the next keepalive tells that. Without keepalives, the next
     /// write does.
     pub keep_memory: Duration,
-    /// Whether to register the send buffer when the connection is made, not at its first write.
+    /// Whether to register the send buffer with the first window, not at the first long write.
     /// The first write is then milliseconds faster. Each connection that never writes costs more
     /// memory.
     pub eager_send_buffer: bool,
@@ -99,7 +84,7 @@ pub struct Options {
 }
 
 impl Options {
-    setters! {
+    rdma_proto::setters! {
         protocol: Config,
         receives: u16,
         inline: u32,
@@ -130,6 +115,7 @@ impl Options {
         if self.keep_memory < Duration::from_millis(1) {
             return Err(Error::Options { field: "keep_memory", bounds: "at least a millisecond" });
         }
+        // The queue pair's field has five bits, ibv_modify_qp(3).
         if self.ack_timeout.is_some_and(|code| code > 31) {
             return Err(Error::Options { field: "ack_timeout", bounds: "0 to 31" });
         }
@@ -157,6 +143,7 @@ impl Default for Options {
             protocol: Config::client(),
             receives: RECEIVES,
             inline: 128,
+            // The connection manager would leave it at 655 ms (VR-CONN-012).
             rnr_timer: RnrTimer::MICROS_640,
             handshake_timeout: Duration::from_secs(5),
             linger: Duration::from_secs(2),

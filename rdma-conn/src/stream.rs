@@ -2,15 +2,16 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::RefUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rdma_backend::Access;
 use rdma_backend::memory::CallerMemory;
 use rdma_backend::time::Instant;
+use rdma_process::UnsharedFd;
 use rdma_proto::Counters;
 
 use crate::background::{self, Driven, Schedule};
@@ -19,10 +20,11 @@ use crate::connection::{Connection, Work};
 use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
+use crate::fork::never_unlocked;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::memory::Registrar;
-use crate::options::{Options, setters};
+use crate::options::Options;
 
 /// A blocking byte stream over RDMA. Like a `TcpStream`, it implements [`Read`] and [`Write`].
 ///
@@ -56,7 +58,7 @@ pub struct Connect {
 }
 
 impl Connect {
-    setters! {
+    rdma_proto::setters! {
         local: Option<SocketAddr>,
         timeout: Duration,
         options: Options,
@@ -131,6 +133,7 @@ impl<B: Descriptors> Stream<B> {
             held: Mutex::new(Held { endpoint: Some(endpoint), id, entered: false }),
             descriptor,
         });
+        // Weak, so that the thread keeps no stream that its program has dropped.
         let weak: Weak<Private<B>> = Arc::downgrade(&shared);
         background::drive(weak);
         Self { shared, read_timeout: None, write_timeout: None, linger }
@@ -149,12 +152,12 @@ impl<B: Descriptors> Stream<B> {
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.held.lock().connection().peer_addr()
+        self.shared.lock().connection().peer_addr()
     }
 
     /// Returns this side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.shared.held.lock().connection().local_addr()
+        self.shared.lock().connection().local_addr()
     }
 
     /// Limits how long a read waits. `None` waits for ever. A read that times out fails with
@@ -171,17 +174,17 @@ impl<B: Descriptors> Stream<B> {
 
     /// Returns the protocol counters of the connection.
     pub fn counters(&self) -> Counters {
-        self.shared.held.lock().connection().counters()
+        self.shared.lock().connection().counters()
     }
 
     /// Returns counts of the work requested from the device.
     pub fn work(&self) -> Work {
-        self.shared.held.lock().connection().work()
+        self.shared.lock().connection().work()
     }
 
     /// Returns the bytes of memory registered for this connection, including buffers to lend.
     pub fn registered_bytes(&self) -> usize {
-        self.shared.held.lock().connection().registered_bytes()
+        self.shared.lock().connection().registered_bytes()
     }
 
     fn registrar(&self) -> Result<Registrar<B>, Error> {
@@ -242,7 +245,7 @@ impl<B: Descriptors> Stream<B> {
 
     /// Returns the protection domain, for [`Stream::connect_in`].
     pub fn domain(&self) -> ProtectionDomain<B> {
-        self.shared.held.lock().connection().domain().clone()
+        self.shared.lock().connection().domain().clone()
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`. Returns
@@ -261,6 +264,7 @@ impl<B: Descriptors> Stream<B> {
         self.shared.call(|held| {
             let received = held
                 .until(&self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
+            // The caller has its buffer back: no further window may lie there (VR-MEM-019).
             if received.is_err() {
                 let id = held.id;
                 held.stop_landing(id)?;
@@ -296,6 +300,7 @@ fn connected<B: Descriptors>(
         if endpoint.is_open(id) {
             return Ok((endpoint, id));
         }
+        // Without a limit: the dial has one, and `check` returns its error.
         endpoint.wait(None)?;
     }
 }
@@ -305,6 +310,7 @@ impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.shared.call(|held| {
             let id = held.id;
+            // What has arrived already is taken without arming and sleeping.
             if !held.connection().is_readable() {
                 held.look_at(id)?;
             }
@@ -344,14 +350,16 @@ impl<B: Descriptors> AsFd for Stream<B> {
 
 impl<B: Descriptors> Drop for Stream<B> {
     fn drop(&mut self) {
-        if self.shared.held.lock().endpoint.is_none() {
+        // A child ends nothing of its parent's. Neither does a stream that has given its endpoint
+        // away.
+        if rdma_process::is_child() || self.shared.lock().endpoint.is_none() {
             return;
         }
         if let Err(error) = self.close(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
         // Drop the endpoint now: the background thread may keep the rest alive a moment longer.
-        let endpoint = self.shared.held.lock().endpoint.take();
+        let endpoint = self.shared.lock().endpoint.take();
         drop(endpoint);
     }
 }
@@ -367,7 +375,7 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
 /// lock also while it waits, so the thread drives only idle streams.
 struct Private<B: Descriptors> {
     held: Mutex<Held<B>>,
-    descriptor: Arc<OwnedFd>,
+    descriptor: Arc<UnsharedFd>,
 }
 
 // `entered` keeps calls away from what a panic left, as the poison of std's lock would.
@@ -376,7 +384,17 @@ impl<B: Descriptors> RefUnwindSafe for Private<B> {}
 impl<B: Descriptors> Private<B> {
     #[inline(always)]
     fn call<T, E: From<Error>>(&self, does: impl FnOnce(&mut Held<B>) -> Result<T, E>) -> Result<T, E> {
+        Error::unless_forked()?;
         self.held.lock().run(does)
+    }
+
+    /// Locks for a call that has no error to return.
+    fn lock(&self) -> MutexGuard<'_, Held<B>> {
+        // A thread that held the lock at the fork is not in the child, and never unlocks there.
+        if rdma_process::is_child() {
+            return self.held.try_lock().unwrap_or_else(|| never_unlocked());
+        }
+        self.held.lock()
     }
 }
 
@@ -463,7 +481,7 @@ impl<B: Descriptors> Held<B> {
         let now = self.now();
         let by = *deadline.get_or_insert_with(|| now.after(after));
         if now >= by {
-            return Err(Error::TimedOut { doing, after });
+            return Err(Error::TimedOut { doing, after, peer: self.peer_addr(self.id) });
         }
         self.wait(Some(by.since(now)))
     }
@@ -488,11 +506,12 @@ impl<B: Descriptors> Held<B> {
 
 impl<B: Descriptors> Driven for Private<B> {
     fn drive(&self) -> Schedule {
+        // The call that has the lock drives the endpoint.
         let Some(mut held) = self.held.try_lock() else { return Schedule::Periodic };
         held.run(Held::drive).unwrap_or(Schedule::Never)
     }
 
-    fn descriptor(&self) -> Arc<OwnedFd> {
+    fn descriptor(&self) -> Arc<UnsharedFd> {
         Arc::clone(&self.descriptor)
     }
 

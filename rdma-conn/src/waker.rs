@@ -1,6 +1,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rdma_process::UnsharedFd;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::Error;
@@ -11,7 +12,7 @@ use crate::error::Error;
 /// returned it, and any wait on the waker's own descriptor ([`AsFd`]). This descriptor is readable
 /// from a wake-up until [`Waker::clear`]. All clones share one descriptor.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<OwnedFd>);
+pub struct Waker(Arc<UnsharedFd>);
 
 impl Waker {
     /// Returns a waker for the caller's own wait.
@@ -20,7 +21,18 @@ impl Waker {
     /// Returns an error if the process has no descriptor left.
     pub fn new() -> Result<Self, Error> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        event.map(|event| Self(Arc::new(event))).map_err(|errno| Error::Wait(Arc::new(errno.into())))
+        event
+            .map(|event| Self(Arc::new(UnsharedFd::new(event))))
+            .map_err(|errno| Error::Wait(Arc::new(errno.into())))
+    }
+
+    /// Returns a waker that writes to a descriptor of the program.
+    pub(crate) fn of(descriptor: OwnedFd) -> Self {
+        Self(Arc::new(UnsharedFd::new(descriptor)))
+    }
+
+    pub(crate) fn descriptor(&self) -> Arc<UnsharedFd> {
+        Arc::clone(&self.0)
     }
 
     /// Ends the current wait, or the next one. Several calls may end the same wait.

@@ -1,6 +1,7 @@
-//! The tests that may share a process. Three have their own: `allocations` counts allocations,
-//! `crowd` counts descriptors, and `observed` takes the one recorder of a process.
+//! The tests that may share a process. `observed` has its own: it takes the one recorder of a
+//! process.
 
+mod allocations;
 mod card;
 mod connecting;
 mod device;
@@ -8,6 +9,8 @@ mod endpoint;
 mod given_up;
 mod landing;
 mod late;
+mod shared;
+mod strangers;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tokio;

@@ -1,16 +1,13 @@
 //! Repeated operations allocate nothing, on any type.
 
 use std::io::{IoSlice, Read, Write};
-use std::net::SocketAddr;
-use std::thread;
 use std::time::Duration;
 
 use allocation_counter::{AllocationInfo, measure};
-use rdma_conn::{Endpoint, Event, Limits, Listener, Options, Stream};
-use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Simulation, SimulationSettings, SoftSim};
+use rdma_conn::Options;
 
-const SERVER: [u8; 4] = [192, 0, 2, 1];
-const CLIENT: [u8; 4] = [192, 0, 2, 2];
+use crate::world::{connected, pass, simulation, streams};
+
 const ROUNDS: usize = 300;
 
 /// Repeats `round` until all buffers have grown, and then counts.
@@ -21,22 +18,9 @@ fn count(mut round: impl FnMut()) -> AllocationInfo {
     measure(|| (0..ROUNDS).for_each(|_| round()))
 }
 
-fn streams() -> [Stream<SoftSim>; 2] {
-    let fabric = Fabric::new();
-    let address = SocketAddr::from((SERVER, 6379));
-    let listener = Listener::bind(&fabric.host(&[SERVER.into()]), address).expect("a free address");
-    let client = fabric.host(&[CLIENT.into()]);
-    thread::scope(|scope| {
-        let dial = scope.spawn(|| Stream::connect(&client, address).expect("connects"));
-        let (mut accepted, _) = listener.accept().expect("accepts");
-        accepted.flush().expect("is established");
-        [dial.join().expect("does not panic"), accepted]
-    })
-}
-
 #[test]
 fn streams_allocate_nothing() {
-    let [mut one, mut other] = streams();
+    let (mut one, mut other) = streams(Options::default(), Options::default());
     let (piece, mut all) = ([0x5a; 64], [0; 256]);
     let counted = count(|| {
         assert_eq!(one.write_vectored(&[IoSlice::new(&piece); 4]).expect("written"), all.len());
@@ -51,16 +35,16 @@ fn streams_allocate_nothing() {
 #[cfg(feature = "tokio")]
 #[test]
 fn tasks_allocate_nothing() {
-    use rdma_conn::{AsyncEndpoint, AsyncListener, Connect};
+    use rdma_conn::{AsyncEndpoint, AsyncListener, Connect, Limits};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    let fabric = Fabric::new();
-    let address = SocketAddr::from((SERVER, 6379));
+    let fabric = rdma_softsim::Fabric::new();
+    let [server, client] = [1, 2].map(|last| fabric.host(&[[192, 0, 2, last].into()]));
+    let address = std::net::SocketAddr::from(([192, 0, 2, 1], 6379));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut stream = runtime.block_on(async {
-        let server = fabric.host(&[SERVER.into()]);
         let listener = AsyncListener::bind(&server, address).await.expect("a free address");
-        let clients = AsyncEndpoint::new(&fabric.host(&[CLIENT.into()]), Limits::NONE).expect("a device");
+        let clients = AsyncEndpoint::new(&client, Limits::NONE).expect("a device");
         let connect = Connect::default();
         let (dialed, accepted) = tokio::join!(clients.connect(address, &connect), listener.accept());
         let (mut echo, _) = accepted.expect("accepts");
@@ -86,32 +70,11 @@ fn tasks_allocate_nothing() {
 
 #[test]
 fn endpoints_allocate_nothing() {
-    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
-    let settle = || {
-        let until = sim.now().after(Duration::from_micros(200));
-        while sim.deadline().is_some_and(|at| at <= until) {
-            sim.step();
-        }
-    };
-    let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
-    let mut ends =
-        [SERVER, CLIENT].map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
-    ends[0].listen((SERVER, 6379).into(), Options::default()).expect("a free address");
-    let address = (SERVER, 6379).into();
-    ends[1].connect(address, None, Duration::from_secs(5), Options::default()).expect("begins");
-    let mut opened = [None; 2];
-    while opened.contains(&None) {
-        for (end, opened) in ends.iter_mut().zip(&mut opened) {
-            end.progress().expect("the fabric stays");
-            while let Some(event) = end.next_event() {
-                if let Event::Opened { id, .. } = event {
-                    *opened = Some(id);
-                }
-            }
-        }
-        settle();
-    }
-    let ids = opened.map(|id| id.expect("is open"));
+    let sim = simulation();
+    let ((client, at_client), (server, at_server)) = connected(&sim, Options::default(), Options::default());
+    let (mut ends, ids) = ([server, client], [at_server, at_client]);
+    let settle = || pass(&sim, Duration::from_micros(200));
+    settle();
     let mut own = AllocationInfo::default();
     for round in 0..2 * ROUNDS {
         for (from, to) in [(0, 1), (1, 0)] {

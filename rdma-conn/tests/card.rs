@@ -5,32 +5,13 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_conn::{Access, Endpoint, Error, Event, Options, Pages};
+use rdma_conn::{Access, Error, Options, Pages};
 use rdma_softsim::trace::EntryKind;
 use rdma_softsim::{Capture, Link, Simulation, Transfer};
 
-use crate::world::{End, asking, hosts, simulation};
+use crate::world::{connected, simulation};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
-
-fn connected(sim: &Simulation, ours: Options, theirs: Options) -> (End, End) {
-    let (server, client, address) = hosts(sim);
-    let mut server = Endpoint::new(&server, rdma_conn::Limits::default()).expect("a device");
-    server.listen(address, theirs).expect("a free address");
-    let (mut client, own) = asking(&client, address, ours);
-    let mut accepted = None;
-    while accepted.is_none() || !client.is_open(own) {
-        assert!(sim.step(), "nothing more happens");
-        client.progress().expect("the fabric stays");
-        server.progress().expect("the fabric stays");
-        while let Some(event) = server.next_event() {
-            if let Event::Opened { id, .. } = event {
-                accepted = Some(id);
-            }
-        }
-    }
-    ((client, own), (server, accepted.expect("was opened")))
-}
 
 #[derive(Clone, Default)]
 struct Classes(Arc<Mutex<Vec<u8>>>);

@@ -7,28 +7,18 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_backend::ErrorKind;
-use rdma_conn::{Connect, ConnectionId, Endpoint, Error, Events, Listener, Options, Stream};
+use rdma_conn::{
+    Connect, ConnectionId, Endpoint, Error, Event, Events, Listener, Options, Stream, leads_back,
+};
 use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::world::dialed;
+
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
-
-fn connected(
-    client: &SoftSim,
-    listener: &Listener<SoftSim>,
-    how: &Connect,
-) -> (Stream<SoftSim>, Stream<SoftSim>, SocketAddr) {
-    let address = listener.local_addr().expect("it listens");
-    thread::scope(|scope| {
-        let dial = scope.spawn(|| Stream::connect_with(client, address, how).expect("connects"));
-        let (mut server, peer) = listener.accept_timeout(LONG).expect("accepts");
-        server.flush().expect("is established");
-        (dial.join().expect("does not panic"), server, peer)
-    })
-}
 
 fn talk(from: &mut Stream<SoftSim>, to: &mut Stream<SoftSim>) {
     from.write_all(b"here").expect("written");
@@ -47,7 +37,7 @@ fn a_client_connects_from_the_address_it_is_given() {
     for (port, local) in [(6379, CLIENT), (6380, other)] {
         let listener = Listener::bind(&server, SocketAddr::new(SERVER, port)).expect("a free address");
         let how = Connect::default().local(Some(SocketAddr::new(local, 0)));
-        let (client, _server, peer) = connected(&host, &listener, &how);
+        let (client, _server, peer) = dialed(&host, &listener, &how);
         assert_eq!((peer.ip(), client.local_addr()), (local, Some(peer)));
         assert_eq!(Some(client.peer_addr()), listener.local_addr());
     }
@@ -60,11 +50,11 @@ fn connections_outlive_their_listener() {
     let (host, server) = (fabric.host(&[CLIENT]), fabric.host(&[SERVER]));
     let listen = |port| Listener::bind(&server, SocketAddr::new(SERVER, port)).expect("free");
     let first = listen(6379);
-    let (mut client, mut accepted, _) = connected(&host, &first, &Connect::default());
+    let (mut client, mut accepted, _) = dialed(&host, &first, &Connect::default());
     drop(first);
     talk(&mut client, &mut accepted);
     let second = listen(6380);
-    let (mut newcomer, mut peer, _) = connected(&host, &second, &Connect::default());
+    let (mut newcomer, mut peer, _) = dialed(&host, &second, &Connect::default());
     talk(&mut accepted, &mut client);
     talk(&mut newcomer, &mut peer);
     let gone = Stream::connect_with(&host, SocketAddr::new(SERVER, 6379), &Connect::default());
@@ -79,7 +69,7 @@ fn queues_are_as_deep_as_the_device_allows() {
     let (host, server) = (fabric.host_with(&[CLIENT], limits), fabric.host_with(&[SERVER], limits));
     let address = SocketAddr::new(SERVER, 6379);
     let listener = Listener::bind(&server, address).expect("a free address");
-    let (mut client, mut accepted, _) = connected(&host, &listener, &Connect::default());
+    let (mut client, mut accepted, _) = dialed(&host, &listener, &Connect::default());
     // More notifications than a queue has places, one at a time.
     for _ in 0..100 {
         talk(&mut client, &mut accepted);
@@ -123,14 +113,14 @@ fn the_connections_of_a_listener_share_a_budget() {
     let address = SocketAddr::new(SERVER, 6379);
     let mut options = Options::default();
     options.protocol.window = 64 << 10;
-    let one = u64::from(options.protocol.window) + 32 * 1280;
+    let one = u64::from(options.protocol.window) + 32 * 1280 + 4096;
     for limits in [
         rdma_conn::Limits::default().registered_bytes(2 * one + 100),
         rdma_conn::Limits::default().connections(2),
     ] {
         let listener = Listener::bind_with(&server, address, options, limits).expect("a free address");
-        let (first, _server, _) = connected(&host, &listener, &Connect::default());
-        let (_second, other, _) = connected(&host, &listener, &Connect::default());
+        let (first, _server, _) = dialed(&host, &listener, &Connect::default());
+        let (_second, other, _) = dialed(&host, &listener, &Connect::default());
         let held = fabric.resources(SERVER);
         let third = thread::scope(|scope| {
             let dial = scope.spawn(|| Stream::connect(&host, address));
@@ -146,7 +136,7 @@ fn the_connections_of_a_listener_share_a_budget() {
         assert_eq!(fabric.resources(SERVER), held, "nothing was allocated for it");
         drop((first, other));
         // Its own end too, when it has seen the peer's end.
-        drop(connected(&host, &listener, &Connect::default()));
+        drop(dialed(&host, &listener, &Connect::default()));
     }
 }
 
@@ -222,4 +212,42 @@ fn accepting_with_few_descriptors() {
     let error = endpoint.take_accept_error(id).expect("there are too few");
     assert!(lacks(&error), "{error}");
     assert!(is_rejected(client));
+}
+
+/// VR-SEC-008: what a client is told before it connects is what a server finds, however the
+/// address is written.
+#[test]
+fn the_path_to_an_address_of_this_machine_leads_back() {
+    let fabric = Fabric::new();
+    let own =
+        ["192.0.2.1", "2001:db8::1", "fe80::1", "127.0.0.1", "::1"].map(|ip| ip.parse().expect("an address"));
+    let other = fabric.host(&[CLIENT, "2001:db8::2".parse().expect("an address")]);
+    let machine = fabric.host(&own);
+    let mut server = Endpoint::new(&machine, rdma_conn::Limits::default()).expect("a device");
+    let mut at = Vec::new();
+    for ip in own {
+        let listener = server.listen((ip, 0).into(), Options::default()).expect("a free address");
+        at.push(server.local_addr(listener).expect("it listens"));
+    }
+    let mut local_of = |client: &SoftSim, peer: SocketAddr| {
+        let mut client = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
+        client.connect(peer, None, LONG, Options::default()).expect("begins");
+        loop {
+            client.progress().expect("the fabric stays");
+            server.wait(Some(Duration::from_millis(1))).expect("the fabric stays");
+            while let Some(event) = server.next_event() {
+                if let Event::Opened { id, .. } = event {
+                    return server.connection(id).expect("is open").is_local();
+                }
+            }
+        }
+    };
+    for at in at {
+        for (client, local) in [(&machine, true), (&other, false)] {
+            let told = leads_back(client, at, LONG).expect("an address of the fabric");
+            assert_eq!((told, local_of(client, at)), (local, local), "{at}");
+        }
+    }
+    let nowhere = leads_back(&machine, ([192, 0, 2, 9], 1).into(), Duration::from_millis(1));
+    assert!(matches!(nowhere, Err(Error::Unreachable { .. } | Error::TimedOut { .. })), "{nowhere:?}");
 }

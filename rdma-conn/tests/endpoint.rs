@@ -14,7 +14,7 @@ use rdma_softsim::{
     SoftSim, When,
 };
 
-use crate::world::pattern;
+use crate::world::{pass, pattern};
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: [u8; 4] = [192, 0, 2, 1];
@@ -143,9 +143,8 @@ fn idle_connections_are_small_and_share_queues() {
     const MANY: usize = 200;
     let (fabric, mut server, address, client) = listening();
     let mut client = Endpoint::new(&client, Limits::default()).expect("a device");
-    for _ in 0..MANY {
-        client.connect(address, None, LONG, small()).expect("begins");
-    }
+    let ids: Vec<_> =
+        (0..MANY).map(|_| client.connect(address, None, LONG, small()).expect("begins")).collect();
     let mut opened = [0, 0];
     while opened != [MANY, MANY] {
         for (endpoint, opened) in [&mut server, &mut client].into_iter().zip(&mut opened) {
@@ -159,9 +158,16 @@ fn idle_connections_are_small_and_share_queues() {
     for usage in [server.usage(), client.usage()] {
         assert_eq!(usage.connections, MANY);
         assert!(usage.registered_bytes <= MANY as u64 * (256 << 10), "{usage:?}");
-        assert_eq!(usage.completion_queues, MANY.div_ceil(64), "{usage:?}");
+        // A first one for four, and one for each 64.
+        assert_eq!(usage.completion_queues, 1 + (MANY - 4).div_ceil(64), "{usage:?}");
     }
     assert_eq!(fabric.resources(SERVER.into()).event_channels, 1);
+    // A request looks at no queue of others.
+    let (queues, before) = (server.usage().completion_queues as u64, server.usage().polls);
+    assert_eq!(client.write(ids[0], &[IoSlice::new(b"?")]).expect("is open"), Some(1));
+    assert!(matches!(next(&mut server), Event::Readable(_)));
+    let polls = server.usage().polls - before;
+    assert!(polls < queues, "{polls} polls of {queues} queues");
 }
 
 #[test]
@@ -191,7 +197,7 @@ fn a_connection_that_takes_too_long_ends() {
     let id = endpoint.connect((SERVER, 6379).into(), None, timeout, Options::default()).expect("begins");
     assert_eq!(next(&mut endpoint), Event::Ended(id));
     let error = endpoint.check(id).expect_err("nobody answered");
-    assert_eq!(error.to_string(), "timed out after 20ms connecting");
+    assert_eq!(error.to_string(), "timed out after 20ms connecting (192.0.2.1:6379)");
 }
 
 /// VR-RES-006: a surplus connection is rejected at once, and the others continue.
@@ -218,7 +224,7 @@ fn one_connection_too_many_is_rejected() {
 
 #[test]
 fn registered_memory_is_limited() {
-    let one = u64::from(small().protocol.window) + 32 * 1280;
+    let one = u64::from(small().protocol.window) + 32 * 1280 + 4096;
     let limits = Limits::default().registered_bytes(2 * one + 100);
     let usage = beside_echo(limits, |_, client, address| {
         let _two = [(); 2].map(|()| Stream::connect(client, address).expect("connects"));
@@ -398,10 +404,7 @@ fn all_events_of_a_connection_come_together() {
                 sim.step();
             }
         }
-        let until = sim.now().after(Duration::from_millis(1));
-        while sim.deadline().is_some_and(|at| at <= until) {
-            sim.step();
-        }
+        pass(&sim, Duration::from_millis(1));
         server.progress().expect("the fabric stays");
         if abandons {
             // A byte that is not delivered yet: it does not end at once.
@@ -430,10 +433,7 @@ fn requests_are_answered_a_few_at_a_time() {
     // Until the last request is there: answers are not needed for that.
     for _ in 0..20 {
         client.progress().expect("the fabric stays");
-        let until = sim.now().after(Duration::from_millis(1));
-        while sim.deadline().is_some_and(|at| at <= until) {
-            sim.step();
-        }
+        pass(&sim, Duration::from_millis(1));
     }
     let mut turns = 0;
     while server.usage().accepted < MANY as u64 {
@@ -447,6 +447,42 @@ fn requests_are_answered_a_few_at_a_time() {
         }
     }
     assert!(turns >= MANY / 16, "{turns} turns");
+}
+
+/// VR-RES-007: peers that leave together delay no other connection. A turn handles a few of them.
+#[test]
+fn ends_are_handled_a_few_at_a_time() {
+    const MANY: usize = 100;
+    let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
+    server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    for _ in 0..MANY {
+        client.connect((SERVER, 6379).into(), None, LONG, small()).expect("begins");
+    }
+    let mut open = 0;
+    while open < MANY {
+        sim.step();
+        client.progress().expect("the fabric stays");
+        server.progress().expect("the fabric stays");
+        while let Some(event) = server.next_event() {
+            open += usize::from(matches!(event, Event::Opened { .. }));
+        }
+    }
+    drop(client);
+    pass(&sim, Duration::from_millis(10));
+    let (mut ended, mut turns) = (0, 0);
+    while ended < MANY {
+        server.progress().expect("the fabric stays");
+        let before = ended;
+        while let Some(event) = server.next_event() {
+            ended += usize::from(matches!(event, Event::Ended(_)));
+        }
+        assert!((1..=32).contains(&(ended - before)), "{} ends in one turn", ended - before);
+        turns += 1;
+        if ended < MANY {
+            assert_eq!(server.next_timeout(), Some(server.now()), "there is more to do");
+        }
+    }
+    assert!(turns >= MANY.div_ceil(32), "{turns} turns");
 }
 
 #[test]

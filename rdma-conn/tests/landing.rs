@@ -8,29 +8,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_conn::{
-    Connect, ConnectionId, Endpoint, Error, Limits, Listener, Options, Receiving, RegisteredBuffer, Stream,
+    ConnectionId, Endpoint, Error, Limits, Listener, Options, Receiving, RegisteredBuffer, Stream,
 };
 use rdma_softsim::{Fabric, SoftSim};
 
-use crate::world::pattern;
+use crate::world::{pattern, streams};
 
 const LONG: Duration = Duration::from_secs(20);
 const WINDOW: usize = 10_000;
 
 fn pair(windows: u8) -> (Stream<SoftSim>, Stream<SoftSim>) {
-    let fabric = Fabric::new();
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("is free");
-    let client = fabric.host(&[[192, 0, 2, 2].into()]);
     let mut options = Options::default();
     (options.protocol.window, options.protocol.windows) = (WINDOW as u32, windows);
-    let how = Connect::default().options(options);
-    thread::scope(|scope| {
-        let dial = scope.spawn(|| Stream::connect_with(&client, address, &how).expect("connects"));
-        let (mut server, _) = listener.accept_timeout(LONG).expect("accepts");
-        server.flush().expect("is established");
-        (dial.join().expect("does not panic"), server)
-    })
+    streams(options, Options::default())
 }
 
 fn bytes_of(buffer: &RegisteredBuffer<SoftSim>, range: std::ops::Range<usize>) -> Vec<u8> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rdma_conn::{Connect, Error, Keepalive, Listener, Options, Role, Stream};
 use rdma_softsim::{Connections, Fabric, Fault, SoftSim, When};
 
-use crate::world::pattern;
+use crate::world::{dialed, pattern, streams};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -29,25 +29,8 @@ fn test_bed(options: Options) -> TestBed {
     TestBed { client: fabric.host(&[[192, 0, 2, 2].into()]), fabric, listener, address }
 }
 
-fn pair_with(client: Options, server: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
-    connected(&test_bed(server), client)
-}
-
-fn connected(test_bed: &TestBed, client: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
-    let how = Connect::default().options(client);
-    thread::scope(|scope| {
-        let dial =
-            scope.spawn(|| Stream::connect_with(&test_bed.client, test_bed.address, &how).expect("connects"));
-        let (mut server, _) = test_bed.listener.accept_timeout(LONG).expect("accepts");
-        // The client waits for the server's window, which the server's first call announces.
-        server.flush().expect("is established");
-        let client = dial.join().expect("does not panic");
-        (client, server)
-    })
-}
-
 fn pair() -> (Stream<SoftSim>, Stream<SoftSim>) {
-    pair_with(Options::default(), Options::default())
+    streams(Options::default(), Options::default())
 }
 
 fn read_all(stream: &mut Stream<SoftSim>, len: usize) -> Vec<u8> {
@@ -62,9 +45,9 @@ fn a_write_that_is_refused_ends_both_sides() {
     // Without keepalives, which would reveal it in the end.
     let mut options = Options::default();
     options.protocol.keepalive = Some(Keepalive::NONE);
-    let [client, server] = [options; 2];
-    let test_bed = test_bed(server);
-    let (mut client, mut server) = connected(&test_bed, client);
+    let test_bed = test_bed(options);
+    let how = Connect::default().options(options);
+    let (mut client, mut server, _) = dialed(&test_bed.client, &test_bed.listener, &how);
     // The first write registers the send buffer. The next one takes the fast path.
     client.write_all(b"first").expect("written");
     assert_eq!(read_all(&mut server, 5), b"first");
@@ -107,7 +90,7 @@ fn long_transfers_arrive_whole_whatever_the_settings() {
     (odd.0.protocol.window, odd.0.protocol.windows) = (65_537, 1);
     (odd.1.protocol.window, odd.1.protocol.send_buffer) = (40_961, 10_007);
     for (client, server, len) in [roomy, tiny, odd] {
-        let (client, server) = pair_with(client, server);
+        let (client, server) = streams(client, server);
         let sent = pattern(len);
         thread::scope(|scope| {
             for mut stream in [client, server] {
@@ -206,7 +189,7 @@ fn an_idle_stream_posts_its_receives_again() {
     server.protocol.keepalive = Some(Keepalive::NONE.every(Some(Duration::from_millis(1))));
     let mut client = Options::default();
     client.receives = 4;
-    let (mut client, server) = pair_with(client, server);
+    let (mut client, server) = streams(client, server);
     let patience = std::time::Instant::now();
     while client.counters().keepalives_received < 6 {
         assert!(patience.elapsed() < LONG, "{:?}", client.counters());
@@ -223,12 +206,7 @@ fn nothing_is_left_of_a_connection() {
     let test_bed = test_bed(Options::default());
     let before = test_bed.fabric.resources(test_bed.address.ip());
     for _ in 0..3 {
-        let client = thread::scope(|scope| {
-            let dial = scope.spawn(|| Stream::connect(&test_bed.client, test_bed.address).expect("connects"));
-            let (mut server, _) = test_bed.listener.accept_timeout(LONG).expect("accepts");
-            server.flush().expect("is established");
-            dial.join().expect("does not panic")
-        });
+        let (client, ..) = dialed(&test_bed.client, &test_bed.listener, &Connect::default());
         drop(client);
     }
     assert_eq!(test_bed.fabric.resources(test_bed.address.ip()), before);
@@ -241,8 +219,9 @@ fn memory_comes_with_work_and_goes_with_it() {
     options.keep_memory = Duration::from_millis(1);
     options.protocol.window = 64 << 10;
     options.protocol.send_buffer = 128 << 10;
-    let idle = (64 << 10) + 32 * (usize::from(options.protocol.send_depth) + usize::from(options.receives));
-    let (mut client, mut server) = pair_with(Options::default(), options);
+    let slots = usize::from(options.protocol.send_depth) + usize::from(options.receives);
+    let idle = (64 << 10) + 32 * slots + 4096;
+    let (mut client, mut server) = streams(Options::default(), options);
     assert_eq!(server.registered_bytes(), idle);
     let bytes = pattern(96 << 10);
     client.write_all(&bytes).expect("written");
@@ -277,7 +256,7 @@ fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
 fn lent_memory_arrives_and_comes_back() {
     let mut server = Options::default();
     server.protocol.window = 10_000;
-    let (mut client, mut server) = pair_with(Options::default(), server);
+    let (mut client, mut server) = streams(Options::default(), server);
     let bytes = pattern(100_000);
     let mut buffer = Arc::new(client.register_buffer(bytes.len()).expect("registered"));
     assert!(Arc::get_mut(&mut buffer).expect("nobody else has it").write(0, &bytes));
@@ -365,7 +344,7 @@ fn settings_do_not_decide_who_is_who() {
     asks.protocol.negotiate = true;
     let [mut client, mut server] = [asks; 2];
     (client.protocol.role, server.protocol.role) = (Role::Server, Role::Client);
-    let (mut client, mut server) = pair_with(client, server);
+    let (mut client, mut server) = streams(client, server);
     client.write_all(b"question").expect("written");
     assert_eq!(read_all(&mut server, 8), b"question");
     server.write_all(b"answer").expect("written");

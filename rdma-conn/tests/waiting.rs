@@ -7,6 +7,8 @@ use rdma_conn::{ConnectionId, Endpoint, Event, Limits, Options, Usage};
 use rdma_softsim::{DeviceKind, FaultPlan, Simulation, SimulationSettings, SoftSim};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::world::{connected, pass};
+
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 const ROUNDS: u64 = 50;
@@ -27,25 +29,13 @@ impl Pair {
 
     fn with(spin: Duration, settings: SimulationSettings) -> Self {
         let sim = Simulation::new(1, DeviceKind::Ibta, settings, FaultPlan::new());
-        let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
-        let [mut server, mut client] = [SERVER, CLIENT]
-            .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
-        server.listen((SERVER, 6379).into(), Options::default().spin(spin)).expect("a free address");
         let options = Options::default().spin(spin);
-        client.connect((SERVER, 6379).into(), None, Duration::from_secs(5), options).expect("begins");
-        let mut opened = [None; 2];
-        while opened.contains(&None) {
-            for (endpoint, opened) in [&mut server, &mut client].into_iter().zip(&mut opened) {
-                endpoint.progress().expect("the fabric stays");
-                while let Some(event) = endpoint.next_event() {
-                    if let Event::Opened { id, .. } = event {
-                        *opened = Some(id);
-                    }
-                }
-            }
-            settle(&sim);
+        let ((mut client, at_client), (mut server, at_server)) = connected(&sim, options, options);
+        settle(&sim);
+        for endpoint in [&mut client, &mut server] {
+            endpoint.progress().expect("the fabric stays");
+            while endpoint.next_event().is_some() {}
         }
-        let [Some(at_server), Some(at_client)] = opened else { unreachable!("both are open") };
         Self { sim, server, client, at_server, at_client }
     }
 
@@ -77,10 +67,7 @@ impl Pair {
 }
 
 fn settle(sim: &Simulation) {
-    let until = sim.now().after(Duration::from_micros(200));
-    while sim.deadline().is_some_and(|at| at <= until) {
-        sim.step();
-    }
+    pass(sim, Duration::from_micros(200));
 }
 
 fn spins() -> bool {

@@ -30,10 +30,11 @@
  *
  * Fork
  *   In a child that was forked after a device was opened, every call returns VKRDMA_FORKED, and
- *   freeing has no effect, so the child cannot harm the parent's connections. Descriptors are
- *   closed at exec. A child that runs for long keeps the parent's device objects alive if it has
- *   inherited descriptors. For what a parent needs to keep its registered memory, see
- *   ibv_fork_init(3): Linux 5.12 or later, or RDMAV_FORK_SAFE=1 in its environment.
+ *   freeing has no effect, so the child cannot harm the parent's connections, however it ends. It
+ *   does not have the parent's descriptors: at the fork, others that are never readable get their
+ *   numbers. So a child that lives on keeps nothing of a dead parent, such as the address of a
+ *   listener. All descriptors are closed at exec. For what a parent needs to keep its registered
+ *   memory, see ibv_fork_init(3): Linux 5.12 or later, or RDMAV_FORK_SAFE=1 in its environment.
  */
 
 #ifndef VKRDMA_H
@@ -47,6 +48,11 @@
  * Bytes of the text of an error, the closing zero included.
  */
 #define VKRDMA_ERROR_TEXT 504
+
+/**
+ * Bytes of `vkrdma_options.settings`, the closing zero included.
+ */
+#define VKRDMA_SETTINGS_TEXT 256
 
 /**
  * The largest number of pieces that arrived bytes can lie in.
@@ -333,6 +339,12 @@ typedef struct vkrdma_device vkrdma_device;
 typedef struct vkrdma_endpoint vkrdma_endpoint;
 
 /**
+ * One channel of connection-manager events, for many endpoints. Created by
+ * `vkrdma_shared_events_new`.
+ */
+typedef struct vkrdma_shared_events vkrdma_shared_events;
+
+/**
  * Describes an error. A call that fails fills it in; any other call leaves it unchanged.
  */
 typedef struct vkrdma_error {
@@ -442,14 +454,19 @@ typedef struct vkrdma_options {
    * longest of its connections applies. 0.
    */
   uint64_t spin;
+  /**
+   * Options that a network or a card may want, which `vkrdma_options_set` writes:
+   * `ack_timeout=16 huge_pages=yes`, closed by a zero. Empty.
+   */
+  char settings[VKRDMA_SETTINGS_TEXT];
 } vkrdma_options;
 
 /**
  * Limits for all connections of an endpoint and of those that share them by
  * `vkrdma_endpoint_new_sharing`.
  *
- * Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections
- * and 2 GiB of registered memory.
+ * Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections,
+ * 2 GiB of registered memory and the default backlog.
  */
 typedef struct vkrdma_limits {
   /**
@@ -462,9 +479,17 @@ typedef struct vkrdma_limits {
    */
   uint64_t connections;
   /**
-   * Bytes of registered memory; UINT64_MAX for no limit. A connection beyond is rejected.
+   * Bytes of registered memory; UINT64_MAX for no limit. A connection beyond is rejected. An
+   * established one continues, with a send buffer of a page if there is no more memory.
    */
   uint64_t registered_bytes;
+  /**
+   * Connections that were accepted and that the program does not have yet: handshakes, those
+   * whose VKRDMA_EVENT_OPENED was not taken, and those closed before the next `vkrdma_progress`.
+   * None of them has a receive window. Further requests wait, and then a handshake is ended that
+   * is not complete after 0.1 s. 0 for 256, UINT64_MAX for no limit.
+   */
+  uint64_t backlog;
 } vkrdma_limits;
 
 /**
@@ -766,6 +791,18 @@ vkrdma_code vkrdma_client_options(struct vkrdma_options *options, size_t size);
 vkrdma_code vkrdma_server_options(struct vkrdma_options *options, size_t size);
 
 /**
+ * Sets an option by its name: a field of `vkrdma_options`, or one that a network or a card may
+ * want, such as `ack_timeout`. The text of the error for an unknown name lists all.
+ *
+ * The options must be filled in. VKRDMA_INVALID_OPTIONS: there is no such option, or it does not
+ * take this value; nothing is changed.
+ */
+vkrdma_code vkrdma_options_set(struct vkrdma_options *options,
+                               const char *name,
+                               const char *value,
+                               struct vkrdma_error *error);
+
+/**
  * Creates an endpoint without connections. `limits` may be NULL.
  */
 vkrdma_code vkrdma_endpoint_new(const struct vkrdma_device *device,
@@ -784,8 +821,6 @@ vkrdma_code vkrdma_endpoint_new_sharing(const struct vkrdma_endpoint *of,
 /**
  * Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. Make
  * no other call on it meanwhile or later. NULL is ignored. In a forked child it has no effect.
- *
- * If the program has forked, remove the descriptor from its epoll instances first (EPOLL_CTL_DEL).
  */
 void vkrdma_endpoint_free(struct vkrdma_endpoint *endpoint);
 
@@ -840,6 +875,60 @@ vkrdma_code vkrdma_progress(const struct vkrdma_endpoint *endpoint,
                             size_t size,
                             size_t *count,
                             struct vkrdma_error *error);
+
+/**
+ * Creates a channel of events, which no endpoint uses yet.
+ */
+vkrdma_code vkrdma_shared_events_new(const struct vkrdma_device *device,
+                                     struct vkrdma_shared_events **events,
+                                     struct vkrdma_error *error);
+
+/**
+ * Frees a channel of events. It closes with the last of its endpoints. NULL is ignored. In a
+ * forked child it has no effect.
+ */
+void vkrdma_shared_events_free(struct vkrdma_shared_events *events);
+
+/**
+ * Returns the channel's descriptor; -1 for NULL, and in a forked child. When it is readable, call
+ * `vkrdma_shared_events_dispatch`.
+ */
+int vkrdma_shared_events_descriptor(const struct vkrdma_shared_events *events);
+
+/**
+ * Hands events to their endpoints, and wakes these. A call is bounded: while events are left, the
+ * descriptor stays readable. It takes no lock of an endpoint.
+ */
+vkrdma_code vkrdma_shared_events_dispatch(const struct vkrdma_shared_events *events,
+                                          struct vkrdma_error *error);
+
+/**
+ * Creates an endpoint that takes its events from `events` and connects, but does not listen. It
+ * costs a descriptor for each connection, and `waker`. `limits` may be NULL.
+ *
+ * A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
+ * socket pair, whose other end is then readable. The program takes the bytes out. It calls
+ * `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is readable, and after
+ * `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the endpoint closes when it is
+ * freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, `waker` is closed.
+ */
+vkrdma_code vkrdma_endpoint_new_with_events(const struct vkrdma_shared_events *events,
+                                            const struct vkrdma_limits *limits,
+                                            int waker,
+                                            struct vkrdma_endpoint **endpoint,
+                                            struct vkrdma_error *error);
+
+/**
+ * Returns the descriptor of a connection's completions in `*descriptor`: when it is readable, call
+ * `vkrdma_progress`. It is open until the connection is freed. Programs need it only for
+ * endpoints of `vkrdma_endpoint_new_with_events`.
+ *
+ * VKRDMA_NO_SUCH_CONNECTION: also while there is none yet, because the route is being resolved.
+ */
+vkrdma_code vkrdma_completions_descriptor(const struct vkrdma_endpoint *endpoint,
+                                          uint64_t connection,
+                                          int *descriptor,
+                                          struct vkrdma_error *error);
 
 /**
  * Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these

@@ -5,10 +5,11 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::{ptr, slice};
 
+use any_backend::either;
 use libc::iovec;
 use rdma_conn::{ConnectionId, Error};
 
-use crate::endpoint::{Endpoint, State, either, on_connection, place};
+use crate::endpoint::{Endpoint, Kind, State, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
 /// Bytes that have arrived, where the peer has written them.
@@ -59,7 +60,7 @@ pub unsafe extern "C" fn vkrdma_read(
             unsafe { slice::from_raw_parts_mut(into.cast(), len) }
         };
         let read = place(read)?;
-        let now = either!(&mut state.kind, side => side.endpoint.read(id, into))?;
+        let now = either!(&mut state.kind, Kind(side) => side.endpoint.read(id, into))?;
         read.write(now.ok_or(Failure::Again)?);
         Ok(())
     })
@@ -82,7 +83,7 @@ pub extern "C" fn vkrdma_arrived(
     on_connection(endpoint, connection, error, |state, id| {
         let arrived = place(arrived)?;
         let none = Piece { base: ptr::null(), len: 0 };
-        either!(&state.kind, side => {
+        either!(&state.kind, Kind(side) => {
             let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
             let pieces = arrived.write(Pieces { count: 0, bytes: 0, pieces: [none; VKRDMA_PIECES] });
             // Iterated inside, which compiles to far less than a loop over this iterator.
@@ -112,7 +113,7 @@ pub extern "C" fn vkrdma_consume(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        Ok(either!(&mut state.kind, side => side.endpoint.consume(id, bytes))?)
+        Ok(either!(&mut state.kind, Kind(side) => side.endpoint.consume(id, bytes))?)
     })
 }
 
@@ -189,7 +190,7 @@ fn put(
     written: Option<&mut MaybeUninit<usize>>,
 ) -> Result<(), Failure> {
     let written = place(written)?;
-    let now = either!(&mut state.kind, side => side.endpoint.write(id, pieces))?;
+    let now = either!(&mut state.kind, Kind(side) => side.endpoint.write(id, pieces))?;
     written.write(now.ok_or(Failure::Again)?);
     Ok(())
 }
@@ -226,6 +227,6 @@ pub extern "C" fn vkrdma_flush(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        either!(&mut state.kind, side => side.endpoint.flush(id))?.ok_or(Failure::Again)
+        either!(&mut state.kind, Kind(side) => side.endpoint.flush(id))?.ok_or(Failure::Again)
     })
 }

@@ -2,10 +2,11 @@
 
 use std::mem::{MaybeUninit, size_of};
 
+use any_backend::either;
 use rdma_conn::Error;
 use rdma_proto::State;
 
-use crate::endpoint::{Endpoint, either, on, on_connection, place};
+use crate::endpoint::{Endpoint, Kind, on, on_connection, place};
 use crate::error::{Code, Failed};
 use crate::sized::{self, Grows};
 
@@ -116,6 +117,11 @@ const _: () = assert!(size_of::<Status>() == Status::FIRST);
 const _: () = assert!(size_of::<Counters>() == Counters::FIRST);
 const _: () = assert!(size_of::<Usage>() == Usage::FIRST);
 
+/// Copies fields of the same names.
+macro_rules! copied {
+    ($to:ident { $($from:ident: $($field:ident)+,)+ }) => { $to { $($($field: $from.$field as u64,)+)+ } };
+}
+
 /// Fills in the state of a connection. `size` is `sizeof(vkrdma_status)`. While the connection is
 /// being established, `open` is 0.
 #[unsafe(no_mangle)]
@@ -127,7 +133,7 @@ pub unsafe extern "C" fn vkrdma_status_of(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, side => {
+        let found = either!(&state.kind, Kind(side) => {
             if side.endpoint.peer_addr(id).is_none() {
                 return Err(Error::NoSuchConnection.into());
             }
@@ -162,29 +168,15 @@ pub unsafe extern "C" fn vkrdma_counters_of(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let (said, asked) = either!(&state.kind, side => {
+        let (said, asked) = either!(&state.kind, Kind(side) => {
             let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
             (connection.counters(), connection.work())
         });
-        let found = Counters {
-            bytes_sent: said.bytes_sent,
-            bytes_received: said.bytes_received,
-            data_notifications_sent: said.data_notifications_sent,
-            plain_writes_sent: said.plain_writes_sent,
-            data_notifications_received: said.data_notifications_received,
-            messages_sent: said.messages_sent,
-            messages_received: said.messages_received,
-            keepalives_received: said.keepalives_received,
-            windows_received: said.windows_received,
-            most_in_flight: said.most_in_flight,
-            doorbells: asked.doorbells,
-            requests: asked.requests,
-            receive_doorbells: asked.receive_doorbells,
-            completions: asked.completions,
-            stalls: asked.stalls,
-            lent: asked.lent,
-            returned: asked.returned,
-        };
+        let found = copied!(Counters {
+            said: bytes_sent bytes_received data_notifications_sent plain_writes_sent data_notifications_received
+                messages_sent messages_received keepalives_received windows_received most_in_flight,
+            asked: doorbells requests receive_doorbells completions stalls lent returned,
+        });
         // SAFETY: the caller's promise.
         unsafe { sized::write(counters, size, &found) }
     })
@@ -199,18 +191,10 @@ pub unsafe extern "C" fn vkrdma_usage_of(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on(endpoint, error, |state| {
-        let found = either!(&state.kind, side => side.endpoint.usage());
-        let found = Usage {
-            connections: found.connections as u64,
-            registered_bytes: found.registered_bytes,
-            completion_queues: found.completion_queues as u64,
-            accepted: found.accepted,
-            rejected: found.rejected,
-            turns: found.turns,
-            polls: found.polls,
-            arms: found.arms,
-            sleeps: found.sleeps,
-        };
+        let found = either!(&state.kind, Kind(side) => side.endpoint.usage());
+        let found = copied!(Usage {
+            found: connections registered_bytes completion_queues accepted rejected turns polls arms sleeps,
+        });
         // SAFETY: the caller's promise.
         unsafe { sized::write(usage, size, &found) }
     })
@@ -226,7 +210,8 @@ pub extern "C" fn vkrdma_is_local(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, side => side.endpoint.connection(id).map(|one| one.is_local()));
+        let found =
+            either!(&state.kind, Kind(side) => side.endpoint.connection(id).map(|one| one.is_local()));
         place(local)?.write(found.ok_or(Error::NoSuchConnection)?.into());
         Ok(())
     })

@@ -2,24 +2,14 @@
 
 use std::ffi::c_char;
 use std::mem::{MaybeUninit, forget};
-use std::sync::OnceLock;
 
-use rdma_backend::Backend;
-use rdma_conn::Error;
-use rdma_softsim::{Fabric, SoftSim};
-use rdma_verbs::Verbs;
+use any_backend::AnyBackend;
 
 use crate::address;
 use crate::error::{Code, Failed, Failure, call};
-use crate::fork;
 
 /// Access to RDMA devices. Created by `vkrdma_verbs_open` or `vkrdma_softsim_open`.
-pub struct Device(pub(crate) Any);
-
-pub(crate) enum Any {
-    Verbs(Verbs),
-    SoftSim(SoftSim),
-}
+pub struct Device(pub(crate) AnyBackend);
 
 /// Opens the machine's RDMA devices through librdmacm and libibverbs, which are loaded at run time.
 ///
@@ -29,12 +19,7 @@ pub extern "C" fn vkrdma_verbs_open(
     device: Option<&mut MaybeUninit<*mut Device>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    call(error, || {
-        let verbs = Verbs::load().map_err(Error::backend("opening RDMA"))?;
-        // Loading only finds the libraries; this finds a device.
-        drop(verbs.event_channel().map_err(Error::backend("opening RDMA"))?);
-        put(device, Any::Verbs(verbs))
-    })
+    call(error, || put(device, AnyBackend::Verbs(any_backend::verbs()?)))
 }
 
 /// Opens a simulated device with a numeric address, for tests on machines without RDMA. The
@@ -49,11 +34,10 @@ pub unsafe extern "C" fn vkrdma_softsim_open(
     device: Option<&mut MaybeUninit<*mut Device>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    static NETWORK: OnceLock<Fabric> = OnceLock::new();
     call(error, || {
         // SAFETY: the caller's promise.
         let address = unsafe { address::address(address, 0) }?;
-        put(device, Any::SoftSim(NETWORK.get_or_init(Fabric::new).host(&[address.ip()])))
+        put(device, AnyBackend::SoftSim(any_backend::softsim(address.ip())))
     })
 }
 
@@ -63,18 +47,17 @@ pub extern "C" fn vkrdma_device_free(device: Option<Box<Device>>) {
     release(device);
 }
 
-fn put(device: Option<&mut MaybeUninit<*mut Device>>, any: Any) -> Result<(), Failure> {
+fn put(device: Option<&mut MaybeUninit<*mut Device>>, backend: AnyBackend) -> Result<(), Failure> {
     let device = device.ok_or(Failure::argument("the place for the device is null"))?;
-    fork::watch();
-    device.write(Box::into_raw(Box::new(Device(any))));
+    device.write(Box::into_raw(Box::new(Device(backend))));
     Ok(())
 }
 
 /// Drops a handle, unless this process is a forked child.
 pub(crate) fn release<T>(handle: Option<Box<T>>) {
     let Some(handle) = handle else { return };
-    if fork::is_child() {
-        // Freeing it would deregister the parent's memory and disconnect its connections.
+    if rdma_process::is_child() {
+        // Its parts may be in any state, if another thread of the parent had the lock.
         forget(handle);
     } else {
         let _: Code = call(None, || {

@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use any_backend::either;
 use rdma_conn::Error;
 
 use crate::address::Address;
-use crate::endpoint::{Endpoint, either, on_connection, place};
+use crate::endpoint::{Endpoint, Kind, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
 /// Sets the `data` of all later events of a connection: an address for the program, or NULL.
@@ -19,7 +20,7 @@ pub extern "C" fn vkrdma_set_data(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, side => side.endpoint.peer_addr(id));
+        let found = either!(&state.kind, Kind(side) => side.endpoint.peer_addr(id));
         found.ok_or(Error::NoSuchConnection)?;
         state.names.set_data(id, data);
         Ok(())
@@ -35,7 +36,7 @@ pub extern "C" fn vkrdma_peer_address(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, side => side.endpoint.peer_addr(id));
+        let found = either!(&state.kind, Kind(side) => side.endpoint.peer_addr(id));
         place(address)?.write(Address::of(found.ok_or(Error::NoSuchConnection)?));
         Ok(())
     })
@@ -50,7 +51,7 @@ pub extern "C" fn vkrdma_local_address(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, side => {
+        let found = either!(&state.kind, Kind(side) => {
             side.endpoint.connection(id).and_then(|connection| connection.local_addr())
         });
         place(address)?.write(Address::of(found.ok_or(Error::NoSuchConnection)?));
@@ -66,7 +67,7 @@ pub extern "C" fn vkrdma_check(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        Ok(either!(&state.kind, side => side.endpoint.check(id))?)
+        Ok(either!(&state.kind, Kind(side) => side.endpoint.check(id))?)
     })
 }
 
@@ -81,7 +82,7 @@ pub extern "C" fn vkrdma_close(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        Ok(either!(&mut state.kind, side => side.endpoint.close(id, Duration::from_micros(linger)))?)
+        Ok(either!(&mut state.kind, Kind(side) => side.endpoint.close(id, Duration::from_micros(linger)))?)
     })
 }
 
@@ -94,7 +95,7 @@ pub extern "C" fn vkrdma_closed(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        either!(&mut state.kind, side => side.endpoint.closed(id))?.ok_or(Failure::Again)
+        either!(&mut state.kind, Kind(side) => side.endpoint.closed(id))?.ok_or(Failure::Again)
     })
 }
 
@@ -108,7 +109,7 @@ pub extern "C" fn vkrdma_abandon(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        either!(&mut state.kind, side => side.endpoint.abandon(id, Duration::from_micros(linger)))?;
+        either!(&mut state.kind, Kind(side) => side.endpoint.abandon(id, Duration::from_micros(linger)))?;
         state.forget(id);
         Ok(())
     })
@@ -123,9 +124,9 @@ pub extern "C" fn vkrdma_abort(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, side => side.endpoint.peer_addr(id));
+        let found = either!(&state.kind, Kind(side) => side.endpoint.peer_addr(id));
         found.ok_or(Error::NoSuchConnection)?;
-        either!(&mut state.kind, side => side.endpoint.abort(id));
+        either!(&mut state.kind, Kind(side) => side.endpoint.abort(id));
         state.forget(id);
         Ok(())
     })

@@ -7,17 +7,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
+use any_backend::{AnyBackend, either, one_of};
 use parking_lot::Mutex;
 use rdma_backend::time::Instant;
 use rdma_conn::{ConnectionId, ConnectionMap, ListenerId, Receiving, Waker};
-use rdma_softsim::SoftSim;
-use rdma_verbs::Verbs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::device::{Any, Device, release};
+use crate::device::{Device, release};
 use crate::error::{Code, Failed, Failure, Told, call, coded, guarded, tell};
-use crate::fork;
 use crate::options::{self, Limits};
 
 /// Connections and listeners that share one descriptor, for one event loop.
@@ -28,6 +26,8 @@ use crate::options::{self, Limits};
 /// sleeping loop something to do makes the descriptor readable.
 pub struct Endpoint {
     descriptor: RawFd,
+    /// Whether the descriptor is readable when there is something to do, and not only when woken.
+    watches: bool,
     waker: Waker,
     state: Mutex<State>,
 }
@@ -40,10 +40,7 @@ pub(crate) struct State {
     broken: bool,
 }
 
-pub(crate) enum Kind {
-    Verbs(Side<Verbs>),
-    SoftSim(Side<SoftSim>),
-}
+one_of!(pub(crate) enum Kind(Side));
 
 pub(crate) struct Side<B: rdma_conn::Descriptors> {
     pub(crate) endpoint: rdma_conn::Endpoint<B>,
@@ -72,16 +69,6 @@ enum Sleep {
     /// It was told to come back then, if at all.
     Until(Option<Instant>),
 }
-
-macro_rules! either {
-    ($kind:expr, $side:ident => $does:expr) => {
-        match $kind {
-            $crate::endpoint::Kind::Verbs($side) => $does,
-            $crate::endpoint::Kind::SoftSim($side) => $does,
-        }
-    };
-}
-pub(crate) use either;
 
 impl Names {
     pub(crate) fn enter(&mut self, listener: ListenerId) -> u64 {
@@ -123,7 +110,7 @@ impl Names {
 impl State {
     pub(crate) fn forget(&mut self, id: ConnectionId) {
         self.names.data.remove(id);
-        either!(&mut self.kind, side => drop(side.receiving.remove(&id)));
+        either!(&mut self.kind, Kind(side) => drop(side.receiving.remove(&id)));
     }
 
     /// The event loop makes a turn.
@@ -133,7 +120,7 @@ impl State {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        either!(&self.kind, side => side.endpoint.next_timeout())
+        either!(&self.kind, Kind(side) => side.endpoint.next_timeout())
     }
 }
 
@@ -156,11 +143,20 @@ impl Drop for Breaks<'_> {
 }
 
 impl Endpoint {
-    fn of(mut kind: Kind) -> Result<Self, Failure> {
-        let waker = either!(&mut kind, side => side.endpoint.waker())?;
-        let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
+    fn of(kind: Kind) -> Result<Self, Failure> {
+        Self::with(kind, true)
+    }
+
+    /// Wraps an endpoint whose completions the program watches.
+    pub(crate) fn outside(kind: Kind) -> Result<Self, Failure> {
+        Self::with(kind, false)
+    }
+
+    fn with(mut kind: Kind, watches: bool) -> Result<Self, Failure> {
+        let waker = either!(&mut kind, Kind(side) => side.endpoint.waker())?;
+        let descriptor = either!(&kind, Kind(side) => side.endpoint.as_fd().as_raw_fd());
         let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake, broken: false });
-        Ok(Self { descriptor, waker, state })
+        Ok(Self { descriptor, watches, waker, state })
     }
 
     /// Runs `does` under the lock. Returns `None` after a call that panicked, which closes the
@@ -196,7 +192,7 @@ impl Endpoint {
 }
 
 impl<B: rdma_conn::Descriptors> Side<B> {
-    fn new(endpoint: rdma_conn::Endpoint<B>) -> Self {
+    pub(crate) fn new(endpoint: rdma_conn::Endpoint<B>) -> Self {
         Self { endpoint, receiving: HashMap::new() }
     }
 }
@@ -244,11 +240,8 @@ pub(crate) fn place<T>(place: Option<&mut MaybeUninit<T>>) -> Result<&mut MaybeU
     place.ok_or(Failure::argument("the place for the result is null"))
 }
 
-fn give(
-    place: Option<&mut MaybeUninit<*mut Endpoint>>,
-    kind: Result<Kind, rdma_conn::Error>,
-) -> Result<(), Failure> {
-    let endpoint = Endpoint::of(kind?)?;
+fn give(place: Option<&mut MaybeUninit<*mut Endpoint>>, kind: Kind) -> Result<(), Failure> {
+    let endpoint = Endpoint::of(kind)?;
     self::place(place)?.write(Box::into_raw(Box::new(endpoint)));
     Ok(())
 }
@@ -265,14 +258,9 @@ pub unsafe extern "C" fn vkrdma_endpoint_new(
         let device = device.ok_or(Failure::argument("the device is null"))?;
         // SAFETY: the caller's promise.
         let limits = unsafe { options::limits(limits) }?;
-        let kind = match &device.0 {
-            Any::Verbs(verbs) => {
-                rdma_conn::Endpoint::new(verbs, limits).map(|new| Kind::Verbs(Side::new(new)))
-            }
-            Any::SoftSim(host) => {
-                rdma_conn::Endpoint::new(host, limits).map(|new| Kind::SoftSim(Side::new(new)))
-            }
-        };
+        let kind = either!(&device.0, AnyBackend(backend) -> Kind => {
+            Side::new(rdma_conn::Endpoint::new(backend, limits)?)
+        });
         give(endpoint, kind)
     })
 }
@@ -286,18 +274,12 @@ pub extern "C" fn vkrdma_endpoint_new_sharing(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on(of, error, |state| {
-        let kind = match &state.kind {
-            Kind::Verbs(side) => side.endpoint.sharing_limits().map(|new| Kind::Verbs(Side::new(new))),
-            Kind::SoftSim(side) => side.endpoint.sharing_limits().map(|new| Kind::SoftSim(Side::new(new))),
-        };
-        give(endpoint, kind)
+        give(endpoint, either!(&state.kind, Kind(side) -> Kind => Side::new(side.endpoint.sharing_limits()?)))
     })
 }
 
 /// Frees an endpoint: closes its listeners, aborts its connections and closes its descriptor. Make
 /// no other call on it meanwhile or later. NULL is ignored. In a forked child it has no effect.
-///
-/// If the program has forked, remove the descriptor from its epoll instances first (EPOLL_CTL_DEL).
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_endpoint_free(endpoint: Option<Box<Endpoint>>) {
     release(endpoint);
@@ -308,7 +290,7 @@ pub extern "C" fn vkrdma_endpoint_free(endpoint: Option<Box<Endpoint>>) {
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
     match endpoint {
-        Some(endpoint) if !fork::is_child() => endpoint.descriptor,
+        Some(endpoint) if !rdma_process::is_child() => endpoint.descriptor,
         _ => -1,
     }
 }
@@ -337,7 +319,7 @@ pub extern "C" fn vkrdma_next_timeout(
 fn fall_asleep(state: &mut State) -> Option<Duration> {
     let due = state.next_timeout();
     state.sleep = Sleep::Until(due);
-    due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
+    due.map(|due| due.since(either!(&state.kind, Kind(side) => side.endpoint.now())))
 }
 
 /// Sleeps until `vkrdma_progress` has something to do, for at most `microseconds` (-1 for no
@@ -351,6 +333,10 @@ pub extern "C" fn vkrdma_wait(
 ) -> Code {
     call(error, || {
         let endpoint = endpoint.ok_or_else(null_endpoint)?;
+        if !endpoint.watches {
+            let text = "this endpoint cannot wait: watch its descriptors";
+            return Err(Failure::Here(Code::VKRDMA_MISUSE, text.into()));
+        }
         let due = endpoint.alone(fall_asleep).ok_or_else(closed)?;
         let limit = u64::try_from(microseconds).ok().map(Duration::from_micros);
         let limit = match (due, limit) {

@@ -10,8 +10,6 @@ use rdma_backend::ErrorKind;
 use rdma_conn::Error;
 use rdma_proto::{Error as Protocol, TransportError};
 
-use crate::fork;
-
 /// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. More may be added.
 #[repr(i32)]
 #[allow(non_camel_case_types, missing_docs, reason = "names and texts are those of the header")]
@@ -179,14 +177,19 @@ fn code_of(error: &Error) -> Code {
             _ => Code::VKRDMA_BUG,
         },
         Error::Options { .. } => Code::VKRDMA_INVALID_OPTIONS,
-        Error::Wait(_) => Code::VKRDMA_WAIT,
+        Error::Wait(source) => match source.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE) => Code::VKRDMA_DESCRIPTORS,
+            _ => Code::VKRDMA_WAIT,
+        },
         Error::RegisteredMemory { .. } => Code::VKRDMA_REGISTERED_MEMORY,
         Error::TooManyConnections { .. } => Code::VKRDMA_TOO_MANY_CONNECTIONS,
+        Error::Listening => Code::VKRDMA_MISUSE,
         Error::NoSuchConnection => Code::VKRDMA_NO_SUCH_CONNECTION,
         Error::ForeignBuffer => Code::VKRDMA_FOREIGN_BUFFER,
         Error::ForeignDomain => Code::VKRDMA_FOREIGN_DOMAIN,
         Error::Device { .. } => Code::VKRDMA_DEVICE_FAILED,
         Error::DeviceRemoved => Code::VKRDMA_DEVICE_REMOVED,
+        Error::Forked => Code::VKRDMA_FORKED,
         _ => Code::VKRDMA_BUG,
     }
 }
@@ -216,8 +219,9 @@ pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -
 
 #[inline(always)]
 pub(crate) fn guarded(mut told: Told<'_>, does: impl FnOnce(&mut Told<'_>) -> Code) -> Code {
-    if fork::is_child() {
-        return tell(&mut told, fork::failure());
+    // Before the endpoint's lock, which another thread of the parent may have held.
+    if rdma_process::is_child() {
+        return tell(&mut told, Error::Forked.into());
     }
     // A panic leaves the endpoint marked, so no half-changed state is used again.
     match catch_unwind(AssertUnwindSafe(|| does(&mut told))) {

@@ -4,9 +4,10 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use any_backend::either;
 use rdma_conn::Descriptors;
 
-use crate::endpoint::{Endpoint, Names, either, number_of, on, place};
+use crate::endpoint::{Endpoint, Kind, Names, number_of, on, place};
 use crate::error::{Code, Failed, Failure};
 use crate::sized::{self, Grows};
 
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn vkrdma_progress(
         let count = place(count)?;
         state.wakes();
         let (kind, names) = (&mut state.kind, &state.names);
-        either!(kind, side => {
+        either!(kind, Kind(side) => {
             side.endpoint.progress()?;
             count.write(room.fill(&mut side.endpoint, names));
         });

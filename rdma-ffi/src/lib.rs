@@ -15,6 +15,8 @@ mod endpoint;
 
 mod events;
 
+mod shared;
+
 mod making;
 
 mod bytes;
@@ -26,7 +28,6 @@ mod ending;
 mod counts;
 
 mod address;
-mod fork;
 mod sized;
 
 use std::ffi::c_char;
@@ -44,7 +45,10 @@ pub use error::{Code, Failed, Fault, VKRDMA_ERROR_TEXT};
 pub use events::{Event, EventKind, vkrdma_progress};
 pub use making::*;
 pub use memory::*;
-pub use options::{Limits, Options, vkrdma_client_options, vkrdma_server_options};
+pub use options::{
+    Limits, Options, VKRDMA_SETTINGS_TEXT, vkrdma_client_options, vkrdma_options_set, vkrdma_server_options,
+};
+pub use shared::*;
 
 /// Returns the version of the library, for example `1.2.3`. Versions with the same first number are
 /// compatible; while it is 0, those with the same second number.
@@ -62,6 +66,7 @@ mod tests {
         fn crosses<T: Send + Sync>() {}
         crosses::<Device>();
         crosses::<Endpoint>();
+        crosses::<SharedEvents>();
         crosses::<Buffer>();
     }
 }

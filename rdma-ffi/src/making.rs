@@ -4,13 +4,16 @@ use std::ffi::c_char;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-use rdma_conn::Error;
+use any_backend::{either, one_of};
+use rdma_conn::{Error, ProtectionDomain};
 use rdma_proto::Role;
 
 use crate::address::{Address, address};
-use crate::endpoint::{Endpoint, Kind, connection, either, number_of, on, place};
+use crate::endpoint::{Endpoint, Kind, connection, number_of, on, place};
 use crate::error::{Code, Failed, Failure};
 use crate::options::{Options, defaults, options};
+
+one_of!(enum Domain(ProtectionDomain));
 
 /// Listens on a numeric address and a port; 0 chooses a free port. Accepted connections get these
 /// options; NULL stands for those of `vkrdma_server_options`. An endpoint may have many listeners.
@@ -31,7 +34,7 @@ pub unsafe extern "C" fn vkrdma_listen(
         let (address, accepted) =
             unsafe { (address(text, port)?, options(accepted, defaults(Role::Server))?) };
         let listener = place(listener)?;
-        let id = either!(&mut state.kind, side => side.endpoint.listen(address, accepted))?;
+        let id = either!(&mut state.kind, Kind(side) => side.endpoint.listen(address, accepted))?;
         listener.write(state.names.enter(id));
         Ok(())
     })
@@ -47,7 +50,7 @@ pub extern "C" fn vkrdma_listener_address(
 ) -> Code {
     on(endpoint, error, |state| {
         let id = state.names.listener(listener)?;
-        let found = either!(&state.kind, side => side.endpoint.local_addr(id));
+        let found = either!(&state.kind, Kind(side) => side.endpoint.local_addr(id));
         let found = found.ok_or_else(|| {
             Failure::Here(Code::VKRDMA_NO_SUCH_LISTENER, "the listener has no address any more".into())
         })?;
@@ -69,7 +72,7 @@ pub unsafe extern "C" fn vkrdma_listener_set_options(
         let id = state.names.listener(listener)?;
         // SAFETY: the caller's promise.
         let accepted = unsafe { options(accepted, defaults(Role::Server)) }?;
-        Ok(either!(&mut state.kind, side => side.endpoint.set_options(id, accepted))?)
+        Ok(either!(&mut state.kind, Kind(side) => side.endpoint.set_options(id, accepted))?)
     })
 }
 
@@ -83,7 +86,7 @@ pub extern "C" fn vkrdma_listener_close(
     on(endpoint, error, |state| {
         state.names.listener(listener)?;
         if let Some(id) = state.names.remove(listener) {
-            either!(&mut state.kind, side => side.endpoint.close_listener(id));
+            either!(&mut state.kind, Kind(side) => side.endpoint.close_listener(id));
         }
         Ok(())
     })
@@ -99,7 +102,7 @@ pub extern "C" fn vkrdma_accept_error(
 ) -> Code {
     on(endpoint, error, |state| {
         let id = state.names.listener(listener)?;
-        match either!(&mut state.kind, side => side.endpoint.take_accept_error(id)) {
+        match either!(&mut state.kind, Kind(side) => side.endpoint.take_accept_error(id)) {
             Some(error) => Err(error.into()),
             None => Ok(()),
         }
@@ -129,7 +132,7 @@ pub unsafe extern "C" fn vkrdma_connect(
         let local = if source.is_null() { None } else { Some(unsafe { address(source, 0) }?) };
         let connection = place(connection)?;
         let timeout = Duration::from_micros(timeout);
-        let id = either!(&mut state.kind, side => side.endpoint.connect(peer, local, timeout, how))?;
+        let id = either!(&mut state.kind, Kind(side) => side.endpoint.connect(peer, local, timeout, how))?;
         connection.write(number_of(id));
         Ok(())
     })
@@ -155,22 +158,21 @@ pub unsafe extern "C" fn vkrdma_connect_in_domain(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     // One lock after the other: two threads with the same endpoints cannot deadlock.
-    let (mut verbs, mut softsim) = (None, None);
+    let mut domain = None;
     let mut failure = MaybeUninit::uninit();
     let found = on(other, Some(&mut failure), |state| {
         let id = self::connection(sibling)?;
-        match &state.kind {
-            Kind::Verbs(side) => verbs = side.endpoint.connection(id).map(|one| one.domain().clone()),
-            Kind::SoftSim(side) => softsim = side.endpoint.connection(id).map(|one| one.domain().clone()),
-        }
-        if verbs.is_none() && softsim.is_none() { Err(Error::NoSuchConnection.into()) } else { Ok(()) }
+        domain = Some(either!(&state.kind, Kind(side) -> Domain => {
+            side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?.domain().clone()
+        }));
+        Ok(())
     });
-    if found != Code::VKRDMA_OK {
+    let Some(domain) = domain.filter(|_| found == Code::VKRDMA_OK) else {
         if let Some(error) = error {
             *error = failure;
         }
         return found;
-    }
+    };
     on(endpoint, error, |state| {
         // SAFETY: the caller's promise.
         let (peer, how) = unsafe { (address(text, port)?, options(how, defaults(Role::Client))?) };
@@ -178,15 +180,11 @@ pub unsafe extern "C" fn vkrdma_connect_in_domain(
         let local = if source.is_null() { None } else { Some(unsafe { address(source, 0) }?) };
         let connection = place(connection)?;
         let timeout = Duration::from_micros(timeout);
-        let id = match (&mut state.kind, verbs, softsim) {
-            (Kind::Verbs(side), Some(domain), _) => {
-                side.endpoint.connect_in(&domain, peer, local, timeout, how)?
-            }
-            (Kind::SoftSim(side), _, Some(domain)) => {
-                side.endpoint.connect_in(&domain, peer, local, timeout, how)?
-            }
-            _ => return Err(Error::ForeignDomain.into()),
-        };
+        let id = either!(
+            (&mut state.kind, domain),
+            (Kind(side), Domain(domain)) => side.endpoint.connect_in(&domain, peer, local, timeout, how),
+            _ => Err(Error::ForeignDomain)
+        )?;
         connection.write(number_of(id));
         Ok(())
     })

@@ -7,22 +7,20 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use any_backend::{either, one_of};
 use rdma_conn::{CallerMemory, Error, Receiving, RegisteredBuffer, SharedMemory};
-use rdma_softsim::SoftSim;
-use rdma_verbs::Verbs;
 
 use crate::device::release;
-use crate::endpoint::{Endpoint, Kind, Part, either, on_connection, place};
+use crate::endpoint::{Endpoint, Kind, Part, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
 /// Registered memory of one connection, and of all in its protection domain. Created by
 /// `vkrdma_register` or `vkrdma_register_memory`.
 pub struct Buffer(Registered);
 
-enum Registered {
-    Verbs(Arc<RegisteredBuffer<Verbs>>),
-    SoftSim(Arc<RegisteredBuffer<SoftSim>>),
-}
+type Shared<B> = Arc<RegisteredBuffer<B>>;
+
+one_of!(enum Registered(Shared));
 
 /// What a buffer may be used for.
 #[repr(u32)]
@@ -114,18 +112,11 @@ pub extern "C" fn vkrdma_register(
     on_connection(endpoint, connection, error, |state, id| {
         let (buffer, access) = (place(buffer)?, rights(access)?);
         let lands = access.allows(rdma_conn::Access::REMOTE_WRITE);
-        macro_rules! register {
-            ($side:expr) => {{
-                let connection = $side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
-                let made =
-                    if lands { connection.register_landing(len) } else { connection.register_buffer(len) };
-                Arc::new(made?)
-            }};
-        }
-        buffer.write(keep(match &state.kind {
-            Kind::Verbs(side) => Registered::Verbs(register!(side)),
-            Kind::SoftSim(side) => Registered::SoftSim(register!(side)),
-        }));
+        buffer.write(keep(either!(&state.kind, Kind(side) -> Registered => {
+            let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
+            let made = if lands { connection.register_landing(len) } else { connection.register_buffer(len) };
+            Arc::new(made?)
+        })));
         Ok(())
     })
 }
@@ -155,18 +146,12 @@ pub unsafe extern "C" fn vkrdma_register_memory(
         }
         let registered = Arc::new(AtomicBool::new(false));
         let memory = Memory { base, len, release, context, registered: Arc::clone(&registered) };
-        macro_rules! register {
-            ($side:expr) => {{
-                let connection = $side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
-                let made = connection.register_memory(memory, access)?;
-                registered.store(true, Ordering::Relaxed);
-                Arc::new(made)
-            }};
-        }
-        buffer.write(keep(match &state.kind {
-            Kind::Verbs(side) => Registered::Verbs(register!(side)),
-            Kind::SoftSim(side) => Registered::SoftSim(register!(side)),
-        }));
+        buffer.write(keep(either!(&state.kind, Kind(side) -> Registered => {
+            let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
+            let made = connection.register_memory(memory, access)?;
+            registered.store(true, Ordering::Relaxed);
+            Arc::new(made)
+        })));
         Ok(())
     })
 }
@@ -196,10 +181,7 @@ pub extern "C" fn vkrdma_buffer_free(buffer: Option<Box<Buffer>>) {
 
 impl Buffer {
     fn memory(&self) -> SharedMemory<'_> {
-        match &self.0 {
-            Registered::Verbs(buffer) => buffer.memory(),
-            Registered::SoftSim(buffer) => buffer.memory(),
-        }
+        either!(&self.0, Registered(buffer) => buffer.memory())
     }
 }
 
@@ -212,11 +194,11 @@ macro_rules! with_buffer {
     ($state:expr, $buffer:expr, $side:ident, $registered:ident => $does:expr) => {{
         let buffer: Option<&Buffer> = $buffer;
         let buffer = buffer.ok_or(Failure::argument("the buffer is null"))?;
-        match (&mut $state.kind, &buffer.0) {
-            (Kind::Verbs($side), Registered::Verbs($registered)) => $does,
-            (Kind::SoftSim($side), Registered::SoftSim($registered)) => $does,
-            _ => Err(Error::ForeignBuffer.into()),
-        }
+        either!(
+            (&mut $state.kind, &buffer.0),
+            (Kind($side), Registered($registered)) => $does,
+            _ => Err(Error::ForeignBuffer.into())
+        )
     }};
 }
 
@@ -310,7 +292,7 @@ pub extern "C" fn vkrdma_stop_landing(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        either!(&mut state.kind, side => {
+        either!(&mut state.kind, Kind(side) => {
             side.receiving.remove(&id);
             side.endpoint.stop_landing(id)?;
         });

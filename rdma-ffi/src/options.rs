@@ -1,12 +1,14 @@
 //! Options and limits.
 
-use std::mem::size_of;
+use std::ffi::{CStr, c_char};
+use std::mem::{MaybeUninit, offset_of, size_of};
 use std::time::Duration;
 
 use rdma_backend::RnrTimer;
+use rdma_conn::Setting;
 use rdma_proto::{Config, Keepalive, Role};
 
-use crate::error::{Code, Failure, call};
+use crate::error::{Code, Failed, Failure, call, line};
 use crate::sized::{self, Grows};
 
 /// Settings of a connection. Fill it in with `vkrdma_client_options` or `vkrdma_server_options`,
@@ -61,20 +63,27 @@ pub struct Options {
     /// How long the endpoint busy-polls before it waits for a wake-up; its time-out is then 0. The
     /// longest of its connections applies. 0.
     pub spin: u64,
+    /// Options that a network or a card may want, which `vkrdma_options_set` writes:
+    /// `ack_timeout=16 huge_pages=yes`, closed by a zero. Empty.
+    pub settings: [c_char; VKRDMA_SETTINGS_TEXT],
 }
+
+/// Bytes of `vkrdma_options.settings`, the closing zero included.
+pub const VKRDMA_SETTINGS_TEXT: usize = 256;
 
 // SAFETY: all fields are numbers, and their sizes sum up to the structure's: no padding.
 unsafe impl Grows for Options {
     const FIRST: usize = 8 + 12 * 4 + 7 * 8;
 }
 
-const _: () = assert!(size_of::<Options>() == Options::FIRST);
+const _: () = assert!(offset_of!(Options, settings) == Options::FIRST);
+const _: () = assert!(size_of::<Options>() == Options::FIRST + VKRDMA_SETTINGS_TEXT);
 
 /// Limits for all connections of an endpoint and of those that share them by
 /// `vkrdma_endpoint_new_sharing`.
 ///
-/// Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections
-/// and 2 GiB of registered memory.
+/// Set `size` to `sizeof(vkrdma_limits)`, and all other fields. NULL stands for 10,000 connections,
+/// 2 GiB of registered memory and the default backlog.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -83,8 +92,14 @@ pub struct Limits {
     /// Simultaneous connections, including those being established or closed; UINT64_MAX for no
     /// limit. Others are rejected.
     pub connections: u64,
-    /// Bytes of registered memory; UINT64_MAX for no limit. A connection beyond is rejected.
+    /// Bytes of registered memory; UINT64_MAX for no limit. A connection beyond is rejected. An
+    /// established one continues, with a send buffer of a page if there is no more memory.
     pub registered_bytes: u64,
+    /// Connections that were accepted and that the program does not have yet: handshakes, those
+    /// whose VKRDMA_EVENT_OPENED was not taken, and those closed before the next `vkrdma_progress`.
+    /// None of them has a receive window. Further requests wait, and then a handshake is ended that
+    /// is not complete after 0.1 s. 0 for 256, UINT64_MAX for no limit.
+    pub backlog: u64,
 }
 
 // SAFETY: as above.
@@ -92,7 +107,7 @@ unsafe impl Grows for Limits {
     const FIRST: usize = 8 + 2 * 8;
 }
 
-const _: () = assert!(size_of::<Limits>() == Limits::FIRST);
+const _: () = assert!(size_of::<Limits>() == Limits::FIRST + 8);
 
 const fn micros(duration: Duration) -> u64 {
     duration.as_micros() as u64
@@ -140,6 +155,7 @@ impl Options {
             handshake_timeout: micros(options.handshake_timeout),
             keep_memory: micros(options.keep_memory),
             spin: micros(options.spin),
+            settings: [0; VKRDMA_SETTINGS_TEXT],
         }
     }
 
@@ -175,8 +191,64 @@ impl Options {
             .spin(Duration::from_micros(self.spin))
             .completion_vector(self.completion_vector);
         options.check()?;
-        Ok(options)
+        let settings = self.settings();
+        settings.split(' ').filter(|text| !text.is_empty()).try_fold(options, |mut options, text| {
+            let (name, value) = text.split_once('=').unwrap_or((text, ""));
+            let setting = Setting::named(name).ok_or_else(|| unknown(name))?;
+            setting.set(&mut options, value)?;
+            Ok(options)
+        })
     }
+
+    fn settings(&self) -> String {
+        let bytes = self.settings.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0);
+        String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
+    }
+
+    fn set_setting(&mut self, name: &str, value: &str) -> Result<(), Failure> {
+        let setting = Setting::named(name).ok_or_else(|| unknown(name))?;
+        setting.set(&mut rdma_conn::Options::default(), value)?;
+        let settings = self.settings();
+        let others = settings.split(' ').filter(|text| !text.starts_with(&format!("{name}=")));
+        let text = others.chain([&*format!("{name}={value}")]).collect::<Vec<_>>().join(" ");
+        if text.len() >= VKRDMA_SETTINGS_TEXT {
+            return Err(out_of_bounds("the options have no room for another setting"));
+        }
+        self.settings = line(&text);
+        Ok(())
+    }
+}
+
+/// Sets a numeric field by its name. Returns `None` if there is no such field or it takes no such
+/// number.
+macro_rules! fields {
+    ($($field:ident)+) => {
+        const FIELDS: &str = concat!($(stringify!($field), " "),+);
+
+        fn set_field(options: &mut Options, name: &str, value: &str) -> Option<Result<(), Failure>> {
+            match name {
+                $(stringify!($field) => Some(value.parse().map(|number| options.$field = number).map_err(
+                    |_| out_of_bounds_of(concat!(stringify!($field), " is a number"), value),
+                )),)+
+                _ => None,
+            }
+        }
+    };
+}
+
+fields! {
+    window windows send_buffer window_limit send_depth peer_receives receives inline_bytes completion_vector
+    rnr_timer negotiate eager_send_buffer keepalive_every keepalive_probe keepalive_limit stall_limit
+    handshake_timeout keep_memory spin
+}
+
+fn unknown(name: &str) -> Failure {
+    let text = format!("there is no option {name}; there are {FIELDS}and {}", Setting::list());
+    Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into())
+}
+
+fn out_of_bounds_of(rule: &str, value: &str) -> Failure {
+    Failure::Here(Code::VKRDMA_INVALID_OPTIONS, format!("{rule}, which '{value}' is not").into())
 }
 
 pub(crate) fn defaults(role: Role) -> rdma_conn::Options {
@@ -216,11 +288,14 @@ pub(crate) unsafe fn limits(limits: *const Limits) -> Result<rdma_conn::Limits, 
         size: size_of::<Limits>(),
         connections: otherwise.connections as u64,
         registered_bytes: otherwise.registered_bytes,
+        backlog: 0,
     };
     // SAFETY: the caller's promise.
     let said = unsafe { sized::read(limits, default) }?;
-    let connections = usize::try_from(said.connections).unwrap_or(usize::MAX);
-    Ok(otherwise.connections(connections).registered_bytes(said.registered_bytes))
+    let most = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    let limits = otherwise.connections(most(said.connections)).registered_bytes(said.registered_bytes);
+    // A program that does not know the field leaves it 0.
+    Ok(if said.backlog == 0 { limits } else { limits.backlog(most(said.backlog)) })
 }
 
 /// Fills in the defaults of clients. `size` is `sizeof(vkrdma_options)`.
@@ -237,10 +312,66 @@ pub unsafe extern "C" fn vkrdma_server_options(options: *mut Options, size: usiz
     unsafe { fill(options, size, &defaults(Role::Server)) }
 }
 
+/// Sets an option by its name: a field of `vkrdma_options`, or one that a network or a card may
+/// want, such as `ack_timeout`. The text of the error for an unknown name lists all.
+///
+/// The options must be filled in. VKRDMA_INVALID_OPTIONS: there is no such option, or it does not
+/// take this value; nothing is changed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vkrdma_options_set(
+    options: *mut Options,
+    name: *const c_char,
+    value: *const c_char,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    call(error, || {
+        if options.is_null() || name.is_null() || value.is_null() {
+            return Err(Failure::argument("the options, the name or the value is null"));
+        }
+        let otherwise = defaults(Role::Client);
+        // SAFETY: it is not null, and the caller's promise.
+        let mut changed = unsafe { sized::read(options, Options::of(&otherwise)) }?;
+        // SAFETY: as above.
+        let (name, value) = unsafe { (CStr::from_ptr(name), CStr::from_ptr(value)) };
+        let name = name.to_string_lossy().to_ascii_lowercase();
+        let value = value.to_string_lossy();
+        if let Some(set) = set_field(&mut changed, &name, &value) {
+            set?;
+        } else if changed.size < size_of::<Options>() {
+            return Err(unknown(&name));
+        } else {
+            changed.set_setting(&name, &value)?;
+        }
+        changed.to_options(otherwise)?;
+        // SAFETY: as above.
+        unsafe { sized::write(options, changed.size, &changed) }
+    })
+}
+
 unsafe fn fill(options: *mut Options, size: usize, with: &rdma_conn::Options) -> Code {
     call(None, || {
         let with = Options { size, ..Options::of(with) };
         // SAFETY: the caller's promise.
         unsafe { sized::write(options, size, &with) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_by_name_reach_the_connection() {
+        let mut options = Options::of(&defaults(Role::Server));
+        for text in ["ack_timeout=14", "huge_pages=yes", "ack_timeout=16"] {
+            let (name, value) = text.split_once('=').expect("a value");
+            options.set_setting(name, value).expect("is well formed");
+        }
+        assert!(set_field(&mut options, "spin", "50").expect("a field").is_ok());
+        assert!(set_field(&mut options, "windows", "-1").expect("a field").is_err());
+        assert!(options.set_setting("ack_timeout", "16 huge_pages=no").is_err());
+        let made = options.to_options(defaults(Role::Server)).expect("within bounds");
+        let expected = defaults(Role::Server).ack_timeout(Some(16)).huge_pages(true);
+        assert_eq!(made, expected.spin(Duration::from_micros(50)));
+    }
 }

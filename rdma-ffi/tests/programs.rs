@@ -48,8 +48,23 @@ fn events_come_in_an_array_and_none_is_lost() {
 }
 
 #[test]
+fn limits_refuse_newcomers_and_end_no_client() {
+    run("limits");
+}
+
+#[test]
+fn children_change_nothing_for_their_parent() {
+    run("forks");
+}
+
+#[test]
 fn any_thread_makes_any_call() {
     run("threads");
+}
+
+#[test]
+fn endpoints_share_a_channel_of_events() {
+    run("shared");
 }
 
 /// The header is for C++, too.

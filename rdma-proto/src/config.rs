@@ -37,6 +37,9 @@ impl Role {
 }
 
 /// Adds a chainable setter for each field: `#[non_exhaustive]` forbids literals in other crates.
+/// For the crates above, too; no part of the interface.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -114,6 +117,7 @@ impl Config {
     pub const fn client() -> Self {
         Self {
             role: Role::Client,
+            // At most this, towards a peer whose limit is unknown (VR-MEM-016).
             window: 1 << 20,
             windows: 2,
             send_buffer: 1 << 20,
@@ -121,6 +125,7 @@ impl Config {
             peer_receives: RECEIVES,
             window_limit: LARGEST_WINDOW,
             features: FeatureSet::NONE,
+            // Deployed servers offer no feature (spec/differences.md, VR-FEAT-002).
             negotiate: false,
             keepalive: None,
             stall_limit: None,
@@ -152,10 +157,13 @@ impl Config {
     /// Returns [`ApiMisuse::Config`], which names the first field out of bounds.
     pub fn check(&self) -> Result<(), ApiMisuse> {
         let keepalive = self.keepalive.unwrap_or(Keepalive::NONE);
+        // A time-out that is always due would be busy-polling (VR-FLOW-013).
         let passes = |interval: Option<Duration>| interval != Some(Duration::ZERO);
         [
             (self.window >= 1, "window", "at least 1"),
             ((1..=2).contains(&self.windows), "windows", "1 or 2"),
+            // The upper bounds of these three keep counts within the bits of an id (`send.rs`).
+            // Towards a peer with one receive, no payload could leave (spec/few-receives.md).
             ((1..=1 << 30).contains(&self.send_buffer), "send_buffer", "1 to 2^30"),
             ((1..=1 << 14).contains(&self.send_depth), "send_depth", "1 to 16384"),
             ((2..=1 << 14).contains(&self.peer_receives), "peer_receives", "2 to 16384"),

@@ -143,6 +143,7 @@ impl Machine {
     /// Returns an error if a value of `config` is out of bounds.
     pub fn new(config: Config, regions: [RegionAddress; 2]) -> Result<Self, ApiMisuse> {
         config.check()?;
+        // A server sends this opcode only as an answer (VR-FEAT-005).
         let asks = matches!(config.role, Role::Client) && config.negotiate;
         Ok(Self {
             config,
@@ -155,7 +156,9 @@ impl Machine {
             tx: TxWindow::new(),
             send: SendState::new(config.send_depth, config.peer_receives, config.send_buffer),
             credits: Credits::new(config.peer_receives),
+            // Known once established. Nothing is posted before (VR-CONN-018).
             patient: false,
+            // At most half of a short queue: data must be able to leave, too.
             slots_kept_back: u64::from(config.send_depth / 2).min(4),
             flush: None,
             due: Due::Anything,
@@ -195,6 +198,7 @@ impl Machine {
         let posted = self.send.posted();
         Counters {
             bytes_sent: posted.bytes,
+            // Messages are notices too, and the send state does not tell them apart.
             data_notifications_sent: posted.notices.saturating_sub(self.counters.messages_sent),
             most_in_flight: self.most_in_flight(),
             ..self.counters
@@ -324,6 +328,7 @@ impl Machine {
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.stage {
             Stage::Open | Stage::Closing => self.timers.next(),
+            // The driver bounds the handshake (VR-CONN-008), and a close has its own bound.
             Stage::Leaving => self.timers.close_at(),
             Stage::Connecting | Stage::Ended => None,
         }
@@ -355,6 +360,8 @@ impl Machine {
     #[inline]
     pub fn put(&mut self, most: usize) -> Option<Span> {
         if self.due == Due::Nothing && most > 0 && self.budget.covers(self.send.posted(), most) {
+            // With `Due::Nothing`, all earlier bytes are posted: these alone are the next WRITE.
+            // They are fewer than the contiguous space, a u32.
             self.due = Due::Write;
             let place = self.send.next_span(most as u32);
             self.send.write(most as u64);
@@ -374,6 +381,25 @@ impl Machine {
         self.due = Due::Anything;
         self.send.write(len.into());
         Some(Span { offset, len })
+    }
+
+    /// Returns whether [`Machine::replace_send_buffer`] has an effect: no byte of the send buffer
+    /// waits to be posted, and none is in flight if the other is shorter.
+    pub const fn can_replace_send_buffer(&self, length: u32) -> bool {
+        self.send.can_replace_buffer(length)
+    }
+
+    /// Continues with another send buffer of `length` bytes, from its beginning. Without effect
+    /// unless [`Machine::can_replace_send_buffer`].
+    ///
+    /// Keep the present one until [`Machine::unconfirmed`] shows that all bytes have arrived. Until
+    /// then they also count as used room of the new one.
+    pub fn replace_send_buffer(&mut self, length: u32) {
+        if self.can_replace_send_buffer(length) {
+            self.send.replace_buffer(length);
+            // It was computed for the old one.
+            self.budget = Budget::default();
+        }
     }
 
     /// Takes `bytes` of other memory, behind everything taken before. It must stay unchanged until
@@ -437,9 +463,27 @@ impl Machine {
         Ok(())
     }
 
+    /// Withholds the first window, for a server that decides about a connection before it registers
+    /// memory: [`Machine::open_window`] follows. Call it before anything else.
+    pub fn withhold_window(&mut self) {
+        self.rx.withhold();
+    }
+
+    /// Has the first window, of `length` bytes, which from now on is [`Config::window`]
+    /// (VR-MEM-008). Without effect unless it was withheld.
+    pub fn open_window(&mut self, memory: RegionAddress, length: u32) {
+        if self.rx.open(length) {
+            let [first, _] = &mut self.regions;
+            *first = memory;
+            self.config.window = length;
+            self.look_for_announcement();
+        }
+    }
+
     /// Adds the region for [`Machine::lacks_region`], of [`Config::window`] bytes (VR-MEM-008).
     pub fn add_region(&mut self, address: RegionAddress) {
         let Some(index) = self.rx.lacks_region() else { return };
+        // The other region stays: it is being filled, or holds unread bytes.
         let [first, second] = &mut self.regions;
         *(if index == 0 { first } else { second }) = address;
         self.rx.add_region();
@@ -466,10 +510,12 @@ impl Machine {
     /// Returns an error if earlier memory is in use, or this wraps around the address space.
     pub fn land(&mut self, memory: RegionAddress, length: u32) -> Result<Option<Readable>, ApiMisuse> {
         let RegionAddress { address, .. } = memory;
+        // Checked once here, so that no address of a window inside can wrap.
         if address.checked_add(length.into()).is_none() {
             return Err(ApiMisuse::LandingWraps { address, length });
         }
         if self.has_ended() {
+            // No window is announced any more (VR-CLOSE-006).
             return Ok(None);
         }
         let landed = self.rx.land(length)?;
@@ -483,6 +529,7 @@ impl Machine {
     /// Announces no more windows in memory of [`Machine::land`]. Announced ones stay (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
+        // The other region, held back while bytes land, may now be announced ahead (VM-002).
         self.look_for_announcement();
     }
 
@@ -494,6 +541,8 @@ impl Machine {
             Stage::Connecting if self.send.unconfirmed() == 0 => self.end(),
             Stage::Connecting => self.close_by(Stage::Leaving, now.after(linger)),
             Stage::Open => self.close_by(Stage::Closing, now.after(linger)),
+            // A task that polls its close calls this each time. The first deadline holds
+            // (VR-CLOSE-004).
             Stage::Leaving | Stage::Closing | Stage::Ended => {}
         }
     }

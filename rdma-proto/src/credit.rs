@@ -40,6 +40,7 @@ impl Credits {
     pub(crate) const fn new(limit: u16) -> Self {
         let limit = limit as u64;
         let half = limit / 2;
+        // Of few receives only half is kept back, so that data can leave.
         let for_data = limit.saturating_sub(if half < 8 { half } else { 8 });
         Self { limit, for_data, handled: 0, taken: 0, filled: None, announced: None, asked: None }
     }
@@ -51,6 +52,8 @@ impl Credits {
     /// receive, which may not be reposted when its answer comes.
     #[inline]
     pub(crate) const fn allow(&self, sent: u64, purpose: Purpose) -> bool {
+        // Of fewer than 8, none is kept for an answered question. The last is for the next
+        // question, unless an answer in flight returns some (spec/few-receives.md).
         let most = match purpose {
             Purpose::Data => self.for_data,
             Purpose::Control if self.limit < 8 => self.limit.saturating_sub(!self.expects_proof() as u64),
@@ -76,6 +79,7 @@ impl Credits {
     /// Returns whether to ask for a proof: half the budget is unproven.
     #[inline]
     pub(crate) const fn wants_proof(&self, sent: u64) -> bool {
+        // There is one mark, so one question at a time. Its answer proves all before it.
         self.asked.is_none() && self.in_flight(sent) >= self.limit.div_ceil(2)
     }
 
@@ -87,6 +91,7 @@ impl Credits {
     /// Returns the count of notifications below which no proof need be requested.
     pub(crate) const fn before_proof(&self) -> u64 {
         let half = self.limit.div_ceil(2);
+        // The notification that reaches half makes the question due, so the budget ends before it.
         if self.asked.is_some() { u64::MAX } else { self.handled.saturating_add(half).saturating_sub(1) }
     }
 
@@ -125,11 +130,14 @@ impl Credits {
     }
 
     pub(crate) fn got_answer(&mut self) {
+        // This counts the question itself, which may not be handled yet: `allow` keeps a receive
+        // for it (VR-FLOW-008).
         let mark = self.asked.take();
         self.prove(mark);
     }
 
     pub(crate) fn got_acknowledgement(&mut self, notices: u64) {
+        // Another proof may have shown more already.
         if notices > self.handled {
             self.handled = notices;
         }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![no_std]
 #![forbid(unsafe_code)]
+// No input of a peer may end the process (VR-SEC-003).
 #![deny(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,

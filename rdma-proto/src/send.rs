@@ -23,6 +23,7 @@ pub(crate) struct Progress {
 impl Progress {
     #[inline]
     const fn to_id(self) -> u64 {
+        // 63 bits: drivers tell the ids of receives by the highest one.
         ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
     }
 
@@ -126,6 +127,24 @@ impl SendState {
         self.done
     }
 
+    /// Returns whether no byte of the buffer waits to be posted, and those in flight have a signal
+    /// that makes room. Lent bytes lie elsewhere.
+    pub(crate) const fn can_replace_buffer(&self, capacity: u32) -> bool {
+        let only_lent = self.posted.bytes >= self.lent.begin && self.written == self.lent.end;
+        // In a shorter buffer, bytes in flight without a signal could take all room: nothing more
+        // could be posted, and no completion would make room.
+        (self.all_posted() || only_lent) && (capacity as u64 >= self.capacity || self.unconfirmed() == 0)
+    }
+
+    /// Continues with another buffer, from its beginning. Posted bytes stay where they are, and
+    /// count as used room until they have arrived.
+    pub(crate) fn replace_buffer(&mut self, capacity: u32) {
+        self.capacity = capacity.into();
+        self.posted_at = 0;
+        // The next signal is due after a quarter of the new length.
+        self.signal_bytes();
+    }
+
     /// Returns the free part of the buffer up to its end, which no request still reads
     /// (VR-XFER-011). More may begin at offset 0.
     #[inline]
@@ -136,6 +155,8 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn has_space(&self) -> bool {
+        // Lent bytes count as used room, and may be more than the buffer has (docs/decisions.md,
+        // 12).
         self.unconfirmed() < self.capacity
     }
 
@@ -165,6 +186,7 @@ impl SendState {
         if behind < self.capacity {
             return behind;
         }
+        // `Config::check` refuses a buffer of no bytes, so there always is a remainder.
         match behind.checked_rem(self.capacity) {
             Some(offset) => offset,
             None => 0,
@@ -173,6 +195,7 @@ impl SendState {
 
     /// None while an earlier loan is not completely posted.
     pub(crate) const fn lendable(&self) -> u32 {
+        // `lent` describes one range, which is not needed any more once all of it is posted.
         if self.posted.bytes < self.lent.end {
             return 0;
         }
@@ -313,6 +336,7 @@ impl SendState {
     /// finds a slot and space, is contiguous, and needs no signal.
     pub(crate) fn budget(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
+        // The request that reaches the count is signalled, so the budget ends before it.
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
         let requests = self
             .free_slots()
@@ -327,12 +351,16 @@ impl SendState {
     fn set_signal(&mut self) {
         let Progress { slots, notices, bytes } = self.posted;
         self.signaled = bytes;
-        let lent = if self.lent.end > bytes { self.lent.end } else { u64::MAX };
-        self.signal_at = Progress {
-            slots: slots.saturating_add(self.depth.div_ceil(4)),
-            notices: notices.saturating_add(self.notice_limit.div_ceil(4)),
-            bytes: bytes.saturating_add(self.capacity.div_ceil(4)).min(lent),
-        };
+        // A quarter: a full queue, or a used up limit, then has a signalled request in flight whose
+        // completion makes room. Rounded up, so that a queue of one works.
+        self.signal_at.slots = slots.saturating_add(self.depth.div_ceil(4));
+        self.signal_at.notices = notices.saturating_add(self.notice_limit.div_ceil(4));
+        self.signal_bytes();
+    }
+
+    fn signal_bytes(&mut self) {
+        let lent = if self.lent.end > self.posted.bytes { self.lent.end } else { u64::MAX };
+        self.signal_at.bytes = self.signaled.saturating_add(self.capacity.div_ceil(4)).min(lent);
     }
 
     /// Returns whether bytes follow the last signalled request: no completion will report them.
@@ -342,6 +370,7 @@ impl SendState {
 
     pub(crate) fn complete(&mut self, id: u64) -> Result<(), Error> {
         let done = self.done.advanced_to(id);
+        // A fault of the backend: no peer has a part in ids.
         if done.slots > self.posted.slots
             || done.notices > self.posted.notices
             || done.bytes > self.posted.bytes

@@ -107,6 +107,7 @@ impl RxWindow {
 
     /// Whether to announce the other region ahead. The application's memory never is.
     const fn goes_ahead(&self) -> bool {
+        // A region is registered again only when all of it was read (VM-005).
         self.ahead
             && self.windows == 2
             && self.previous.is_none()
@@ -141,6 +142,7 @@ impl RxWindow {
         if bytes > room.into() || !self.announced && bytes != 0 {
             return None;
         }
+        // At most `room`, a u32.
         self.received = self.received.wrapping_add(bytes as u32);
         if self.lands {
             self.landing.received = self.landing.received.saturating_add(bytes as u32);
@@ -150,7 +152,7 @@ impl RxWindow {
 
     #[cold]
     pub(crate) const fn refusal(&self, immediate: u32) -> PeerMisbehaved {
-        if !self.announced {
+        if !self.announced || self.is_withheld() {
             return PeerMisbehaved::NoWindow { immediate };
         }
         PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length }
@@ -184,6 +186,7 @@ impl RxWindow {
     const fn previous_part(&self) -> Option<Readable> {
         match self.previous {
             Some(offset) => {
+                // `own` changes only when the next window lies in a region of our own.
                 let region = if self.lands { self.own } else { self.other() };
                 Some(Readable { region, offset, len: self.length.saturating_sub(offset) })
             }
@@ -232,6 +235,7 @@ impl RxWindow {
         if len == 0 {
             return None;
         }
+        // At most the part, so it is not refused.
         self.consume(len).ok()?;
         Some(Readable { len, ..part })
     }
@@ -242,6 +246,7 @@ impl RxWindow {
         debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
         let unread = self.received.saturating_sub(self.read);
         let len = if most < unread as usize { most as u32 } else { unread };
+        // Reading a full window to its end moves on to the next, which this path does not.
         if len == 0 || !self.plain || self.is_full() {
             return None;
         }
@@ -298,6 +303,10 @@ impl RxWindow {
     /// # Errors
     /// Returns an error if previous memory is still in use.
     pub(crate) fn land(&mut self, length: u32) -> Result<Option<Readable>, ApiMisuse> {
+        // The length of windows is not known yet.
+        if self.is_withheld() {
+            return Ok(None);
+        }
         if self.is_landing() {
             return Err(ApiMisuse::LandingUnderWay);
         }
@@ -328,6 +337,7 @@ impl RxWindow {
 
     pub(crate) const fn landing_in_use(&self) -> Range<u32> {
         let Landing { length, next, received, read } = self.landing;
+        // The peer may write to all further windows, else to the announced one, else to none.
         let end = if self.landing.takes(self.length) {
             length
         } else if self.lands {
@@ -364,6 +374,28 @@ impl RxWindow {
         self.rotate();
     }
 
+    /// See [`Machine::withhold_window`](crate::Machine::withhold_window). A window that has no room
+    /// and needs no announcement stands for none: the usual paths need not ask.
+    pub(crate) fn withhold(&mut self) {
+        if !self.announced {
+            (self.windows, self.length, self.announced) = (0, 0, true);
+        }
+    }
+
+    const fn is_withheld(&self) -> bool {
+        self.windows == 0
+    }
+
+    /// Has its first region from now on, of `length` bytes. Returns false, unchanged, if
+    /// it has one.
+    pub(crate) fn open(&mut self, length: u32) -> bool {
+        let withheld = self.is_withheld();
+        if withheld {
+            (self.windows, self.length, self.announced) = (1, length, false);
+        }
+        withheld
+    }
+
     /// See [`Machine::drop_region`](crate::Machine::drop_region).
     pub(crate) fn drop_region(&mut self) -> Option<u8> {
         if self.windows != 2 || self.previous.is_some() || self.announces_ahead() {
@@ -394,11 +426,19 @@ impl RxWindow {
 
     #[cold]
     fn leave_full(&mut self) {
+        // It has length 0, so that it always looks full.
+        if self.is_withheld() {
+            return;
+        }
+        // Unread bytes of a full region become `previous`: one place, which is read before landed
+        // bytes. So neither of the two may have any left.
         let unread = !self.lands && self.read != self.length;
         if unread && (self.previous.is_some() || !self.landing.is_read()) {
             return;
         }
         let lands = !self.next_announced && self.landing.takes(self.length);
+        // Next is memory of the application, the other region, or the same one if it is read to the
+        // end (VR-MEM-010).
         if lands {
             self.landing.next = self.landing.next.saturating_add(self.length);
         } else if self.windows == 2 {
@@ -470,6 +510,7 @@ impl TxWindow {
         if address.checked_add(length as u64).is_none() {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::WindowWraps { address, length }));
         }
+        // A full window is followed at once. Otherwise the new one waits (VM-002).
         match place {
             Some(place) if self.room > 0 => *place = Some(window),
             _ => self.begin(window),

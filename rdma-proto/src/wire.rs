@@ -147,6 +147,7 @@ impl Message {
     pub fn decode(bytes: &[u8]) -> Result<Self, InvalidMessage> {
         let bytes: &[u8; MESSAGE_LEN] =
             bytes.try_into().map_err(|_| InvalidMessage::Length { length: bytes.len() })?;
+        // Every layout begins with the opcode, so that any of them shows it.
         let features: &Features = zerocopy::transmute_ref!(bytes);
         let (select, set) = (features.select.get(), FeatureSet(features.features.get()));
         match Opcode(features.opcode.get()) {
@@ -161,6 +162,7 @@ impl Message {
                     rkey: rkey.get(),
                 }))
             }
+            // Not skipped: what it means for the bytes behind it cannot be guessed (VR-CTRL-012).
             opcode => Err(InvalidMessage::UnknownOpcode { opcode }),
         }
     }
@@ -170,6 +172,7 @@ impl Message {
         match *self {
             Self::GetServerFeature { select, features } => encode_features(self.opcode(), select, features),
             Self::SetClientFeature { select, features } => encode_features(self.opcode(), select, features),
+            // All that follows the opcode is reserved, and zero (VR-CTRL-005).
             Self::Keepalive => encode_features(self.opcode(), 0, FeatureSet::NONE),
             Self::RegisterXferMemory(window) => zerocopy::transmute!(Registration {
                 opcode: self.opcode().0.into(),

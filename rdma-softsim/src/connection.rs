@@ -11,10 +11,11 @@ use rdma_backend::{
 };
 
 use crate::driver::{Driver, Signal};
+use crate::error::Error;
+use crate::fabric::SoftSim;
 use crate::model::{ChannelId, HostId, IdentifierId, NoticeKind, Wake};
 use crate::sync::{Mutex, PoisonError};
 use crate::verbs::{CompletionQueue, Domain, QueuePair};
-use crate::{Error, SoftSim};
 
 /// A channel of connection-manager events. Its descriptor is readable while an event waits.
 pub struct EventChannel {
@@ -54,7 +55,9 @@ impl EventChannel {
 
 impl Drop for ChannelInner {
     fn drop(&mut self) {
-        self.driver.destroy_waking(Wake::Events(self.id), |model| model.destroy_channel(self.id));
+        self.driver.release(|driver| {
+            driver.destroy_waking(Wake::Events(self.id), |model| model.destroy_channel(self.id));
+        });
     }
 }
 
@@ -72,6 +75,7 @@ impl rdma_backend::EventChannel<SoftSim> for EventChannel {
     fn next_event(&self) -> Result<Option<CmEvent<SoftSim>>, Error> {
         let notice = self.inner.driver.with(|model| {
             let taken = model.take_notice(self.inner.id)?;
+            // Under the lock: an event that comes later raises the signal after this.
             if taken.emptied {
                 self.inner.signal.clear();
             }
@@ -139,12 +143,13 @@ pub(crate) struct IdentifierInner {
 
 impl Drop for IdentifierInner {
     fn drop(&mut self) {
-        self.driver.with(|model| model.destroy_identifier(self.id));
+        self.driver.release(|driver| driver.with(|model| model.destroy_identifier(self.id)));
     }
 }
 
 impl Identifier {
     fn same_fabric(&self, other: &Arc<Driver>) -> Result<(), Error> {
+        // Ids of another fabric would name other objects here.
         if Arc::ptr_eq(&self.inner.driver, other) {
             Ok(())
         } else {
@@ -214,6 +219,7 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
             .inner
             .driver
             .with(|model| model.create_pair(self.inner.id, domain.id(), completions.id(), limits))?;
+        // Kept alive: a queue pair must be destroyed before its identifier (`rdma_destroy_id(3)`).
         let identifier: Arc<dyn Send + Sync> = Arc::<IdentifierInner>::clone(&self.inner);
         let queues = [completions; 2];
         Ok(QueuePair::new(&self.inner.driver, id, number, inline, Some(identifier), domain, queues))
@@ -241,6 +247,7 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
 
     fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
         self.same_fabric(&to.inner.driver)?;
+        // Held over both steps: the handle must keep the channel that the model names.
         let mut channel = self.inner.channel.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.driver.with(|model| model.migrate(self.inner.id, to.inner.id))?;
         let old = core::mem::replace(&mut *channel, Arc::clone(&to.inner));

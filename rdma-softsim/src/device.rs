@@ -11,20 +11,21 @@ use core::net::SocketAddr;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rdma_backend::{
-    AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
-};
+use rdma_backend::{AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, SendOp};
 
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
+use crate::error::Error;
+use crate::fabric::SoftSim;
 use crate::model::{
-    About, Bytes, ContextId, DomainId, ForeignMemory, HostId, Mirror, Model, PairAttributes, Parts,
-    PostedReceive, QueuePairState, Registration, Request, Wake,
+    About, Bytes, ContextId, ForeignMemory, HostId, Mirror, PairAttributes, PostedReceive, Registration,
+    Request, Wake,
 };
-use crate::request::{Op, Rights, Service};
-use crate::shared::SharedInner;
+use crate::request::{Local, NamedReceive, NamedSend, Op, Rights, Service, Transition};
+use crate::settings::Limits;
+use crate::shared::{SharedInner, SharedReceives};
+use crate::state::{Offered, PairState};
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
-use crate::{Error, Limits, SharedReceives, SoftSim};
 
 impl SoftSim {
     /// Adds a device to this machine, with these addresses: another port on another network.
@@ -60,7 +61,9 @@ pub struct Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.driver.destroy_waking(Wake::Asynchronous(self.id), |model| model.close(self.id));
+        self.driver.release(|driver| {
+            driver.destroy_waking(Wake::Asynchronous(self.id), |model| model.close(self.id));
+        });
     }
 }
 
@@ -88,6 +91,7 @@ impl Device {
             &signal,
             |model| {
                 let id = model.create_queue_in(self.id, name, depth)?;
+                // In the same step: no completion may come before the program can find it.
                 model.set_mirror(id, mirror);
                 Ok(id)
             },
@@ -111,6 +115,7 @@ impl Device {
         let [sends, receives] = queues;
         let others = [domain.driver(), sends.driver(), receives.driver()];
         for other in others.into_iter().chain(shared.map(|shared| &shared.inner.driver)) {
+            // Ids of another fabric would name other objects here.
             if !Arc::ptr_eq(&self.driver, other) {
                 return Err(Error::Argument("a handle of another fabric"));
             }
@@ -129,6 +134,23 @@ impl Device {
         let shared =
             shared.map(|shared| -> Arc<dyn Send + Sync> { Arc::<SharedInner>::clone(&shared.inner) });
         Ok(QueuePair::new(&self.driver, id, number, inline, shared, domain, queues))
+    }
+
+    /// `ibv_create_srq(3)`: room for `depth` receives. Asynchronous events use `name` for the
+    /// queue. One comes when it holds fewer than `limit` receives, unless that is 0.
+    pub fn create_shared_receives(
+        &self,
+        name: u64,
+        domain: &Domain,
+        depth: u32,
+        limit: u32,
+    ) -> Result<SharedReceives, Error> {
+        // Ids of another fabric would name other objects here.
+        if !Arc::ptr_eq(&self.driver, domain.driver()) {
+            return Err(Error::Argument("a handle of another fabric"));
+        }
+        let id = self.driver.with(|model| model.create_shared(self.id, name, domain.id(), depth, limit))?;
+        Ok(SharedReceives::new(&self.driver, id, domain))
     }
 
     /// `ibv_get_async_event(3)`; `None` if none waits.
@@ -161,13 +183,24 @@ impl ForeignRegion {
     pub const fn key(&self) -> u32 {
         self.registration.rkey
     }
+
+    /// `ibv_dereg_mr(3)`. Waits while bytes may be written to the memory. Dropping the region does
+    /// not.
+    ///
+    /// # Errors
+    /// [`Error::Landing`] after [`Parameters::reach`](crate::Parameters::reach). Its keys are
+    /// invalid then.
+    pub fn deregister(&self) -> Result<(), Error> {
+        let DomainInner { driver, .. } = &*self.domain;
+        // First no further message finds it, then those that have begun are awaited.
+        driver.with(|model| model.deregister(self.registration.id));
+        driver.wait_while(|model| model.lands_in(self.registration.id))
+    }
 }
 
 impl Drop for ForeignRegion {
     fn drop(&mut self) {
-        let DomainInner { driver, .. } = &*self.domain;
-        driver.with(|model| model.deregister(self.registration.id));
-        driver.wait_while(|model| model.lands_in(self.registration.id));
+        self.domain.driver.release(|driver| driver.with(|model| model.deregister(self.registration.id)));
     }
 }
 
@@ -215,163 +248,13 @@ impl CompletionQueue {
     }
 }
 
-/// Bytes named by a work request, `struct ibv_sge`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sge {
-    /// Their address, in the region's address space.
-    pub address: u64,
-    /// The number of bytes.
-    pub len: u32,
-    /// The region's key.
-    pub lkey: u32,
-}
-
-/// The local side of a send request.
-#[derive(Clone, Copy, Debug)]
-pub enum Local<'a> {
-    /// In registered memory, in this order. Empty for no bytes.
-    Memory(&'a [Sge]),
-    /// In the request.
-    Inline(&'a [u8]),
-}
-
-/// A send request, `struct ibv_send_wr`.
-#[derive(Clone, Copy, Debug)]
-pub struct NamedSend<'a> {
-    /// Returned in the completion.
-    pub id: u64,
-    /// The operation.
-    pub op: Op,
-    /// The source of its bytes, or their target.
-    pub local: Local<'a>,
-    /// Whether success is reported.
-    pub signaled: bool,
-    /// Whether its receive raises a solicited event, `IBV_SEND_SOLICITED`.
-    pub solicited: bool,
-}
-
-/// A receive request, `struct ibv_recv_wr`.
-#[derive(Clone, Copy, Debug)]
-pub struct NamedReceive<'a> {
-    /// Returned in the completion.
-    pub id: u64,
-    /// Where the bytes go, in this order.
-    pub local: &'a [Sge],
-}
-
-/// A step of `ibv_modify_qp(3)`.
-#[derive(Clone, Copy, Debug)]
-pub enum Transition {
-    /// To RESET.
-    Reset,
-    /// To INIT.
-    Initialise,
-    /// To RTR.
-    Receive {
-        /// Our address, to which messages are sent.
-        local: IpAddr,
-        /// The peer's address.
-        remote: IpAddr,
-        /// The number of the peer's queue pair.
-        number: u32,
-        /// When a peer that found no receive may retry.
-        timer: RnrTimer,
-    },
-    /// To RTR, of a queue pair for datagrams.
-    ReceiveDatagrams,
-    /// To RTS.
-    Send {
-        /// Retries without acknowledgement.
-        retry: u8,
-        /// Retries of a send without a receive.
-        rnr_retry: u8,
-        /// READs outstanding at the same time.
-        read_depth: u8,
-    },
-    /// To SQD.
-    Drain {
-        /// Whether to raise an event when nothing is in flight any more.
-        notify: bool,
-    },
-    /// To ERR.
-    Fail,
-}
-
-/// The state of a queue pair, `enum ibv_qp_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairState {
-    /// RESET.
-    Reset,
-    /// INIT.
-    Init,
-    /// RTR.
-    Receiving,
-    /// RTS.
-    Ready,
-    /// SQD.
-    Draining,
-    /// ERR.
-    Error,
-}
-
-impl From<QueuePairState> for PairState {
-    fn from(state: QueuePairState) -> Self {
-        match state {
-            QueuePairState::Reset => Self::Reset,
-            QueuePairState::Idle => Self::Init,
-            QueuePairState::Receiving => Self::Receiving,
-            QueuePairState::Ready => Self::Ready,
-            QueuePairState::Draining => Self::Draining,
-            QueuePairState::Error => Self::Error,
-        }
-    }
-}
-
-/// What is known of a connection for making a queue pair ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offered {
-    /// The address of this side.
-    pub local: IpAddr,
-    /// The address of the peer.
-    pub remote: IpAddr,
-    /// The number of the peer's queue pair; 0 while it is unknown.
-    pub peer: u32,
-    /// The peer's parameters.
-    pub theirs: ConnectParams,
-    /// Retries without acknowledgement.
-    pub retry: u8,
-}
-
-/// A queue pair and its connection, for inspection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Connection {
-    /// Its number.
-    pub pair: u32,
-    /// The addresses of its host.
-    pub host: Vec<IpAddr>,
-    /// Its state.
-    pub state: PairState,
-    /// Its own address, once it has one. The port is 0 without a connection manager.
-    pub local: Option<SocketAddr>,
-    /// Its peer's.
-    pub remote: Option<SocketAddr>,
-    /// The number of its peer's queue pair, once it has a path; 0 if that is gone.
-    pub peer: Option<u32>,
-}
-
-/// Returns the places in this domain's regions that a list names.
-pub(crate) fn parts(model: &Model, domain: Option<DomainId>, list: &[Sge]) -> Parts {
-    list.iter().map(|&Sge { address, len, lkey }| model.named(domain, address, len, lkey)).collect()
-}
-
 impl QueuePair {
     /// `ibv_modify_qp(3)`.
     pub fn modify(&self, transition: Transition) -> Result<(), Error> {
         if matches!(transition, Transition::Reset) {
             self.driver.with(|model| model.reset(self.id))?;
             // Posted memory then belongs to its owner again.
-            self.driver.wait_while(|model| model.lands_for(self.id));
-            return Ok(());
+            return self.driver.wait_while(|model| model.lands_for(self.id));
         }
         self.driver.with(|model| match transition {
             Transition::Reset => model.reset(self.id),
@@ -422,6 +305,7 @@ impl QueuePair {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
                 let (op, atomic, to) = match op {
                     Op::Connected(op) => (op, None, None),
+                    // A READ that changes what it has read. It counts as one (IBA 9.4.5).
                     Op::Atomic(remote, atomic) => (SendOp::Read(remote), Some(atomic), None),
                     Op::Datagram(to, immediate) => {
                         (immediate.map_or(SendOp::Send, SendOp::SendImmediate), None, Some(to))
@@ -429,7 +313,7 @@ impl QueuePair {
                 };
                 let local = match local {
                     Local::Inline(bytes) => Ok(bytes),
-                    Local::Memory(list) => Err(parts(model, domain, list)),
+                    Local::Memory(list) => Err(model.named(domain, list)),
                 };
                 model
                     .post_named(self.id, Request { id, op, atomic, signaled, solicited, to }, local, answered)
@@ -472,7 +356,7 @@ impl QueuePair {
         self.driver.with(|model| {
             let domain = model.domain_of(self.id);
             requests.iter().enumerate().try_for_each(|(posted, request)| {
-                let local = parts(model, domain, request.local);
+                let local = model.named(domain, request.local);
                 model
                     .post_named_receive(self.id, &PostedReceive { id: request.id, local })
                     .map_err(|error| PostError { posted, error })

@@ -4,7 +4,8 @@ use core::time::Duration;
 
 use rdma_backend::CompletionStatus;
 
-use crate::Random;
+use crate::random::Random;
+use crate::settings::Parameters;
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,11 +39,11 @@ impl DeviceKind {
     }
 }
 
-/// Settings of a simulated fabric beyond [`Parameters`](crate::Parameters).
+/// Settings of a simulated fabric beyond [`Parameters`](Parameters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulationSettings {
     /// The fabric's times.
-    pub parameters: crate::Parameters,
+    pub parameters: Parameters,
     /// Maximum random delay of a message beyond its latency.
     pub jitter: Duration,
     /// Maximum random delay of a connection manager message.
@@ -67,7 +68,7 @@ impl Default for SimulationSettings {
     fn default() -> Self {
         let latency = Duration::from_micros(5);
         Self {
-            parameters: crate::Parameters { latency, ..crate::Parameters::default() },
+            parameters: Parameters { latency, ..Parameters::default() },
             jitter: latency,
             cm_jitter: Duration::from_micros(200),
             pauses: 16,
@@ -140,7 +141,9 @@ impl Behaviour {
                 flush: Flush::AtDestruction,
                 spurious: 2,
                 report_delay: Duration::from_micros(10),
+                // Seen on the device: docs/decisions.md, 8.
                 endless_retries: true,
+                // Its deviation from the case `verbs.async.access`.
                 tells_of_requests: false,
                 tells_of_first: false,
                 // It walks through its table of queue pairs.

@@ -15,14 +15,18 @@ use std::sync::Arc;
 use rdma_backend::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::error::Error;
+use crate::load::Load;
 use crate::model::{Freight, Model, SimulationState, Wake};
 use crate::settings::Parameters;
 use crate::sync::{AtomicBool, Builder, JoinHandle, Monitor, MutexGuard, Ticks};
-use crate::{Error, Load};
 
 /// The longest single sleep. A spurious wake-up now and then is harmless; an overflowing time-out
 /// is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+
+/// How long the thread lets others have the lock, if more is due than it executes at a time.
+const TURN: Duration = Duration::from_micros(20);
 
 /// State that every handle of one fabric shares.
 pub(crate) struct Driver {
@@ -88,6 +92,8 @@ impl Driver {
     }
 
     fn with_clock(model: Model, clock: Clock) -> Self {
+        // Before there are handles that a child must leave alone (`Driver::release`).
+        rdma_process::watch_forks();
         let state = Guarded {
             model,
             signals: HashMap::new(),
@@ -124,15 +130,28 @@ impl Driver {
         self.act(act, Caller::BesideCopies)
     }
 
-    /// Waits while bytes may still be moved to memory that was taken away. The model gives them up
-    /// in the end.
-    pub(crate) fn wait_while(&self, moves: impl Fn(&Model) -> bool) {
+    /// Waits while bytes may still be moved to memory that was taken away.
+    ///
+    /// # Errors
+    /// [`Error::Landing`] after [`Parameters::reach`]. They may be moved later, too.
+    pub(crate) fn wait_while(&self, moves: impl Fn(&Model) -> bool) -> Result<(), Error> {
         let mut state = self.core.lock();
+        let elapsed = || match &self.core.clock {
+            Clock::Real(ticks) => ticks.elapsed(),
+            // Bytes are moved at once.
+            Clock::Virtual => Duration::MAX,
+        };
+        let until = elapsed().saturating_add(state.model.reach());
+        // Only if a thread waits does `copy` notify of each move.
         state.leaving += 1;
-        while moves(&state.model) {
-            state = self.core.state.wait_for_calm(state);
+        let mut landing = moves(&state.model);
+        while landing {
+            let Some(left) = until.checked_sub(elapsed()).filter(|left| !left.is_zero()) else { break };
+            state = self.core.state.wait_for_calm_within(state, left);
+            landing = moves(&state.model);
         }
         state.leaving -= 1;
+        if landing { Err(Error::Landing) } else { Ok(()) }
     }
 
     pub(crate) fn peek<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
@@ -143,8 +162,10 @@ impl Driver {
         let mut state = self.core.lock();
         match &self.core.clock {
             Clock::Real(ticks) => {
-                state = self.core.advance(state, ticks);
+                // What was due before the call happens before it.
+                (state, _) = self.core.advance(state, ticks);
                 if caller != Caller::BesideCopies {
+                    // The call may take memory away that a copy still uses.
                     state = self.core.end_copies(state);
                 }
                 // All were woken before. What `act` takes must leave no descriptor readable.
@@ -196,6 +217,7 @@ impl Driver {
         {
             let mut state = self.core.lock();
             if state.model.simulation().is_some_and(|simulation| simulation.settings.held_descriptors) {
+                // As a forked child does.
                 let held = rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(Error::Descriptor)?;
                 state.held.push(held);
             }
@@ -211,6 +233,7 @@ impl Driver {
         create: impl FnOnce(&mut Model) -> Result<T, Error>,
         wake: impl FnOnce(&T) -> Wake,
     ) -> Result<T, Error> {
+        // Under one lock: a wake of the new object must find its signal.
         let mut state = self.core.lock();
         if matches!(self.core.clock, Clock::Virtual) {
             state.model.pause();
@@ -221,16 +244,31 @@ impl Driver {
         Ok(created)
     }
 
+    /// Destroys what a handle stands for, when the handle is dropped.
+    ///
+    /// Does nothing in a forked child. Its copy of the model has no threads, and one of these may
+    /// have held the lock.
+    pub(crate) fn release(&self, destroy: impl FnOnce(&Self)) {
+        if !rdma_process::is_child() {
+            destroy(self);
+        }
+    }
+
     /// Destroys an object that wakes.
     pub(crate) fn destroy_waking(&self, wake: Wake, destroy: impl FnOnce(&mut Model)) {
         self.with(destroy);
         let signal = self.core.lock().signals.remove(&wake);
+        // Not under the lock: dropping a caller's signal may run anything.
         drop(signal);
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
+        // The thread exists only in the parent (`fork(2)`), and may have held the lock.
+        if rdma_process::is_child() {
+            return;
+        }
         let mut state = self.core.lock();
         state.closed = true;
         let thread = state.thread.take();
@@ -248,14 +286,15 @@ impl Core {
         self.state.lock()
     }
 
-    /// Executes what is due, and everything that follows from it at once.
+    /// Executes what is due, and everything that follows from it at once. If that is much, only
+    /// some of it, and returns false with the state.
     fn advance<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, Guarded>,
         ticks: &Ticks,
-    ) -> MutexGuard<'a, Guarded> {
-        state.model.advance(Instant::from_start(ticks.elapsed()));
-        self.copy(state, ticks)
+    ) -> (MutexGuard<'a, Guarded>, bool) {
+        let all = state.model.advance_some(Instant::from_start(ticks.elapsed()));
+        (self.copy(state, ticks), all)
     }
 
     /// Wakes sleepers, copies the bytes of long messages, and hands out messages with an end in
@@ -274,7 +313,8 @@ impl Core {
                 let ended = Load::new(Arc::clone(self), freight).pass();
                 state = self.lock();
                 if let Some(freight) = ended {
-                    state.model.advance(Instant::from_start(ticks.elapsed()));
+                    // Time has passed without the lock.
+                    state.model.advance_some(Instant::from_start(ticks.elapsed()));
                     state.model.end_freight(freight);
                     state.model.settle();
                     state.wake();
@@ -282,6 +322,7 @@ impl Core {
                 continue;
             }
             let Some(bulk) = state.model.next_bulk() else { break };
+            // A thread waits for all copies to end: under the lock no further one begins.
             let copied = if state.waiting > 0 {
                 bulk.copy()
             } else {
@@ -292,7 +333,7 @@ impl Core {
                 state.copies -= 1;
                 copied
             };
-            state.model.advance(Instant::from_start(ticks.elapsed()));
+            state.model.advance_some(Instant::from_start(ticks.elapsed()));
             state.model.end_bulk(&bulk, copied);
             state.model.settle();
             state.wake();
@@ -318,7 +359,7 @@ impl Core {
     fn end(self: &Arc<Self>, end: impl FnOnce(&mut Model)) {
         let Clock::Real(ticks) = &self.clock else { return end(&mut self.lock().model) };
         let mut state = self.lock();
-        state.model.advance(Instant::from_start(ticks.elapsed()));
+        state.model.advance_some(Instant::from_start(ticks.elapsed()));
         end(&mut state.model);
         state.model.settle();
         state = self.copy(state, ticks);
@@ -356,11 +397,18 @@ impl Core {
         let Clock::Real(ticks) = &self.clock else { return };
         let mut state = self.lock();
         while !state.closed {
-            state = self.advance(state, ticks);
+            let all;
+            (state, all) = self.advance(state, ticks);
             self.note_idle(&state);
             let deadline = state.model.deadline();
-            state.asleep_until = deadline;
-            let most = deadline.map(|at| at.since(state.model.now()).min(LONGEST_SLEEP));
+            let most = if all {
+                state.asleep_until = deadline;
+                deadline.map(|at| at.since(state.model.now()).min(LONGEST_SLEEP))
+            } else {
+                // Threads that wait for the lock have a turn, and need not wake this one.
+                state.asleep_until = Some(Instant::default());
+                Some(TURN)
+            };
             state = self.state.sleep(state, most, ticks);
         }
     }

@@ -56,6 +56,10 @@ pub enum Error {
         /// Its depth.
         depth: u32,
     },
+    /// Bytes are still being written to memory that is to be taken away. Its program has not
+    /// provided a page of it in time; the call may be repeated.
+    #[error("the memory is still being written to: a page of it does not come")]
+    Landing,
     /// The call is invalid in this state.
     #[error("{0}")]
     State(&'static str),
@@ -76,7 +80,7 @@ pub enum Error {
 impl Failure for Error {
     fn kind(&self) -> ErrorKind {
         match self {
-            Self::Gone(_) | Self::State(_) => ErrorKind::State,
+            Self::Gone(_) | Self::State(_) | Self::Landing => ErrorKind::State,
             Self::NotLocal(_) | Self::AddressInUse(_) | Self::NoFreePort => ErrorKind::Address,
             Self::LockedMemory { .. } | Self::Exhausted { .. } | Self::Allocation(_) => ErrorKind::Memory,
             Self::QueueFull { .. } => ErrorKind::QueueFull,

@@ -8,12 +8,17 @@ use std::sync::Arc;
 use rdma_backend::Backend;
 use rdma_backend::time::Instant;
 
+use crate::capture::Capture;
 use crate::connection::{EventChannel, Identifier};
+use crate::device_kind::DeviceKind;
 use crate::driver::Driver;
-use crate::model::HostId;
+use crate::error::Error;
+use crate::failure_class::FailureCounts;
+use crate::faults::{Chance, Connections, Fault, When};
+use crate::model::{HostId, Model};
 use crate::settings::{Limits, Link, Parameters, Resources};
+use crate::state::Connection;
 use crate::verbs::{CompletionQueue, Domain, QueuePair, Region};
-use crate::{Capture, Chance, Connection, Connections, DeviceKind, Error, FailureCounts, Fault, When};
 
 /// A network of hosts with RDMA devices, inside this process. Clones are handles to the same
 /// fabric.
@@ -49,6 +54,7 @@ impl Fabric {
     /// Adds a host with a device of these limits.
     #[must_use]
     pub fn host_with(&self, addresses: &[IpAddr], limits: Limits) -> SoftSim {
+        // Not a program's call, which could lose its processor in virtual time.
         let host = self.driver.peek(|model| model.add_host(addresses, limits));
         SoftSim { driver: Arc::clone(&self.driver), host }
     }
@@ -86,6 +92,7 @@ impl Fabric {
         fault: Fault,
         when: Result<When, Chance>,
     ) -> bool {
+        // A fault that strikes by itself has no targets at which chance could be drawn.
         let sensible = (when.is_ok() || !fault.strikes_by_itself())
             && (connections == Connections::All || fault.strikes_connections());
         self.driver.peek(|model| {
@@ -127,10 +134,13 @@ impl Fabric {
     /// was set. Classes about memory that still changes are not included: it belongs to a program.
     #[must_use]
     pub fn failure_counts(&self) -> FailureCounts {
-        self.driver.peek(|model| {
-            model.look_at_all();
-            model.simulation().map_or_else(FailureCounts::default, |simulation| simulation.failure_counts)
-        })
+        let counts = |model: &mut Model| model.simulation().map(|simulation| simulation.failure_counts);
+        // The completions that programs have taken count as seen. Other calls come in between.
+        let mut next = self.driver.peek(counts).map(|_| 0);
+        while let Some(place) = next {
+            next = self.driver.peek(|model| model.look_at_some(place));
+        }
+        self.driver.peek(counts).unwrap_or_default()
     }
 
     /// Returns how often faults struck.
@@ -156,10 +166,21 @@ impl Fabric {
         })
     }
 
-    /// Returns all queue pairs of the fabric, by number.
+    /// Returns the queue pairs of the fabric with the lowest numbers above `above`, at most `most`,
+    /// by number.
+    ///
+    /// Other calls come in between, so that queue pairs may come and go meanwhile.
     #[must_use]
-    pub fn connections(&self) -> Vec<Connection> {
-        self.driver.peek(|model| model.connections())
+    pub fn connections(&self, above: u32, most: usize) -> Vec<Connection> {
+        let (mut found, mut next) = (Vec::new(), above.checked_add(1));
+        while let Some(from) = next
+            && found.len() < most
+        {
+            let more;
+            (more, next) = self.driver.peek(|model| model.connections(from, most - found.len()));
+            found.extend(more);
+        }
+        found
     }
 
     /// Returns what the host with this address holds, or nothing if there is none.

@@ -108,6 +108,7 @@ impl ClassSet {
     pub(crate) const EMPTY: Self = Self(0);
 
     pub(crate) const fn insert(&mut self, class: FailureClass) {
+        // 30 classes fit into 32 bits.
         self.0 |= 1 << class as u32;
     }
 

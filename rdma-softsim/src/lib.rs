@@ -37,7 +37,9 @@
 //!   peer's memory and its completion in the queue when
 //!   [`post_send`](rdma_backend::QueuePair::post_send) returns. The thread starts with the first
 //!   deadline and ends with the last handle. `softrdma` connects programs of other processes
-//!   through [`Device`].
+//!   through [`Device`]. What a call costs does not depend on how many objects others have, and a
+//!   call executes a bounded part of what others have scheduled. Repetitions of messages of one
+//!   [`Device`] keep a distance of 50 µs, so that many of them leave time for others.
 //! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that
 //!   moves from event to event, and one seed that determines everything. A [`DeviceKind`] decides
 //!   where verbs leaves devices a choice (when bytes land, when a failed queue pair flushes, what a
@@ -123,6 +125,7 @@ mod error;
 mod fabric;
 mod failure_class;
 mod faults;
+pub mod footprint;
 mod load;
 mod model;
 mod random;
@@ -130,15 +133,14 @@ mod request;
 mod settings;
 mod shared;
 mod simulation;
+mod state;
 mod sync;
 pub mod trace;
 mod verbs;
 
 pub use capture::{Capture, Content, Transfer};
 pub use connection::{EventChannel, Identifier};
-pub use device::{
-    Connection, Device, ForeignRegion, Local, NamedReceive, NamedSend, Offered, PairState, Sge, Transition,
-};
+pub use device::{Device, ForeignRegion};
 pub use device_kind::{DeviceKind, SimulationSettings};
 pub use driver::Signal;
 pub use error::Error;
@@ -146,10 +148,14 @@ pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
 pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
 pub use load::Load;
+pub use model::listen_backlog;
 pub use model::{About, Arming, Calls, Detail, ForeignMemory, Look, Mirror, Source};
 pub use random::Random;
-pub use request::{Atomic, Destination, Op, Rights, Service};
+pub use request::{
+    Atomic, Destination, Local, NamedReceive, NamedSend, Op, Rights, Service, Sge, Transition,
+};
 pub use settings::{Limits, Link, Parameters, Resources};
 pub use shared::SharedReceives;
 pub use simulation::Simulation;
+pub use state::{Connection, Offered, PairState};
 pub use verbs::{CompletionQueue, Domain, QueuePair, Region};

@@ -45,6 +45,7 @@ impl Load {
                 return self.freight.take();
             }
             match freight.next() {
+                // If another thread takes it over, that thread calls `go`.
                 Some(memory) => self = memory.carry(self)?,
                 None => self.step(),
             }

@@ -1,8 +1,8 @@
-//! Send requests beyond those of [`rdma_backend`].
+//! Requests of queue pairs beyond those of [`rdma_backend`].
 
 use std::net::IpAddr;
 
-use rdma_backend::{Access, Immediate, RemoteAddress, SendOp};
+use rdma_backend::{Access, Immediate, RemoteAddress, RnrTimer, SendOp};
 
 /// The service of a queue pair, `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,4 +102,86 @@ pub struct Destination {
     /// The Q_Key that the queue pair must have. If its highest bit is set, the sender's own counts
     /// instead.
     pub key: u32,
+}
+
+/// Bytes named by a work request, `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Their address, in the region's address space.
+    pub address: u64,
+    /// The number of bytes.
+    pub len: u32,
+    /// The region's key.
+    pub lkey: u32,
+}
+
+/// The local side of a send request.
+#[derive(Clone, Copy, Debug)]
+pub enum Local<'a> {
+    /// In registered memory, in this order. Empty for no bytes.
+    Memory(&'a [Sge]),
+    /// In the request.
+    Inline(&'a [u8]),
+}
+
+/// A send request, `struct ibv_send_wr`.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedSend<'a> {
+    /// Returned in the completion.
+    pub id: u64,
+    /// The operation.
+    pub op: Op,
+    /// The source of its bytes, or their target.
+    pub local: Local<'a>,
+    /// Whether success is reported.
+    pub signaled: bool,
+    /// Whether its receive raises a solicited event, `IBV_SEND_SOLICITED`.
+    pub solicited: bool,
+}
+
+/// A receive request, `struct ibv_recv_wr`.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedReceive<'a> {
+    /// Returned in the completion.
+    pub id: u64,
+    /// Where the bytes go, in this order.
+    pub local: &'a [Sge],
+}
+
+/// A step of `ibv_modify_qp(3)`.
+#[derive(Clone, Copy, Debug)]
+pub enum Transition {
+    /// To RESET.
+    Reset,
+    /// To INIT.
+    Initialise,
+    /// To RTR.
+    Receive {
+        /// Our address, to which messages are sent.
+        local: IpAddr,
+        /// The peer's address.
+        remote: IpAddr,
+        /// The number of the peer's queue pair.
+        number: u32,
+        /// When a peer that found no receive may retry.
+        timer: RnrTimer,
+    },
+    /// To RTR, of a queue pair for datagrams.
+    ReceiveDatagrams,
+    /// To RTS.
+    Send {
+        /// Retries without acknowledgement.
+        retry: u8,
+        /// Retries of a send without a receive.
+        rnr_retry: u8,
+        /// READs outstanding at the same time.
+        read_depth: u8,
+    },
+    /// To SQD.
+    Drain {
+        /// Whether to raise an event when nothing is in flight any more.
+        notify: bool,
+    },
+    /// To ERR.
+    Fail,
 }

@@ -16,8 +16,10 @@ pub struct Parameters {
     pub ack_timeout: Duration,
     /// How long the connection manager repeats an unanswered message before it gives up.
     pub cm_timeout: Duration,
-    /// How long accesses to bytes in another process ([`ForeignMemory`](crate::ForeignMemory)) may
-    /// take before that process counts as unresponsive.
+    /// How long a message waits for the memory of another process
+    /// ([`ForeignMemory`](crate::ForeignMemory)) while no access to that memory ends. The process
+    /// then counts as unresponsive, at most a quarter of this time later. A message that waits for
+    /// others there is not late, nor is a long one.
     pub reach: Duration,
     /// Time from the end of a connection to
     /// [`TimewaitExit`](rdma_backend::CmEventKind::TimewaitExit).

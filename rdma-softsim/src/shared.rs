@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use rdma_backend::PostError;
 
-use crate::Error;
-use crate::device::{Device, NamedReceive, parts};
 use crate::driver::Driver;
+use crate::error::Error;
 use crate::model::{PostedReceive, SharedId};
+use crate::request::NamedReceive;
 use crate::verbs::{Domain, DomainInner};
 
 /// A shared receive queue. Queue pairs that take their receives from it keep it alive.
@@ -24,36 +24,21 @@ pub(crate) struct SharedInner {
 
 impl Drop for SharedInner {
     fn drop(&mut self) {
-        self.driver.with(|model| model.destroy_shared(self.id));
-    }
-}
-
-impl Device {
-    /// `ibv_create_srq(3)`: room for `depth` receives. Asynchronous events use `name` for the
-    /// queue. One comes when it holds fewer than `limit` receives, unless that is 0.
-    pub fn create_shared_receives(
-        &self,
-        name: u64,
-        domain: &Domain,
-        depth: u32,
-        limit: u32,
-    ) -> Result<SharedReceives, Error> {
-        if !Arc::ptr_eq(&self.driver, domain.driver()) {
-            return Err(Error::Argument("a handle of another fabric"));
-        }
-        let created =
-            |model: &mut crate::model::Model| model.create_shared(self.id, name, domain.id(), depth, limit);
-        let (driver, id) = (Arc::clone(&self.driver), self.driver.with(created)?);
-        Ok(SharedReceives { inner: Arc::new(SharedInner { driver, id, domain: Arc::clone(&domain.inner) }) })
+        self.driver.release(|driver| driver.with(|model| model.destroy_shared(self.id)));
     }
 }
 
 impl SharedReceives {
+    pub(crate) fn new(driver: &Arc<Driver>, id: SharedId, domain: &Domain) -> Self {
+        let (driver, domain) = (Arc::clone(driver), Arc::clone(&domain.inner));
+        Self { inner: Arc::new(SharedInner { driver, id, domain }) }
+    }
+
     /// `ibv_post_srq_recv(3)`: posts the requests in order, up to the first refused one.
     pub fn post(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.inner.driver.with(|model| {
             requests.iter().enumerate().try_for_each(|(posted, request)| {
-                let local = parts(model, Some(self.inner.domain.id), request.local);
+                let local = model.named(Some(self.inner.domain.id), request.local);
                 model
                     .post_shared(self.inner.id, &PostedReceive { id: request.id, local })
                     .map_err(|error| PostError { posted, error })

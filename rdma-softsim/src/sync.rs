@@ -38,17 +38,39 @@ impl<T> Monitor<T> {
 
     /// Ends one sleep.
     pub(crate) fn notify(&self) {
+        // One thread sleeps on it: the fabric's own.
         self.changed.notify_one();
     }
 
     /// Ends all waits for calm.
     pub(crate) fn notify_calm(&self) {
+        // Each waits for a condition of its own.
         self.calm.notify_all();
     }
 
     /// Sleeps until notified of calm, possibly spuriously.
     pub(crate) fn wait_for_calm<'a>(&self, state: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.calm.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps like [`Monitor::wait_for_calm`], for the given limit at most.
+    #[cfg(not(shuttle))]
+    pub(crate) fn wait_for_calm_within<'a>(
+        &self,
+        state: MutexGuard<'a, T>,
+        most: Duration,
+    ) -> MutexGuard<'a, T> {
+        self.calm.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Sleeps without a limit: no test of interleavings has memory in other processes.
+    #[cfg(shuttle)]
+    pub(crate) fn wait_for_calm_within<'a>(
+        &self,
+        state: MutexGuard<'a, T>,
+        _most: Duration,
+    ) -> MutexGuard<'a, T> {
+        self.wait_for_calm(state)
     }
 
     /// Sleeps until notified or for the given limit, possibly spuriously.

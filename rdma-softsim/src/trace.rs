@@ -150,6 +150,7 @@ impl Hasher for Digest {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
+            // In one byte order, for the same reason as in `write_usize`.
             self.write_u64(u64::from_le_bytes(word));
         }
     }
@@ -167,6 +168,7 @@ impl Hasher for Digest {
     }
 
     fn write_usize(&mut self, value: usize) {
+        // One width on every machine, so that a hash in a report can be repeated anywhere.
         self.write_u64(value as u64);
     }
 }

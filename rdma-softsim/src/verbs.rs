@@ -9,11 +9,12 @@ use rdma_backend::memory::{CallerMemory, SharedMemory};
 use rdma_backend::{Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
 
 use crate::driver::{Driver, Signal};
+use crate::error::Error;
+use crate::fabric::SoftSim;
 use crate::model::{
     DomainId, Memory, PairId, Part, Parts, PostedReceive, PostedSend, QueueId, Registration, Wake,
 };
 use crate::sync::AtomicBool;
-use crate::{Error, SoftSim};
 
 /// A protection domain.
 pub struct Domain {
@@ -48,7 +49,7 @@ impl Domain {
 
 impl Drop for DomainInner {
     fn drop(&mut self) {
-        self.driver.with(|model| model.destroy_domain(self.id));
+        self.driver.release(|driver| driver.with(|model| model.destroy_domain(self.id)));
     }
 }
 
@@ -85,7 +86,7 @@ pub struct Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.domain.driver.with(|model| model.deregister(self.registration.id));
+        self.domain.driver.release(|driver| driver.with(|model| model.deregister(self.registration.id)));
     }
 }
 
@@ -149,6 +150,7 @@ impl CompletionQueue {
 impl CompletionQueue {
     fn take(&self, into: &mut [Completion]) -> Result<usize, Error> {
         let inner = &self.inner;
+        // Without the fabric's lock: a program that polls all the time must not delay others.
         if inner.driver.is_idle() && !inner.ready.load(Acquire) {
             return Ok(0);
         }
@@ -158,7 +160,9 @@ impl CompletionQueue {
 
 impl Drop for QueueInner {
     fn drop(&mut self) {
-        self.driver.destroy_waking(Wake::Completions(self.id), |model| model.destroy_queue(self.id));
+        self.driver.release(|driver| {
+            driver.destroy_waking(Wake::Completions(self.id), |model| model.destroy_queue(self.id));
+        });
     }
 }
 
@@ -185,6 +189,7 @@ impl rdma_backend::CompletionQueue<SoftSim> for CompletionQueue {
     fn take_events(&self) -> Result<u32, Error> {
         self.inner.driver.beside_copies(|model| {
             let events = model.take_events(self.inner.id)?;
+            // Under the lock: a completion that comes later raises the signal after this.
             if events > 0 {
                 self.inner.signal.clear();
             }
@@ -247,6 +252,7 @@ impl QueuePair {
     }
 
     fn part(&self, slice: &Slice<'_, Region>) -> Result<Part, Error> {
+        // Ids of another fabric would name other objects here.
         if !Arc::ptr_eq(&self.driver, &slice.region.domain.driver) {
             return Err(Error::Argument("a region of another fabric"));
         }
@@ -254,12 +260,26 @@ impl QueuePair {
     }
 }
 
-impl Drop for QueuePair {
-    fn drop(&mut self) {
+impl QueuePair {
+    /// `ibv_destroy_qp(3)`. Waits while bytes may be written to memory of another process
+    /// ([`ForeignMemory`](crate::ForeignMemory)) for it. Dropping the queue pair does not.
+    ///
+    /// # Errors
+    /// [`Error::Landing`] after [`Parameters::reach`](crate::Parameters::reach); the queue pair is
+    /// in RESET then.
+    pub fn destroy(&self) -> Result<(), Error> {
+        // First in RESET, so that nothing begins to land any more.
         if !self.driver.with(|model| model.retire_pair(self.id)) {
-            self.driver.wait_while(|model| model.lands_for(self.id));
+            self.driver.wait_while(|model| model.lands_for(self.id))?;
             self.driver.with(|model| model.destroy_pair(self.id));
         }
+        Ok(())
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.driver.release(|driver| driver.with(|model| model.destroy_pair(self.id)));
     }
 }
 

@@ -9,10 +9,10 @@ use std::time::Instant;
 
 use rdma_backend::{
     Access, Backend, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus, Domain,
-    ErrorKind, EventChannel, Failure, Identifier, Immediate, QueuePair, QueuePairLimits, RecvRequest, Region,
+    ErrorKind, EventChannel, Failure, Identifier, Immediate, QueuePair, QueuePairLimits, Region,
     RemoteAddress, RnrTimer, SendOp, SendRequest, Slice,
 };
-use rdma_softsim::{Error, Fabric, Limits, Link, Parameters, Resources};
+use rdma_softsim::{Error, Fabric, Link, Parameters, Resources};
 
 use crate::common::{Peer, SLOT, SLOTS, events, ip, pair, readable, wait};
 
@@ -220,29 +220,6 @@ fn descriptors_are_readable_while_something_waits() {
 }
 
 #[test]
-fn a_chain_is_posted_up_to_its_first_bad_request() {
-    let fabric = Fabric::new();
-    let (a, b) = pair(&fabric.host(&[ip(1)]), &fabric.host(&[ip(2)]), ip(2));
-    let source = a.domain.register(SLOT, Access::NONE).unwrap();
-    let send = |id, offset| {
-        let local = Slice { region: &source, offset, len: SLOT };
-        SendRequest { id, op: SendOp::Send, local, signaled: true, inline: false }
-    };
-    let error = a.pair.post_send(&[send(1, 0), send(2, 0), send(3, 1), send(4, 0)]).unwrap_err();
-    assert_eq!((error.posted, error.error.kind()), (2, ErrorKind::Argument));
-    let mut polled = [Completion::EMPTY; 8];
-    assert_eq!(a.completions.poll(&mut polled).unwrap(), 2);
-    assert_eq!(polled[1].id, 2);
-    let many: Vec<_> = (0..70).map(|id| send(id, 0)).collect();
-    let error = a.pair.post_send(&many).unwrap_err();
-    assert_eq!((error.posted, error.error.kind()), (64, ErrorKind::QueueFull));
-    let receive = RecvRequest { id: 0, local: Slice { region: &b.slots, offset: 0, len: SLOT } };
-    let error = b.pair.post_recv(&[receive; 80]).unwrap_err();
-    assert_eq!(error.error.kind(), ErrorKind::QueueFull);
-    a.pair.post_send(&[]).unwrap();
-}
-
-#[test]
 fn handles_drop_in_any_order() {
     let fabric = Fabric::new();
     let hosts = [fabric.host(&[ip(1)]), fabric.host(&[ip(2)])];
@@ -294,35 +271,6 @@ fn a_migrated_identifier_keeps_its_new_channel_alive() {
 }
 
 #[test]
-fn an_unread_request_goes_with_its_listener() {
-    let fabric = Fabric::new();
-    let (a, b) = (fabric.host(&[ip(1)]), fabric.host(&[ip(2)]));
-    let listening = b.event_channel().unwrap();
-    let listener = listening.listen(SocketAddr::new(ip(2), 0), 0).unwrap();
-    let address = listener.local_addr().unwrap();
-    std::thread::scope(|scope| {
-        let channel = a.event_channel().unwrap();
-        let id = channel.create_id().unwrap();
-        id.resolve_address(None, address, Duration::from_secs(1)).unwrap();
-        events(&channel, "address");
-        id.resolve_route(Duration::from_secs(1)).unwrap();
-        events(&channel, "route");
-        let domain = id.create_domain().unwrap();
-        let completions = id.create_completion_queue(8, 7).unwrap();
-        let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
-        let _pair = id.create_queue_pair(&domain, &completions, limits).unwrap();
-        id.connect(&crate::common::PARAMS, b"ignored").unwrap();
-        scope.spawn(move || {
-            wait(&listening, "the request");
-            drop(listening);
-            drop(listener);
-        });
-        assert!(matches!(events(&channel, "the answer"), CmEventKind::Rejected { reason: 28 }));
-    });
-    assert_eq!(fabric.resources(ip(2)), Resources::default());
-}
-
-#[test]
 fn a_host_that_joins_wakes_who_resolves_its_address() {
     for latency in [Duration::ZERO, Duration::from_millis(1)] {
         let fabric = Fabric::with_parameters(Parameters { latency, ..Parameters::default() });
@@ -347,15 +295,4 @@ fn handles_of_another_fabric_are_refused() {
     let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
     let refused = a.id.create_queue_pair(&c.domain, &c.completions, limits);
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::Argument);
-}
-
-#[test]
-fn memory_has_limits() {
-    let fabric = Fabric::new();
-    let limits = Limits { locked_memory: 4096, ..Limits::default() };
-    let (a, _b) = pair(&fabric.host_with(&[ip(1)], limits), &fabric.host(&[ip(2)]), ip(2));
-    let error = a.domain.register(4096, Access::NONE).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Memory);
-    assert!(error.to_string().contains("512 of 4096 bytes"), "{error}");
-    assert_eq!(a.domain.register(usize::MAX, Access::NONE).unwrap_err().kind(), ErrorKind::Memory);
 }

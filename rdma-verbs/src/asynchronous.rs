@@ -1,22 +1,27 @@
 //! Asynchronous events, `ibv_get_async_event(3)`, and which channels receive them.
 //!
-//! librdmacm opens a device once for the process: its identifiers share a context and `async_fd`,
-//! which is made non-blocking here. Every [`Channel`] with an identifier on it watches it. The
-//! first one asked takes the events, hands each to the channels concerned, and acknowledges it
-//! under the same lock, so destroying a queue does not wait. No other code may read these events.
+//! librdmacm opens a device once for the process: all identifiers share a context and `async_fd`.
+//! One thread for each device in use takes the events, hands each to the channels concerned, and
+//! acknowledges it under the same lock, so destroying a queue does not wait.
+//!
+//! Channels do not watch `async_fd` themselves: Linux lets few epoll instances watch one
+//! descriptor, from 1000 down to 100 if they are watched by others in turn (`path_limits` in
+//! fs/eventpoll.c). Nor is it made non-blocking, as other code of the process may read it, too.
 
 use core::ptr::NonNull;
+use core::time::Duration;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
 
 use rdma_backend::{AsyncEvent, IdentifierKey};
 
 use crate::channel::Channel;
-use crate::error::errno;
+use crate::device::Device;
+use crate::error::{Error, Stage, errno};
 use crate::locked;
 use crate::sys::{self, Api, generated as c, ibv_async_event, ibv_context, ibv_cq, ibv_qp};
-
-const BUDGET: usize = 64;
 
 /// The channel of an identifier's events, shared with the identifier, which can migrate to another.
 pub(crate) type CurrentChannel = Arc<Mutex<Arc<Channel>>>;
@@ -59,28 +64,144 @@ pub(crate) fn leave(key: IdentifierKey) {
     drop(entry);
 }
 
-/// Hands out a device's waiting events. False if the device is gone.
-///
-/// # Safety
-/// The context is open.
-pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
-    let registry = locked(&REGISTRY);
-    for _ in 0..BUDGET {
-        let mut event: ibv_async_event = sys::zeroed();
-        // SAFETY: ibv_get_async_event(3): an open context with a non-blocking descriptor.
-        if unsafe { (api.ibv_get_async_event)(context.as_ptr(), &raw mut event) } != 0 {
-            match errno() {
-                libc::EINTR => continue,
-                cause => return cause == libc::EAGAIN,
+/// Devices whose events a thread takes. Their contexts stay open for the rest of the process.
+static TAKEN: Mutex<Vec<&'static Taken>> = Mutex::new(Vec::new());
+
+struct Taken {
+    api: &'static Api,
+    context: NonNull<ibv_context>,
+    fd: RawFd,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+// SAFETY: of the context, which is never closed, only events are read, by calls allowed from any
+// thread (ibv_get_async_event(3)).
+unsafe impl Send for Taken {}
+// SAFETY: as above.
+unsafe impl Sync for Taken {}
+
+enum State {
+    /// Events may wait at the descriptor. None is between there and its channels.
+    Asleep,
+    /// Since then an event may have been taken that is not on its channels yet.
+    Taking(Instant),
+    /// The device is gone.
+    Gone,
+}
+
+/// How long an event takes from its device to its channels, unless the machine stands still.
+const HANDED_OUT: Duration = Duration::from_millis(100);
+
+/// How long a thread may take to wake up.
+const AWAKE: Duration = Duration::from_secs(1);
+
+/// Has the events of a device taken from now on. Does nothing if the device may be closed.
+pub(crate) fn take_from(api: &'static Api, context: NonNull<ibv_context>) -> Result<(), Error> {
+    let Some(context) = Device::held_for_ever(api, context) else { return Ok(()) };
+    let mut devices = locked(&TAKEN);
+    if devices.iter().any(|device| device.context == context) {
+        return Ok(());
+    }
+    // SAFETY: the context is open; the field is never written after opening.
+    let fd = unsafe { (*context.as_ptr()).async_fd };
+    let (state, changed) = (Mutex::new(State::Asleep), Condvar::new());
+    let device: &Taken = Box::leak(Box::new(Taken { api, context, fd, state, changed }));
+    // Its name as `ps -L` shows it has at most 15 bytes.
+    rdma_process::spawn("rdma-events", || device.serve()).map_err(|error| Error::Call {
+        call: "starting the thread for the device's events",
+        errno: error.raw_os_error().unwrap_or(0),
+        stage: Stage::Create,
+    })?;
+    devices.push(device);
+    Ok(())
+}
+
+/// Returns once every event that waits at a device now is on its channels.
+pub(crate) fn catch_up() {
+    let mut nth = 0;
+    // Not under the lock, which others need to make objects.
+    while let Some(device) = { locked(&TAKEN).get(nth).copied() } {
+        device.catch_up();
+        nth += 1;
+    }
+}
+
+impl Taken {
+    fn serve(&self) {
+        while let Some(readable) = self.wait(-1) {
+            self.set(State::Taking(Instant::now()));
+            match self.take() {
+                Ok(()) | Err(libc::EINTR) => {}
+                // Other code has read it, or there is only an end.
+                Err(libc::EAGAIN) if readable => {}
+                Err(_) => break,
+            }
+            self.set(State::Asleep);
+        }
+        self.set(State::Gone);
+    }
+
+    fn set(&self, state: State) {
+        *locked(&self.state) = state;
+        self.changed.notify_all();
+    }
+
+    /// Waits for so many milliseconds, -1 for ever, until the descriptor has something. Returns
+    /// whether it is an event, rather than the end of the device; `None` for nothing.
+    fn wait(&self, milliseconds: i32) -> Option<bool> {
+        let mut polled = libc::pollfd { fd: self.fd, events: libc::POLLIN, revents: 0 };
+        loop {
+            // SAFETY: poll(2): one live entry.
+            match unsafe { libc::poll(&raw mut polled, 1, milliseconds) } {
+                0 => return None,
+                1.. => return Some(polled.revents & libc::POLLIN != 0),
+                _ if errno() != libc::EINTR => return None,
+                _ => {}
             }
         }
-        for (key, current_channel) in registry.concerned(context.as_ptr() as usize, &event) {
+    }
+
+    /// Takes an event and hands it to its channels, or returns an error number. Waits for the next
+    /// if it was discarded, or read by other code, unless the descriptor is non-blocking.
+    fn take(&self) -> Result<(), i32> {
+        let mut event: ibv_async_event = sys::zeroed();
+        // SAFETY: ibv_get_async_event(3): an open context, and a live structure.
+        if unsafe { (self.api.ibv_get_async_event)(self.context.as_ptr(), &raw mut event) } != 0 {
+            return Err(errno());
+        }
+        let registry = locked(&REGISTRY);
+        for (key, current_channel) in registry.concerned(self.context.as_ptr() as usize, &event) {
             locked(current_channel).tell(key, AsyncEvent::from_number(event.event_type));
         }
         // SAFETY: ibv_ack_async_event(3): once per event; destroying its object waits for this.
-        unsafe { (api.ibv_ack_async_event)(&raw mut event) };
+        unsafe { (self.api.ibv_ack_async_event)(&raw mut event) };
+        Ok(())
     }
-    true
+
+    /// Waits for the thread if an event is on the way to its channels: it may explain what they
+    /// are told otherwise.
+    ///
+    /// The wait has a bound, because what made the descriptor readable may be gone before the
+    /// thread takes it: destroying an object discards its events.
+    fn catch_up(&self) {
+        let begun = Instant::now();
+        let mut state = locked(&self.state);
+        loop {
+            let left = match *state {
+                State::Gone => return,
+                State::Taking(since) if since.elapsed() < HANDED_OUT => {
+                    HANDED_OUT.saturating_sub(since.elapsed())
+                }
+                _ if self.wait(0) == Some(true) => AWAKE.saturating_sub(begun.elapsed()),
+                _ => return,
+            };
+            if left.is_zero() {
+                return;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
 }
 
 impl<C> Registry<C> {

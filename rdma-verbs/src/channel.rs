@@ -5,18 +5,17 @@ use core::net::SocketAddr;
 use core::ptr::{self, NonNull};
 use core::slice;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rdma_backend::{AsyncEvent, CmEvent, CmEventKind, ConnectParams, IdentifierKey};
+use rdma_process::UnsharedFd;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::asynchronous;
-use crate::device::Device;
-
 use crate::error::{Error, Stage, clear_errno, errno};
 use crate::identifier::{CmId, Identifier};
-use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_event, rdma_event_channel};
+use crate::sys::{self, Api, generated as c, rdma_cm_event, rdma_event_channel};
 use crate::{Verbs, locked, set_nonblocking};
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is
@@ -42,16 +41,13 @@ pub(crate) struct Channel {
     calls: Mutex<()>,
     /// Asynchronous events of identifiers of this channel. Locked after an identifier's channel.
     told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
-    signal: OwnedFd,
-    /// Readable while the event channel, `signal` or one of the devices is.
-    watch: OwnedFd,
-    /// The devices of its identifiers, which stay open for the rest of the process.
-    devices: Mutex<Vec<NonNull<ibv_context>>>,
+    signal: UnsharedFd,
+    /// Readable while the event channel or `signal` is.
+    watch: UnsharedFd,
 }
 
 // SAFETY: what `raw` points to is not written after creation. Calls on it are system calls on its
-// descriptor; what they do to identifiers is under `calls`. Of devices only events are read, by
-// calls allowed from any thread (ibv_get_async_event(3)).
+// descriptor; what they do to identifiers is under `calls`.
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
@@ -64,24 +60,14 @@ impl Channel {
     pub(crate) fn enter(&self) -> MutexGuard<'_, ()> {
         locked(&self.calls)
     }
+
+    const fn descriptor(&self) -> RawFd {
+        // SAFETY: the channel is open; `fd` is its only member and never written.
+        unsafe { (*self.raw.as_ptr()).fd }
+    }
 }
 
 impl Channel {
-    /// Does nothing if they are watched or the device may be closed.
-    pub(crate) fn watch_device(&self, context: NonNull<ibv_context>) -> Result<(), Error> {
-        let Some(context) = Device::held_for_ever(self.api, context) else { return Ok(()) };
-        let mut devices = locked(&self.devices);
-        if !devices.contains(&context) {
-            // SAFETY: the context is open; the field is never written after opening.
-            let fd = unsafe { (*context.as_ptr()).async_fd };
-            set_nonblocking(fd)?;
-            // SAFETY: the descriptor is open as long as the context: for ever.
-            watch(&self.watch, &unsafe { BorrowedFd::borrow_raw(fd) })?;
-            devices.push(context);
-        }
-        Ok(())
-    }
-
     pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
         let mut told = locked(&self.told);
         told.push_back((key, event));
@@ -109,31 +95,15 @@ impl Channel {
     }
 
     fn next_told(&self) -> Option<(IdentifierKey, AsyncEvent)> {
-        let devices = locked(&self.devices).clone();
-        for context in devices {
-            // SAFETY: the context stays open for the rest of the process.
-            if !unsafe { asynchronous::collect(self.api, context) } {
-                // The device is gone. Its descriptor would stay readable.
-                self.forget_device(context);
-            }
-        }
+        asynchronous::catch_up();
         let mut told = locked(&self.told);
         let next = told.pop_front();
         self.quieten(&told);
         next
     }
-
-    fn forget_device(&self, context: NonNull<ibv_context>) {
-        let mut devices = locked(&self.devices);
-        devices.retain(|device| *device != context);
-        // SAFETY: as in `watch_device`.
-        let fd = unsafe { BorrowedFd::borrow_raw((*context.as_ptr()).async_fd) };
-        // Another thread may have forgotten it already.
-        let _forgotten = epoll::delete(&self.watch, fd);
-    }
 }
 
-fn watch(watch: &OwnedFd, source: &impl AsFd) -> Result<(), Error> {
+fn watch(watch: &UnsharedFd, source: &impl AsFd) -> Result<(), Error> {
     epoll::add(watch, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
         .map_err(failed("epoll_ctl"))
 }
@@ -144,6 +114,10 @@ fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        if rdma_process::is_child() {
+            return;
+        }
+        rdma_process::forget(self.descriptor());
         // SAFETY: rdma_destroy_event_channel(3): every identifier held the channel and is
         // destroyed, every event is acknowledged, and no other pointer to it exists.
         unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
@@ -152,22 +126,19 @@ impl Drop for Channel {
 
 impl EventChannel {
     pub(crate) fn open(api: &'static Api) -> Result<Self, Error> {
-        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("eventfd"))?;
-        let sources = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
+        Error::unless_forked()?;
+        rdma_process::watch_forks();
+        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let signal = signal.map(UnsharedFd::new).map_err(failed("eventfd"))?;
+        let sources = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let sources = sources.map(UnsharedFd::new).map_err(failed("epoll_create1"))?;
         // SAFETY: rdma_create_event_channel(3) has no preconditions.
         let raw = unsafe { (api.rdma_create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("rdma_create_event_channel", Stage::Open))?;
-        let inner = Channel {
-            api,
-            raw,
-            calls: Mutex::default(),
-            told: Mutex::default(),
-            signal,
-            watch: sources,
-            devices: Mutex::default(),
-        };
-        // SAFETY: the channel was just created and is ours; `fd` is its only member.
-        let fd = unsafe { (*raw.as_ptr()).fd };
+        let (calls, told) = (Mutex::default(), Mutex::default());
+        let inner = Channel { api, raw, calls, told, signal, watch: sources };
+        let fd = inner.descriptor();
+        rdma_process::close_in_children(fd);
         set_nonblocking(fd)?;
         watch(&inner.watch, &inner.signal)?;
         // SAFETY: the descriptor is open as long as the channel, which goes with its watch.
@@ -269,16 +240,19 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
 
 impl rdma_backend::EventChannel<Verbs> for EventChannel {
     fn create_id(&self) -> Result<Identifier, Error> {
+        Error::unless_forked()?;
         Ok(Identifier::new(CmId::create(&self.inner)?))
     }
 
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Identifier, Error> {
+        Error::unless_forked()?;
         let id = CmId::create(&self.inner)?;
         id.listen(address, backlog)?;
         Ok(Identifier::new(id))
     }
 
     fn next_event(&self) -> Result<Option<CmEvent<Verbs>>, Error> {
+        Error::unless_forked()?;
         match self.inner.next_told() {
             Some((id, event)) => {
                 Ok(Some(CmEvent { id, kind: CmEventKind::Async(event), private_data: Box::default() }))

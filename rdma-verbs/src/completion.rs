@@ -56,6 +56,7 @@ impl CompletionChannel {
         // SAFETY: just created; the field is never written again.
         let fd = unsafe { (*raw.as_ptr()).fd };
         let channel = Self { raw, fd, device };
+        rdma_process::close_in_children(fd);
         set_nonblocking(fd)?;
         Ok(channel)
     }
@@ -63,6 +64,10 @@ impl CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
+        if rdma_process::is_child() {
+            return;
+        }
+        rdma_process::forget(self.fd);
         // SAFETY: ibv_destroy_comp_channel(3): no other pointer to it exists. It fails with EBUSY,
         // and the channel stays, if the queue could not be destroyed.
         let _busy = unsafe { (self.device.api.ibv_destroy_comp_channel)(self.raw.as_ptr()) };
@@ -71,6 +76,9 @@ impl Drop for CompletionChannel {
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if rdma_process::is_child() {
+            return;
+        }
         // SAFETY: ibv_destroy_cq(3): its queue pairs held it and are destroyed; all its events are
         // acknowledged, so the call does not wait. If it fails, the queue and its channel stay.
         let _busy = unsafe { (self.channel.device.api.ibv_destroy_cq)(self.raw.as_ptr()) };
@@ -167,6 +175,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
         &self,
         batch: &'a mut Batch,
     ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a>, Error> {
+        Error::unless_forked()?;
         let queue = &*self.inner;
         // SAFETY: ibv_poll_cq(3): a live queue, and places for as many completions as are asked
         // for, of which it writes the first and returns their number.
@@ -176,6 +185,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
 
     #[inline]
     fn arm(&self) -> Result<(), Error> {
+        Error::unless_forked()?;
         let queue = &*self.inner;
         queue.asked.fetch_add(1, Relaxed);
         // SAFETY: ibv_req_notify_cq(3): a live queue; 0: not only solicited completions.
@@ -187,6 +197,7 @@ impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
 
     #[inline]
     fn take_events(&self) -> Result<u32, Error> {
+        Error::unless_forked()?;
         let queue = &*self.inner;
         let api = queue.channel.device.api;
         let mut taken = 0;

@@ -1,6 +1,6 @@
 //! The device behind an identifier, and what keeps it open.
 
-use core::ptr::NonNull;
+use core::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex};
 
 use rdma_backend::Capabilities;
@@ -39,12 +39,14 @@ struct KeptOpen {
 }
 
 impl KeptOpen {
-    /// Keeps the list if it has a context that no other has. Returns whether it does.
-    fn keep(&mut self, list: usize, contexts: impl Iterator<Item = usize>) -> bool {
+    /// Keeps the list if it has contexts that no other has, and calls `new` for them. Returns
+    /// whether it does.
+    fn keep(&mut self, list: usize, contexts: impl Iterator<Item = usize>, new: impl Fn(usize)) -> bool {
         let before = self.contexts.len();
         for context in contexts {
             if !self.contexts.contains(&context) {
                 self.contexts.push(context);
+                new(context);
             }
         }
         let any = self.contexts.len() > before;
@@ -137,8 +139,16 @@ fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
         return false;
     }
     // SAFETY: the list has `count` entries and a null at its end.
-    let contexts = (0..usize::try_from(count).unwrap_or(0)).map(|index| unsafe { *list.add(index) } as usize);
-    if !held.keep(list as usize, contexts) {
+    let contexts =
+        (0..usize::try_from(count).unwrap_or(0)).map(|index| unsafe { *list.add(index) }.expose_provenance());
+    let new = |context: usize| {
+        let context: *mut ibv_context = ptr::with_exposed_provenance_mut(context);
+        // SAFETY: an open context of the list; the fields are never written after opening.
+        let (commands, events) = unsafe { ((*context).cmd_fd, (*context).async_fd) };
+        rdma_process::close_in_children(commands);
+        rdma_process::close_in_children(events);
+    };
+    if !held.keep(list as usize, contexts, new) {
         // The device of `context` may be dead and in no list. SAFETY: rdma_free_devices(3): from
         // `rdma_get_devices`, given back once; kept lists hold each context in it open.
         unsafe { (api.rdma_free_devices)(list) };
@@ -153,13 +163,16 @@ mod tests {
     #[test]
     fn a_list_is_kept_for_the_contexts_that_it_adds() {
         let mut held = KeptOpen { contexts: Vec::new(), lists: Vec::new() };
-        assert!(held.keep(0x1, [10, 20].into_iter()));
-        assert!(!held.keep(0x2, [20, 10].into_iter()));
+        let told = Mutex::new(Vec::new());
+        let new = |context| locked(&told).push(context);
+        assert!(held.keep(0x1, [10, 20].into_iter(), new));
+        assert!(!held.keep(0x2, [20, 10].into_iter(), new));
         // A device was unplugged.
-        assert!(!held.keep(0x3, [20].into_iter()));
-        assert!(!held.keep(0x4, [].into_iter()));
+        assert!(!held.keep(0x3, [20].into_iter(), new));
+        assert!(!held.keep(0x4, [].into_iter(), new));
         // A device was plugged in.
-        assert!(held.keep(0x5, [20, 30].into_iter()));
+        assert!(held.keep(0x5, [20, 30].into_iter(), new));
         assert_eq!((held.contexts, held.lists), (vec![10, 20, 30], vec![0x1, 0x5]));
+        assert_eq!(*locked(&told), [10, 20, 30]);
     }
 }

@@ -82,6 +82,9 @@ pub enum Error {
     /// The object is in the wrong state for the call.
     #[error("{0}")]
     State(&'static str),
+    /// This process is a forked child, and its parent has used RDMA. Nothing was done.
+    #[error("{}", rdma_process::FORKED)]
+    Forked,
 }
 
 /// The purpose of a C call: an error number means different things at different stages.
@@ -114,6 +117,13 @@ impl Error {
         Self::Call { call, errno: result.saturating_abs(), stage }
     }
 
+    /// Returns an error in a forked child, whose calls would act for its parent. Call this before
+    /// taking a lock, which another thread of the parent may have held.
+    #[inline(always)]
+    pub(crate) fn unless_forked() -> Result<(), Self> {
+        if rdma_process::is_child() { Err(Self::Forked) } else { Ok(()) }
+    }
+
     pub(crate) fn register(wanted: usize, errno: i32) -> Self {
         Self::Register { wanted, errno, limit: memlock_limit() }
     }
@@ -132,6 +142,7 @@ impl Failure for Error {
             Self::Poll { .. } => ErrorKind::Other,
             Self::Slice { .. } | Self::Argument(_) => ErrorKind::Argument,
             Self::State(_) => ErrorKind::State,
+            Self::Forked => ErrorKind::Forked,
         }
     }
 }
@@ -208,6 +219,9 @@ const fn advice(stage: Stage, errno: i32) -> &'static str {
         (Stage::Create | Stage::Register | Stage::Connection, libc::ENOMEM) => {
             ". The device, or the limit on locked memory (`ulimit -l`), has no room: `rdma resource show` counts what \
              is in use"
+        }
+        (Stage::Open, libc::ENOSPC) => {
+            ". The user's limit on what epoll instances watch (`fs.epoll.max_user_watches`) is reached"
         }
         (_, libc::EMFILE) => ". The limit on open files (`ulimit -n`) is reached",
         (_, libc::ENFILE) => ". The system's limit on open files (`fs.file-max`) is reached",
@@ -292,6 +306,7 @@ mod tests {
             ),
             (call(Stage::Open, libc::ENOENT), vec!["softrdma run --", "rdma_ucm"]),
             (call(Stage::Open, libc::EACCES), vec!["Permission denied", "/dev/infiniband"]),
+            (call(Stage::Open, libc::ENOSPC), vec!["some_call", "fs.epoll.max_user_watches"]),
             (call(Stage::Address, libc::ENODEV), vec!["No RDMA device has this address"]),
             (
                 call(Stage::Register, libc::EOPNOTSUPP),

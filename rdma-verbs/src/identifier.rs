@@ -109,7 +109,8 @@ impl CmId {
     }
 
     /// Calls `f` with the identifier. Excludes other calls on it and its channel's events.
-    pub(crate) fn with<T>(&self, f: impl FnOnce(*mut rdma_cm_id) -> T) -> T {
+    pub(crate) fn with<T>(&self, f: impl FnOnce(*mut rdma_cm_id) -> Result<T, Error>) -> Result<T, Error> {
+        Error::unless_forked()?;
         loop {
             let current_channel = Arc::clone(&locked(&self.current_channel));
             let _calls = current_channel.enter();
@@ -158,10 +159,7 @@ impl CmId {
             // SAFETY: as above.
             Ok((context, unsafe { (*id).port_num }))
         })?;
-        // Under this lock: if the identifier moves, its new channel watches.
-        let current_channel = locked(&self.current_channel);
-        current_channel.watch_device(context)?;
-        drop(current_channel);
+        asynchronous::take_from(self.api, context)?;
         asynchronous::enter(self.key(), &self.current_channel, context, port);
         Ok(())
     }
@@ -197,16 +195,20 @@ impl CmId {
         &self,
         place: unsafe fn(*const rdma_cm_id) -> *const libc::sockaddr_storage,
     ) -> Option<SocketAddr> {
-        self.with(|id| {
+        let address = self.with(|id| {
             // SAFETY: a live identifier; under the lock the library does not write the address.
             let storage = unsafe { &*place(id) };
-            sockaddr::from_c(storage)
-        })
+            Ok(sockaddr::from_c(storage))
+        });
+        address.ok().flatten()
     }
 }
 
 impl Drop for CmId {
     fn drop(&mut self) {
+        if rdma_process::is_child() {
+            return;
+        }
         asynchronous::leave(self.key());
         // Events of this identifier could no longer be attributed.
         drop(locked(&self.current_channel).withdraw(self.key()));
@@ -410,6 +412,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
     }
 
     fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
+        Error::unless_forked()?;
         let (inner, to) = (&self.inner, &to.inner);
         loop {
             let from = Arc::clone(&locked(&inner.current_channel));
@@ -434,9 +437,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             let mut current_channel = locked(&inner.current_channel);
             *current_channel = Arc::clone(to);
             from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));
-            // SAFETY: a live identifier; the locks of both its channels are held.
-            return unsafe { device_of(inner.raw.as_ptr()) }
-                .map_or(Ok(()), |context| to.watch_device(context));
+            return Ok(());
         }
     }
 

@@ -33,8 +33,12 @@
 //! the same effect as that call, before [`Verbs::load`]. The child then lacks the pages of regions
 //! and dies if it touches them. So registered memory
 //! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of
-//! its own. A child that only runs `exec` is always safe. A child must never use the parent's
-//! connections: neither their descriptors nor their memory is its own.
+//! its own. A child that only runs `exec` is always safe.
+//!
+//! In a child of `fork(3)`, after its parent has opened a channel, every call fails with
+//! [`Error::Forked`] and does nothing, and a drop leaves the device alone. The child does not have
+//! the descriptors either: at the fork they are replaced by others, under the same numbers. So a
+//! child that lives on keeps none of the objects of a dead parent.
 //!
 //! # From the seam to C
 //!
@@ -44,7 +48,8 @@
 //! | `Backend::event_channel` | `rdma_create_event_channel(3)`, then `O_NONBLOCK` |
 //! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` (VR-CONN-001, VR-CONN-015) |
 //! | `EventChannel::listen` | `rdma_create_id`, `rdma_set_option(3)` (`AFONLY` for IPv6, `REUSEADDR`), `rdma_bind_addr(3)`, `rdma_listen(3)` |
-//! | `EventChannel::next_event` | `ibv_get_async_event(3)` and at once `ibv_ack_async_event(3)`, for each device in use; `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
+//! | `EventChannel::next_event` | `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
+//! | a thread for each device in use | `ibv_get_async_event(3)` and at once `ibv_ack_async_event(3)` |
 //! | `Identifier::resolve_address`, `resolve_route` | `rdma_resolve_addr(3)`, `rdma_resolve_route(3)` |
 //! | `Identifier::device`, `capabilities` | the context in the identifier, `ibv_query_device(3)` |
 //! | `Identifier::create_domain` | `ibv_alloc_pd(3)` |
@@ -66,7 +71,8 @@
 //!
 //! [`EventChannel`] and [`CompletionQueue`] implement [`AsFd`](std::os::fd::AsFd): poll the
 //! descriptors for reading, and do nothing else with them. An event channel's is an epoll(7)
-//! instance over librdmacm's own descriptor and those of the devices in use.
+//! instance over librdmacm's descriptor and an eventfd(2) for the events of devices. No descriptor
+//! is in the epoll instances of two channels, so Linux sets no limit on the number of channels.
 //!
 //! # Threads
 //!
@@ -95,8 +101,10 @@
 //! A device's asynchronous event (`ibv_get_async_event(3)`) arrives on the event channel of its
 //! identifier, as [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm opens a
 //! device once for the process, so the identifiers of all channels share one descriptor of such
-//! events, which is made non-blocking. The first channel that is asked takes and acknowledges them
-//! and hands them to the right channels. Do not read them elsewhere: they would be missed here.
+//! events. A thread for each device in use, `rdma-events`, takes and acknowledges them and hands
+//! them to the right channels. It sleeps otherwise, handles no signals, and ends with the process.
+//! Two readers of that descriptor divide its events: if another library of the process reads it,
+//! too, each misses what the other has read.
 //!
 //! # The bindings
 //!

@@ -52,6 +52,7 @@ impl QueuePair {
         completions: &CompletionQueue,
         limits: QueuePairLimits,
     ) -> Result<Self, Error> {
+        Error::unless_forked()?;
         let (domain, queue) = (&domain.inner, &completions.inner);
         if limits.send_depth.max(limits.recv_depth) > domain.device().capabilities()?.max_queue_depth {
             return Err(Error::Argument("a queue takes fewer work requests: see the device's capabilities"));
@@ -198,6 +199,11 @@ impl QueuePair {
     }
 }
 
+#[inline(always)]
+fn unless_forked() -> Result<(), PostError<Error>> {
+    Error::unless_forked().map_err(|error| PostError { posted: 0, error })
+}
+
 /// Returns how many bytes the queue pair takes inline.
 ///
 /// # Safety
@@ -272,6 +278,7 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
 
     #[inline]
     fn post_send(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
+        unless_forked()?;
         // Nearly all chains have one request, which needs no table on the stack.
         match requests {
             [_] => self.post_send_batch::<1>(requests),
@@ -281,6 +288,7 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
 
     #[inline]
     fn post_recv(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
+        unless_forked()?;
         match requests {
             [request] => self.post_recv_batch::<1>(iter::once(self.check_recv(request))),
             _ => self.post_recv_chain(requests),
@@ -291,20 +299,20 @@ impl rdma_backend::QueuePair<Verbs> for QueuePair {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         attributes.min_rnr_timer = timer.code();
         // Without IBV_QP_STATE the state stays. The timer alone may change only in RTS.
-        let result = self.id.with(|_| {
+        self.id.with(|_| {
             // SAFETY: ibv_modify_qp(3): a live queue pair; only the masked attribute is read.
-            unsafe {
+            let result = unsafe {
                 (self.domain.device().api.ibv_modify_qp)(
                     self.raw.as_ptr(),
                     &raw mut attributes,
                     c::IBV_QP_MIN_RNR_TIMER as c_int,
                 )
+            };
+            match result {
+                0 => Ok(()),
+                result => Err(Error::returned("ibv_modify_qp", result, Stage::Connection)),
             }
-        });
-        match result {
-            0 => Ok(()),
-            result => Err(Error::returned("ibv_modify_qp", result, Stage::Connection)),
-        }
+        })
     }
 
     fn is_loopback(&self) -> Result<bool, Error> {
@@ -332,32 +340,36 @@ impl QueuePair {
     fn query(&self, mask: u32) -> Result<ibv_qp_attr, Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         let mut init: ibv_qp_init_attr = sys::zeroed();
-        let result = self.id.with(|_| {
+        self.id.with(|_| {
             // SAFETY: ibv_query_qp(3): a live queue pair, and live structures of the right types.
-            unsafe {
+            let result = unsafe {
                 (self.domain.device().api.ibv_query_qp)(
                     self.raw.as_ptr(),
                     &raw mut attributes,
                     mask as c_int,
                     &raw mut init,
                 )
+            };
+            match result {
+                0 => Ok(attributes),
+                result => Err(Error::returned("ibv_query_qp", result, Stage::Connection)),
             }
-        });
-        match result {
-            0 => Ok(attributes),
-            result => Err(Error::returned("ibv_query_qp", result, Stage::Connection)),
-        }
+        })
     }
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        if rdma_process::is_child() {
+            return;
+        }
         // A new queue pair may reuse its address.
         asynchronous::set_pair(self.id.key(), ptr::null(), ptr::null());
-        self.id.with(|id| {
+        let _never_fails = self.id.with(|id| {
             // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one: it gets no
             // second. No other pointer to it exists, and the lock keeps the event loop out.
             unsafe { (self.domain.device().api.rdma_destroy_qp)(id) };
+            Ok(())
         });
     }
 }

@@ -45,6 +45,9 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
+        if rdma_process::is_child() {
+            return;
+        }
         // SAFETY: ibv_dealloc_pd(3): what was made in the domain held it and is destroyed. If a
         // region could not be deregistered, this fails with EBUSY and the domain stays.
         let _busy = unsafe { (self.device.api.ibv_dealloc_pd)(self.raw.as_ptr()) };
@@ -169,6 +172,7 @@ impl Region {
         buffer: Option<DmaBuf>,
         access: Access,
     ) -> Result<Self, Error> {
+        Error::unless_forked()?;
         let api = domain.device.api;
         let functions = Functions { ibv_reg_mr: api.ibv_reg_mr, ibv_reg_mr_iova2: api.ibv_reg_mr_iova2 };
         // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the
@@ -279,6 +283,10 @@ impl fmt::Debug for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // The bytes are this process's own, also in a child.
+        if rdma_process::is_child() {
+            return;
+        }
         // SAFETY: ibv_dereg_mr(3): registered and deregistered once. Work requests that name the
         // region now fail with a protection error; the device no longer touches the pages.
         let result = unsafe { (self.domain.device.api.ibv_dereg_mr)(self.raw.as_ptr()) };

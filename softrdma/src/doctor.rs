@@ -1,9 +1,6 @@
 //! `softrdma doctor`: finds out whether programs can run here.
 
-use std::os::fd::AsFd as _;
-
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{PTracer, Pid, set_ptracer};
 use softrdma_wire::{Reply, Request, Socket, VERSION};
 
@@ -12,8 +9,8 @@ use crate::runtime::{Error, Place, exchange, has_rdma_core};
 /// Where Yama states whether it restricts access between processes, and how far.
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
-/// A byte of this process, which the fabric tries to reach.
-static PROBE: u8 = 0;
+/// A number in this process, which the fabric tries to reach.
+static SHOWN: u64 = 0x736f_6674_7264_6d61;
 
 /// Starts a fabric as a program would, and reports what is there and what is missing, in lines.
 pub fn report() -> Result<String, Error> {
@@ -32,8 +29,7 @@ pub fn report() -> Result<String, Error> {
     ))
 }
 
-/// Whether the fabric can access this process's memory. It accepts an offer to copy only if it
-/// cannot.
+/// Whether the fabric can access this process's memory.
 fn is_reached(fabric: &mut Socket) -> Result<bool, Error> {
     let devices = vec![vec![[192, 0, 2, 1].into()]];
     let hello = Request::Hello { version: VERSION, program: "doctor".into(), devices, above: 0 };
@@ -43,13 +39,10 @@ fn is_reached(fabric: &mut Socket) -> Result<bool, Error> {
     // As programs do (`PR_SET_PTRACER(2const)`). Without Yama the call fails, and is not needed.
     let tracer = i32::try_from(process).ok().and_then(Pid::from_raw);
     let _not_needed = set_ptracer(tracer.map_or(PTracer::None, PTracer::ProcessID));
-    let kind = SocketType::SEQPACKET;
-    let (_ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
-        .map_err(|errno| Error::System { what: "a socket".into(), error: errno.into() })?;
-    let probe = (&raw const PROBE).expose_provenance() as u64;
-    match exchange(fabric, &Request::OfferMemory { probe }, Some(theirs.as_fd()))? {
-        Reply::Done => Ok(false),
-        Reply::Refused(errno) if errno == Errno::EXIST.raw_os_error() => Ok(true),
+    let at = (&raw const SHOWN).expose_provenance() as u64;
+    match exchange(fabric, &Request::ShowMemory { at, number: SHOWN }, None)? {
+        Reply::Done => Ok(true),
+        Reply::Refused(errno) if errno == Errno::PERM.raw_os_error() => Ok(false),
         _ => Err(Error::Refused),
     }
 }
@@ -63,7 +56,7 @@ fn reaching(reaches: bool, scope: Option<&str>) -> String {
         (true, Some("1")) => "restricted by Yama (ptrace_scope 1); programs allow it themselves".into(),
         (true, _) => "allowed".into(),
         (false, Some(scope @ ("2" | "3"))) => format!("forbidden by Yama (ptrace_scope {scope}); {SLOWLY}"),
-        (false, _) => format!("forbidden by a seccomp profile; {SLOWLY}"),
+        (false, _) => format!("forbidden by a seccomp profile, or without /proc; {SLOWLY}"),
     }
 }
 
@@ -82,8 +75,8 @@ mod tests {
             (true, Some("2"), "allowed".into()),
             (false, Some("2"), format!("forbidden by Yama (ptrace_scope 2){slowly}")),
             (false, Some("3"), format!("forbidden by Yama (ptrace_scope 3){slowly}")),
-            (false, Some("0"), format!("forbidden by a seccomp profile{slowly}")),
-            (false, None, format!("forbidden by a seccomp profile{slowly}")),
+            (false, Some("0"), format!("forbidden by a seccomp profile, or without /proc{slowly}")),
+            (false, None, format!("forbidden by a seccomp profile, or without /proc{slowly}")),
         ] {
             assert_eq!(reaching(reaches, scope), words);
         }

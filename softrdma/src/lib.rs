@@ -7,6 +7,7 @@
 //! `softrdma-abi`.
 #![deny(unsafe_code)]
 
+mod detached;
 pub mod doctor;
 pub mod fabric;
 pub mod faults;

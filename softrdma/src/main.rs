@@ -5,7 +5,6 @@ use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::net::{AddrParseError, IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -18,9 +17,10 @@ use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
 use softrdma::doctor;
 use softrdma::faults::{self, Written};
-use softrdma::runtime::{Error, Libraries, Place, exchange, has_rdma_core};
+use softrdma::runtime::{Error, Libraries, Place, exchange, has_rdma_core, view};
 use softrdma_wire::{
-    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, VIEW, format_devices, parse_addresses,
+    ADDRESSES, Amounts, Exceeded, Failure, MEMLOCK, Pair, Reply, Request, SOCKET, Session, Socket,
+    format_devices, parse_addresses,
 };
 
 /// How many columns the output has if no terminal states its width.
@@ -83,6 +83,11 @@ enum Action {
         /// librdmacm then runs above the device, also for programs that call it themselves.
         #[arg(long)]
         rsockets: bool,
+        /// Has the limit on locked memory (`ulimit -l`) apply to registered memory,
+        /// as Linux applies
+        /// it to programs without CAP_IPC_LOCK. By default there is no limit.
+        #[arg(long)]
+        memlock: bool,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
@@ -134,11 +139,25 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode, Error> {
     match action {
-        Action::Run { fabric, address, faults, record, latency, device_kind, vectors, rsockets, command } => {
+        Action::Run {
+            fabric,
+            address,
+            faults,
+            record,
+            latency,
+            device_kind,
+            vectors,
+            rsockets,
+            memlock,
+            command,
+        } => {
             let place = Place::of(&fabric)?;
             let libraries = place.libraries()?;
-            // Keeps the fabric alive until the program, which replaces this one, has ended.
+            // Keeps the fabric alive until the program, which replaces this one, has ended: the
+            // request for as long as the process lives, the socket for as long as a child has it.
             let mut presence = place.enter()?;
+            tell(&mut presence, &Request::Stay, None)?
+                .map_err(|error| Error::System { what: "the fabric".into(), error })?;
             if latency.is_some() || device_kind.is_some() || vectors.is_some() {
                 let change = Request::Configure { latency, device_kind, vectors };
                 tell(&mut presence, &change, None)?
@@ -153,7 +172,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
             }
             let devices: Vec<_> = address.into_iter().map(|Addresses(addresses)| addresses).collect();
             let preload = if rsockets { libraries.rsockets()?.to_vec() } else { vec![libraries.preload()] };
-            run(&place, &libraries, &preload, &presence, &devices, &command)
+            run(&place, &libraries, &preload, &presence, &devices, memlock, &command)
         }
         Action::Fault { fabric, seed, fault } => {
             let mut socket = running(&fabric)?;
@@ -205,6 +224,7 @@ fn run(
     preload: &[PathBuf],
     presence: &Socket,
     devices: &[Vec<IpAddr>],
+    memlock: bool,
     command: &[OsString],
 ) -> Result<ExitCode, Error> {
     rustix::io::fcntl_setfd(presence, FdFlags::empty())
@@ -216,7 +236,8 @@ fn run(
         .args(arguments)
         .env(SOCKET, place.socket())
         .env(ADDRESSES, format_devices(devices))
-        .env(OsStr::from_bytes(VIEW.to_bytes()), place.show(devices)?)
+        .envs(memlock.then_some((MEMLOCK, "1")))
+        .env(view(), place.show(devices)?)
         .env("LD_PRELOAD", before(preload, "LD_PRELOAD"));
     if !has_rdma_core() {
         started.env("LD_LIBRARY_PATH", before(&[libraries.search().into()], "LD_LIBRARY_PATH"));
@@ -239,7 +260,8 @@ fn running(fabric: &str) -> Result<Socket, Error> {
 fn status(fabric: &str) -> Result<ExitCode, Error> {
     let mut socket = running(fabric)?;
     let mut ask = |request: &Request<'_>| exchange(&mut socket, request, None);
-    let Reply::Status { sessions, struck, failures, vectors } = ask(&Request::Status)? else {
+    let Reply::Status { sessions, struck, failures, vectors, used, most, refused } = ask(&Request::Status)?
+    else {
         return Err(Error::Refused);
     };
     let mut pairs: Vec<Pair> = Vec::new();
@@ -266,6 +288,7 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     if struck > 0 {
         println!("faults: {struck} so far");
     }
+    println!("\n{}", wrapped(&taken(&used, &most, &refused)));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -337,6 +360,19 @@ fn present(sessions: Vec<Session>) -> Table {
     table
 }
 
+/// States what programs have taken of the fabric, and what was refused.
+fn taken(used: &Amounts, most: &Amounts, refused: &[(Exceeded, u64)]) -> String {
+    let (memory, all) = (used.memory.div_ceil(1 << 20), most.memory >> 20);
+    let mut text = format!(
+        "taken: {memory} of {all} MiB for objects, {} of {} descriptors, {} of {} sessions",
+        used.descriptors, most.descriptors, used.sessions, most.sessions
+    );
+    for (exceeded, times) in refused {
+        text += &format!("\nrefused {times} times: {exceeded}");
+    }
+    text
+}
+
 /// Explains what Valkey servers keep of connections that have ended, as it looks like a leak of the
 /// fabric.
 fn left_by_valkey(sessions: &[Session]) -> Option<String> {
@@ -387,6 +423,7 @@ fn connections(pairs: &[Pair]) -> Table {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
+    use softrdma_wire::Resource;
 
     use super::*;
 
@@ -436,6 +473,11 @@ mod tests {
         let (number, peer) = (u32::MAX, Some(u32::MAX));
         let pair = Pair { number, machine: Some(ip), state: 6, local: address, remote: address, peer };
         fits(&connections(&[pair]).to_string());
+        let amounts = Amounts { memory: u64::MAX, descriptors: u64::MAX, sessions: u64::MAX };
+        for resource in Resource::ALL {
+            let exceeded = Exceeded { resource, each: false, most: u64::MAX };
+            fits(&wrapped(&taken(&amounts, &amounts, &[(exceeded, u64::MAX)])));
+        }
         let words = "a class of failure that takes many words to say ".repeat(4);
         fits(&classes(&[Failure { words, injected: u64::MAX, observed: u64::MAX }]).to_string());
         // The error names all faults.

@@ -1,20 +1,21 @@
 //! Where a fabric lives: a directory of its user, with a socket, a lock, a log and the libraries'
 //! names.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::BorrowedFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use softrdma_wire::{Listener, Reply, Request, Socket};
+use softrdma_wire::{ADDRESSES, Listener, Reply, Request, SOCKET, Socket, VIEW};
 
+use crate::detached;
 use crate::fabric::Fabric;
 use crate::view;
 
@@ -55,6 +56,9 @@ pub enum Error {
         #[source]
         error: softrdma_wire::Error,
     },
+    /// A bound of the fabric was in the way.
+    #[error("the fabric refuses this: {0}")]
+    Exceeded(softrdma_wire::Exceeded),
     /// The fabric refused a request that every program makes.
     #[error("the fabric refuses a program: it is of another version; end its programs")]
     Refused,
@@ -91,7 +95,7 @@ pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error
 /// Sends the fabric a request, with a descriptor if there is one, and waits for its answer.
 ///
 /// # Errors
-/// [`Error::Told`] if either fails.
+/// [`Error::Told`] if either fails, [`Error::Exceeded`] if the fabric has no room.
 pub fn exchange(
     fabric: &mut Socket,
     request: &Request<'_>,
@@ -99,8 +103,16 @@ pub fn exchange(
 ) -> Result<Reply, Error> {
     let failed = |error| Error::Told { error };
     fabric.send(request, descriptor).map_err(failed)?;
-    let (reply, _none) = fabric.receive().map_err(failed)?;
-    Ok(reply)
+    match fabric.receive().map_err(failed)?.0 {
+        Reply::Exceeded(exceeded) => Err(Error::Exceeded(exceeded)),
+        reply => Ok(reply),
+    }
+}
+
+/// Returns the name of the environment variable with a program's folder of device files.
+#[must_use]
+pub fn view() -> &'static OsStr {
+    OsStr::from_bytes(VIEW.to_bytes())
 }
 
 /// The directory of one fabric.
@@ -198,22 +210,18 @@ impl Place {
             .mode(0o600)
             .open(self.log())
             .map_err(system(self.log().display().to_string()))?;
-        let mut started = Command::new(program)
-            .arg("fabric")
-            .arg(&self.directory)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .current_dir("/")
-            // The fabric must end with its last program, not by a signal to the terminal's
-            // processes.
-            .process_group(0)
-            .spawn()
-            .map_err(system("starting the fabric"))?;
-        // The fabric closes its output when it listens, or ends.
-        if let Some(mut output) = started.stdout.take() {
-            let _said = output.read_to_end(&mut Vec::new());
-        }
+        let failed = system("starting the fabric");
+        let started = || {
+            let (mut output, written) = std::io::pipe()?;
+            let streams = [File::open("/dev/null")?.into(), written.into(), log.into()];
+            let arguments = [OsStr::new("fabric"), self.directory.as_os_str()];
+            // It is no program on a fabric, also if its starter is one.
+            let without = [OsStr::new("LD_PRELOAD"), OsStr::new(SOCKET), OsStr::new(ADDRESSES), view()];
+            detached::start(program.as_os_str(), &arguments, &without, streams)?;
+            // The fabric closes its output when it listens, or ends.
+            output.read_to_end(&mut Vec::new())
+        };
+        started().map_err(failed)?;
         let path = self.socket();
         Socket::connect(&path).map_err(|error| Error::Fabric { path, error })
     }
@@ -229,10 +237,10 @@ impl Place {
         view::remove_all(directory);
         let failed = |error| Error::Fabric { path: path.clone(), error };
         let listener = Listener::bind(&path).map_err(failed)?;
-        let fabric = Fabric::new().map_err(|errno| system("the fabric")(errno.into()))?;
         // The channels of programs are also descriptors of this process.
         let limit = getrlimit(Resource::Nofile);
         _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+        let fabric = Fabric::new().map_err(|errno| system("the fabric")(errno.into()))?;
         ready();
         loop {
             fabric.serve(&listener).map_err(failed)?;

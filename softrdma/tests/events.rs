@@ -46,6 +46,7 @@ fn pair(socket: &mut Socket) -> Name {
         service: softrdma_wire::Service::Connected,
         send_depth,
         receive_depth,
+        elements: [16; 2],
         inline,
     };
     let pair = make(socket, &request);
@@ -134,6 +135,7 @@ fn events_that_find_no_room_in_the_pipe_come_later() {
         service: softrdma_wire::Service::Connected,
         send_depth: 1,
         receive_depth: 1,
+        elements: [16; 2],
         inline: 0,
     };
     let pair = make(&mut program, &request);

@@ -24,7 +24,7 @@ fn honest() -> Vec<u8> {
             Request::Register { domain: 1, at: 0, address: 4096, len: 4096, access },
             Request::CreateCompletionChannel,
             Request::CreateQueue { device: 0, depth: 8, channel: Some(3), vector: 0 },
-            Request::CreateShared { domain: 1, depth: 4, limit: 1 },
+            Request::CreateShared { domain: 1, depth: 4, limit: 1, elements: 16 },
             Request::CreatePair {
                 domain: 1,
                 send_queue: 4,
@@ -33,6 +33,7 @@ fn honest() -> Vec<u8> {
                 service: softrdma_wire::Service::Connected,
                 send_depth: 4,
                 receive_depth: 4,
+                elements: [16; 2],
                 inline: MAX_INLINE as u32,
             },
         ] {

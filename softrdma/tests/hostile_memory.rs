@@ -1,146 +1,18 @@
 //! Memory of programs that does not come, and datagrams: nothing waits but what needs the memory.
 
-mod queue;
+mod pairs;
 mod session;
 mod userfault;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use queue::Queue;
+use pairs::{POSTED, Pair, Program, connected, pages};
 use rdma_softsim::Parameters;
 use rustix::io::Errno;
-use session::{address, ask, open, serves};
+use session::{address, ask, serves};
 use softrdma::fabric::Fabric;
-use softrdma_wire::{
-    Access, Completion, Destination, Local, Op, Receive, Reply, Request, Send, Service, Sge, Socket,
-    Transition,
-};
+use softrdma_wire::{Destination, Op, Reply, Request};
 use userfault::{PAGE, Pages};
-
-/// One request was posted.
-const POSTED: Reply = Reply::Posted { count: 1, errno: 0, room: 0 };
-
-/// A program with three pages that peers may write to.
-struct Program {
-    socket: Socket,
-    last: u8,
-    domain: u32,
-    queue: Queue,
-    key: u32,
-    at: u64,
-}
-
-/// A queue pair: its name, and its number.
-type Pair = (u32, u32);
-
-impl Program {
-    fn new(fabric: &Arc<Fabric>, last: u8, at: u64) -> Self {
-        let mut socket = open(fabric, last);
-        let Reply::Made(domain) = ask(&mut socket, &Request::AllocateDomain(0)) else { panic!("no domain") };
-        let queue = Queue::create(&mut socket, 8, None);
-        let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
-        let len = 3 * PAGE;
-        let Reply::Region { key, .. } =
-            ask(&mut socket, &Request::Register { domain, at, address: at, len, access })
-        else {
-            panic!("no region")
-        };
-        Self { socket, last, domain, queue, key, at }
-    }
-
-    fn pair(&mut self) -> Pair {
-        self.pair_for(Service::Connected)
-    }
-
-    fn pair_for(&mut self, service: Service) -> Pair {
-        let (domain, queue) = (self.domain, self.queue.name);
-        let request = Request::CreatePair {
-            domain,
-            send_queue: queue,
-            receive_queue: queue,
-            shared: None,
-            service,
-            send_depth: 4,
-            receive_depth: 4,
-            inline: 64,
-        };
-        let Reply::Pair { name, number, .. } = ask(&mut self.socket, &request) else { panic!("no pair") };
-        (name, number)
-    }
-
-    fn connect(&mut self, (pair, _): Pair, peer: &Self, (_, number): Pair) {
-        let (local, remote) = (address(self.last), address(peer.last));
-        for to in [
-            Transition::Initialise,
-            Transition::Receive { local, remote, number, timer: 12 },
-            Transition::Send { retry: 7, rnr_retry: 7, read_depth: 1 },
-        ] {
-            assert_eq!(ask(&mut self.socket, &Request::Modify { pair, to }), Reply::Done);
-        }
-    }
-
-    /// Makes a queue pair for datagrams, with a receive in the middle page.
-    fn for_datagrams(&mut self) -> Pair {
-        let (pair, number) = self.pair_for(Service::Datagram);
-        let to = |to| Request::Modify { pair, to };
-        let local = vec![Sge { address: self.at + PAGE, len: 1000, lkey: self.key }];
-        for request in [
-            to(Transition::Initialise),
-            Request::SetKey { pair, key: 1 },
-            to(Transition::ReceiveDatagrams),
-            to(Transition::Send { retry: 0, rnr_retry: 0, read_depth: 0 }),
-        ] {
-            assert_eq!(ask(&mut self.socket, &request), Reply::Done);
-        }
-        let receive = Request::PostReceive { pair, work: vec![Receive { id: 100, local }] };
-        assert_eq!(ask(&mut self.socket, &receive), POSTED);
-        (pair, number)
-    }
-
-    /// Posts one request with bytes of the first page.
-    fn post(&mut self, (pair, _): Pair, id: u64, op: Op) -> Reply {
-        let local = Local::Memory(vec![Sge { address: self.at, len: 8, lkey: self.key }]);
-        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
-        match ask(&mut self.socket, &Request::PostSend { pair, room: 0, work }) {
-            Reply::Posted { count, errno, .. } => Reply::Posted { count, errno, room: 0 },
-            other => other,
-        }
-    }
-
-    /// Writes some bytes to the middle page of the peer.
-    fn write(&mut self, (pair, _): Pair, id: u64, peer: &Self) {
-        let op = Op::Write { address: peer.at + PAGE, rkey: peer.key };
-        let local = Local::Inline(Cow::Borrowed(&[7; 64]));
-        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
-        let posted = ask(&mut self.socket, &Request::PostSend { pair, room: 0, work });
-        assert!(matches!(posted, Reply::Posted { count: 1, errno: 0, .. }), "{posted:?}");
-    }
-
-    /// Waits for a completion. Returns its id and status.
-    fn completion(&mut self) -> (u64, u32) {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        loop {
-            if let Some(Completion { id, status, .. }) = self.queue.next() {
-                return (id, status);
-            }
-            assert!(std::time::Instant::now() < deadline, "no completion");
-            std::thread::yield_now();
-        }
-    }
-}
-
-/// Allocates ordinary memory of three pages.
-fn pages() -> u64 {
-    Vec::leak(vec![0_u8; 3 * PAGE as usize]).as_ptr().expose_provenance() as u64
-}
-
-fn connected(one: &mut Program, other: &mut Program) -> (Pair, Pair) {
-    let (own, theirs) = (one.pair(), other.pair());
-    one.connect(own, other, theirs);
-    other.connect(theirs, one, own);
-    (own, theirs)
-}
 
 /// Makes three programs. The pages of the second one do not come until they are let go.
 fn with_stuck_pages() -> Option<(Arc<Fabric>, Pages, [Program; 3])> {
@@ -184,10 +56,15 @@ fn a_page_that_never_comes_is_a_peer_that_does_not_answer() {
     let fabric = Fabric::with_parameters(parameters).expect("a fabric");
     let mut writer = Program::new(&fabric, 1, pages());
     let mut owner = Program::new(&fabric, 2, stuck.at);
-    let (to_owner, _) = connected(&mut writer, &mut owner);
+    let (to_owner, from_writer) = connected(&mut writer, &mut owner);
     writer.write(to_owner, 1, &owner);
     stuck.is_wanted();
     assert_eq!(writer.completion(), (1, RETRY_EXCEEDED));
+    // The owner's memory may still be written to, and is not given back.
+    let busy = Reply::Refused(Errno::BUSY.raw_os_error());
+    assert_eq!(ask(&mut owner.socket, &Request::Deregister(owner.region)), busy);
+    assert_eq!(ask(&mut owner.socket, &Request::DestroyPair(from_writer.0)), busy);
+    assert!(matches!(ask(&mut owner.socket, &Request::AllocateDomain(0)), Reply::Made(_)));
     drop((writer, owner));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !fabric.is_deserted() {
@@ -195,6 +72,29 @@ fn a_page_that_never_comes_is_a_peer_that_does_not_answer() {
         std::thread::yield_now();
     }
     stuck.let_go();
+}
+
+/// Memory is given back once its page has come and was written.
+#[test]
+fn memory_is_given_back_when_nothing_is_written_there_any_more() {
+    let Some(stuck) = Pages::new() else { return };
+    let (reach, ack_timeout) = (std::time::Duration::from_millis(20), std::time::Duration::from_millis(1));
+    let parameters = Parameters { reach, ack_timeout, ..Parameters::default() };
+    let fabric = Fabric::with_parameters(parameters).expect("a fabric");
+    let mut writer = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let (to_owner, _) = connected(&mut writer, &mut owner);
+    writer.write(to_owner, 1, &owner);
+    stuck.is_wanted();
+    let gives_back = Request::Deregister(owner.region);
+    let busy = Reply::Refused(Errno::BUSY.raw_os_error());
+    assert_eq!(ask(&mut owner.socket, &gives_back), busy);
+    stuck.let_go();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while ask(&mut owner.socket, &gives_back) != Reply::Done {
+        assert!(std::time::Instant::now() < deadline, "it is not given back");
+    }
+    assert_ne!(writer.completion().1, 0);
 }
 
 /// Such pages of several programs stop nothing else either, though one program writes to all of

@@ -38,6 +38,7 @@ impl Program {
             service: softrdma_wire::Service::Connected,
             send_depth: SENDS,
             receive_depth: 4,
+            elements: [16; 2],
             inline: 0,
         };
         let Reply::Pair { name: pair, number, .. } = ask(&mut socket, &request) else { panic!("no pair") };

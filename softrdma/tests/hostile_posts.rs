@@ -40,6 +40,7 @@ impl Program {
             service: Service::Connected,
             send_depth: 8,
             receive_depth: 8,
+            elements: [16; 2],
             inline: 0,
         };
         let Reply::Pair { name: pair, number, .. } = ask(&mut socket, &request) else { panic!("no pair") };

@@ -87,7 +87,8 @@ fn request() -> impl Strategy<Value = Request<'static>> {
     let objects = prop_oneof![
         Just(Request::Status),
         (0..3_u32).prop_map(Request::AllocateDomain),
-        any::<u64>().prop_map(|probe| Request::OfferMemory { probe }),
+        any::<[u64; 2]>().prop_map(|[at, number]| Request::ShowMemory { at, number }),
+        Just(Request::OfferMemory),
         name().prop_map(Request::FreeDomain),
         (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 4]>()).prop_map(
             |(domain, at, address, len, [local_write, remote_write, remote_read, remote_atomic])| {
@@ -106,7 +107,8 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (name(), 0_u32..64, 0_u32..64).prop_map(|(domain, depth, limit)| Request::CreateShared {
             domain,
             depth,
-            limit
+            limit,
+            elements: 16,
         }),
         name().prop_map(Request::DestroyShared),
         (name(), any::<u32>()).prop_map(|(queue, limit)| Request::SetSharedLimit { queue, limit }),
@@ -121,6 +123,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     service: if inline % 2 == 0 { Service::Connected } else { Service::Datagram },
                     send_depth,
                     receive_depth,
+                    elements: [16; 2],
                     inline,
                 }
             }
@@ -270,6 +273,21 @@ fn what_a_program_leaves_behind_goes_with_it() {
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !fabric.is_deserted() {
         assert!(std::time::Instant::now() < deadline, "its session did not end");
+        std::thread::yield_now();
+    }
+}
+
+/// A program that reads no answers loses its session. Otherwise the thread that serves it would
+/// wait as long as any process holds the socket, also one that does not know of it.
+#[test]
+fn a_program_that_reads_no_answers_is_not_waited_for() {
+    let fabric = Fabric::new().expect("a fabric");
+    let socket = raw(&fabric);
+    let request = postcard::to_stdvec(&Request::Status).expect("encodes");
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    while matches!(rustix::net::send(&socket, &request, flags), Ok(_) | Err(rustix::io::Errno::AGAIN)) {
+        assert!(std::time::Instant::now() < deadline, "the fabric waits until its answers are read");
         std::thread::yield_now();
     }
 }

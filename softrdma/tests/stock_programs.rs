@@ -95,6 +95,17 @@ fn long_chains() {
     ends_well("chains");
 }
 
+#[test]
+fn the_limit_on_locked_memory_applies_if_it_is_to() {
+    let home = Home::new("memlock");
+    let Some(program) = compiled(&home, "memlock") else { return };
+    for command in [&["run", "--memlock", "--", &program, "applies"][..], &["run", "--", &program]] {
+        let output = home.softrdma(command).output().expect("runs");
+        assert_eq!(succeeded(&output), "done\n", "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    home.is_left();
+}
+
 /// Each completion vector has its thread, which alone raises the events of its queues.
 #[test]
 fn completion_vectors_have_threads() {
@@ -271,7 +282,7 @@ fn programs_that_cannot_be_reached_into() {
         wrapped
     };
     let doctor = succeeded(&forbidden(&home.softrdma(&["doctor"])).output().expect("runs"));
-    assert!(doctor.contains("forbidden by a seccomp profile; programs copy"), "{doctor}");
+    assert!(doctor.contains("forbidden by a seccomp profile, or without /proc; programs copy"), "{doctor}");
     let output = forbidden(&home.run(SERVER, &[&program])).output().expect("runs");
     assert_eq!(succeeded(&output), "done\n", "{}", String::from_utf8_lossy(&output.stderr));
     if installed("rping").is_some() {

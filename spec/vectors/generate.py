@@ -11,7 +11,9 @@ import json
 
 SEEDS = 400
 STEPS = 24
-REGIONS = [("0x7f1234560000", "0xabcd"), ("0x7f1234570000", "0xabce")]
+# Addresses at which a sum of 32 bits, a signed number of 64 bits or a pointer of 48 bits is not enough; others have any bits.
+EDGES = [0, 0xFFFFFFF8, 0x7FFFFFFFFFFFFFF8, 0xFFFFFFFFFE000000, 0x0000FFFFFFFFFFF0, 0x8000000000000000]
+KEYS = [0, 0xFFFFFFFF, 0x80000000, 0x7FFFFFFF, 0x100]
 
 
 class Dice:
@@ -28,11 +30,38 @@ class Dice:
         return choices[self.below(len(choices))]
 
 
+class Data:
+    """Addresses and keys of a trace: what happens does not depend on them."""
+
+    def __init__(self, seed):
+        self.dice = Dice(seed + 2**32)
+        self.base, self.rkey = self.address(), self.key()
+        self.own = [(hex(self.address()), hex(self.key()))]
+        while len(self.own) < 2:
+            second, key = self.address(), self.key()
+            if abs(second - int(self.own[0][0], 16)) >= 2**20 and hex(key) != self.own[0][1]:
+                self.own.append((hex(second), hex(key)))
+
+    def bits(self, count):
+        return sum(self.dice.below(256) << 8 * at for at in range(count // 8))
+
+    def address(self):
+        return self.dice.pick(EDGES) if self.dice.below(3) == 0 else self.bits(64) % (2**64 - 2**24)
+
+    def key(self):
+        return self.dice.pick(KEYS) if self.dice.below(3) == 0 else self.bits(32)
+
+    def next(self, place):
+        """The peer's next window: at the address of the last one, near it, or elsewhere. Its key says nothing about the place."""
+        address = [self.base, (self.base + 0x1000) % (2**64 - 2**24), self.address()][place]
+        return address, self.rkey if self.dice.below(4) == 0 else self.key()
+
+
 class Model:
     """One connection; `out` collects what it must do."""
 
-    def __init__(self, role, window, windows):
-        self.role, self.window, self.windows = role, window, windows
+    def __init__(self, role, window, windows, data):
+        self.role, self.window, self.windows, self.data = role, window, windows, data
         self.state, self.out = "connecting", []
         self.number, self.arrived, self.read = -1, 0, 0  # our windows: the latest one's number, and counts of bytes
         self.peer, self.room, self.unsent = 0, 0, 0  # the peer's windows: their length, room in the latest
@@ -40,6 +69,10 @@ class Model:
 
     def send(self, **message):
         self.out.append({"send": message})
+
+    def registered(self, window):
+        self.room = self.peer
+        self.data.base, self.data.rkey = window
 
     def full(self):
         return self.arrived == (self.number + 1) * self.window
@@ -51,7 +84,7 @@ class Model:
         unread_before = self.number + 1 if self.windows == 1 else self.number
         if self.number < 0 or (self.full() and self.read >= unread_before * self.window):
             self.number += 1
-            address, rkey = REGIONS[self.number % self.windows]
+            address, rkey = self.data.own[self.number % self.windows]
             self.send(kind="RegisterXferMemory", address=address, length=self.window, rkey=rkey)
         for select in self.answers:
             self.send(kind="GetServerFeature", select=select, features="0x0")
@@ -67,8 +100,9 @@ class Model:
         self.state, self.out = state, ["disconnect"]
 
 
-def register(address, length):
-    return {"do": "receive", "message": {"kind": "RegisterXferMemory", "address": address, "length": length, "rkey": "0x77"}}
+def register(window, length):
+    address, rkey = map(hex, window)
+    return {"do": "receive", "message": {"kind": "RegisterXferMemory", "address": address, "length": length, "rkey": rkey}}
 
 
 def feature(kind, select, features="0x0"):
@@ -84,7 +118,7 @@ def breaches(model, dice):
         ({"do": "bytes", "hex": "0002" + "00" * dice.pick([0, 29, 31])}, "invalid-message"),
     ]
     if model.room:
-        found.append((register("0x600000000000", model.peer), "peer-misbehaved"))
+        found.append((register(model.data.next(2), model.peer), "peer-misbehaved"))
     if model.role == "client":
         found.append((feature(dice.pick(["GetServerFeature", "SetClientFeature"]), 0), "peer-misbehaved"))
     if model.state == "open":
@@ -106,8 +140,8 @@ def inputs(model, dice):
         can({"do": "receive", "message": {"kind": "Keepalive"}}, lambda: None)
         can({"do": "immediate", "value": 0}, lambda: None)
         if model.room == 0:
-            base = hex(0x600000000000 + 0x1000 * dice.below(3))
-            can(register(base, model.peer), lambda: setattr(model, "room", model.peer))
+            window = model.data.next(dice.below(3))
+            can(register(window, model.peer), lambda window=window: model.registered(window))
         if model.role == "server":
             select = dice.pick([0, 1, 0x102])
             if len(model.answers) < 3:
@@ -129,7 +163,8 @@ def inputs(model, dice):
 def draw(seed):
     """The trace of a seed, and what it shows."""
     dice = Dice(seed)
-    model = Model(dice.pick(["client", "server"]), dice.pick([1, 4, 64]), dice.pick([1, 1, 2]))
+    data = Data(seed)
+    model = Model(dice.pick(["client", "server"]), dice.pick([1, 4, 64]), dice.pick([1, 1, 2]), data)
     model.peer = dice.pick([1, 3, 64, 1000])
     steps, shown = [], set()
     while len(steps) < STEPS:
@@ -168,6 +203,8 @@ def draw(seed):
     if model.windows == 2:
         trace["needs"] = ["second-window"]
     trace["settings"] = {"window": model.window, "windows": model.windows}
+    for number, (address, rkey) in zip(["", "2"], data.own):
+        trace["settings"] |= {f"address{number}": address, f"rkey{number}": rkey}
     trace["steps"] = steps
     return trace, shown
 

@@ -6,6 +6,7 @@
 //! checker.)
 
 pub mod crowd;
+pub mod many;
 pub mod outage;
 pub mod own;
 pub mod reqs;

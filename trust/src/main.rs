@@ -10,7 +10,7 @@ use rdma_verbs::Verbs;
 use suite::exit;
 use suite::terminal::{cannot_run, run};
 
-use trust::{crowd, outage, own, reqs, right, schedules, semantics, sim, wrong};
+use trust::{crowd, many, outage, own, reqs, right, schedules, semantics, sim, wrong};
 
 #[derive(Parser)]
 #[command(name = "valkey-rdma-trust", version, about = "What this workspace is tried with")]
@@ -30,8 +30,12 @@ enum Command {
     Own(own::command::Arguments),
     /// Check rule by rule that RDMA here does what the layers above rely on.
     Semantics(semantics::Arguments),
-    /// Measure what many connections cost a server with one thread: memory, time, processor.
+    /// Measure what many idle connections hold of a server with one thread: memory, queues,
+    /// descriptors.
     Crowd(crowd::Arguments),
+    /// Make many connections in one process: what each costs, or the limit that ends them.
+    /// `trust/many` runs it for every face.
+    Many(many::Arguments),
     /// Take the server, or the path to it, away in the middle of a reply.
     Outage(Outage),
     /// Run every case of the conformance suite against wrong targets, and report which mistake
@@ -64,8 +68,10 @@ struct Outage {
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        // Results are on stdout.
         .with_writer(std::io::stderr)
         .init();
+    // `parse` would exit with clap's own status, 2, and not with the documented one.
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return exit::misused(&error),
@@ -80,6 +86,7 @@ fn perform(command: Command) -> ExitCode {
         Command::Own(arguments) => own::command::run(&arguments),
         Command::Semantics(arguments) => semantics::run(arguments),
         Command::Crowd(arguments) => crowd::run(&arguments),
+        Command::Many(arguments) => many::run(&arguments),
         Command::Outage(outage) => run_outage(outage),
         Command::Verdicts(verdicts) => wrong::command::run(&verdicts),
         Command::Right(arguments) => right::command::run(&arguments),

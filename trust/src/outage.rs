@@ -29,7 +29,7 @@ pub struct Setting<B> {
 pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     vec![Case::new(
         "outage.mid-reply",
-        "the client says by name what happened, in time, and keeps nothing",
+        "a client that loses its server reports the cause in time, and keeps no resources",
         &["VR-CLOSE-003", "VR-KEEP-006", "VR-RES-001"],
         mid_reply,
     )]
@@ -49,6 +49,7 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
         client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
         client.expect("OK")?;
     }
+    // After a first connection: a process makes some things only once.
     resources::settle();
     let before = ProcessResources::now();
 

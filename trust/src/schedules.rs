@@ -49,6 +49,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         as_expected &= match end {
             SearchEnd::Complete => !defects,
             SearchEnd::Violated(_) => defects,
+            // What was not explored may hide a violation, or the defect.
             SearchEnd::Truncated => false,
         };
     }

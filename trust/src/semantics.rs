@@ -30,6 +30,8 @@ pub struct Arguments {
 pub fn embedded() -> Setting<SoftSim> {
     let fabric = Fabric::new();
     let host = |number: u8| {
+        // Both families, for the cases about addresses: those for documentation
+        // (RFC 5737, RFC 3849).
         let v6 = IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, number.into()]);
         [IpAddr::from([192, 0, 2, number]), v6]
     };

@@ -9,12 +9,9 @@
 #include "valkey_private.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
-#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -22,18 +19,48 @@
 
 #include "link.h"
 
-/* The longest sleep of a waiting call, in milliseconds. It bounds the delay of timers, and of
- * events that the keeper has taken. */
+/* The longest sleep of a waiting call, in milliseconds. */
 enum { LOOK = 100 };
-
-/* The time-out of connecting if the program sets none. A reachable server takes much less. */
-enum { CONNECT = 8000 };
 
 /* ---- errors */
 
-static int fail(valkeyContext *c, int type, const char *text) {
-    char line[VKRDMA_ERROR_TEXT + 8];
-    snprintf(line, sizeof line, "RDMA: %s", text);
+/* Returns where the last part of a line begins: a part that is a sentence if there is one, else in
+ * parentheses, a clause, or a word. */
+static char *last_part(char *line) {
+    static const char *const marks[] = {". ", "(", ": ", "; ", " "};
+    const size_t least = 40;
+    char *open = NULL, *found;
+    int depth = 0;
+    for (char *at = line; *at; at++) {
+        if (*at == '(' && depth++ == 0) open = at;
+        if (*at == ')') depth--;
+    }
+    for (size_t kind = 0; kind < sizeof marks / sizeof *marks; kind++) {
+        found = NULL;
+        for (char *next = line; (next = strstr(next, marks[kind])); next++) found = next;
+        if (*marks[kind] == '(') found = depth > 0 && open > line ? open - (open[-1] == ' ') : NULL;
+        if (found && found >= line + least) return found;
+    }
+    return line + strlen(line);
+}
+
+/* Copies as many whole parts of a text into a line as it has room for. If an error number of the
+ * system comes first, what it means follows, and is kept. */
+static void shorten(char *line, size_t size, const char *text) {
+    const char *number = strstr(text, "(os error "), *meaning = number ? strstr(number, "). ") : NULL;
+    if (strlen(text) >= size && meaning) text = meaning + 3;
+    line[0] = '\0';
+    strncat(line, text, size - 1);
+    if (strlen(text) >= size) *last_part(line) = '\0';
+}
+
+const char *link_reason(void) {
+    return errno == EMFILE ? "no descriptor is left: the limit on open files (`ulimit -n`) is reached" : strerror(errno);
+}
+
+int link_fail(valkeyContext *c, int type, const char *text) {
+    char line[sizeof c->errstr] = "RDMA: ";
+    shorten(line + 6, sizeof line - 6, text);
     valkeySetError(c, type, line);
     return VALKEY_ERR;
 }
@@ -44,7 +71,7 @@ static int broken(valkeyContext *c, const vkrdma_error *error) {
         valkeySetError(c, VALKEY_ERR_EOF, "Server closed the connection");
         return VALKEY_ERR;
     }
-    return fail(c, VALKEY_ERR_IO, error->text);
+    return link_fail(c, VALKEY_ERR_IO, error->text);
 }
 
 /* Reports a time-out like read(2). */
@@ -64,6 +91,27 @@ static int over(valkeyContext *c, struct link *link) {
 
 /* ---- waiting */
 
+/* Takes out the wake-ups of the context's descriptor. */
+static void drain(valkeyContext *c, struct link *link) {
+    char wakeups[8];
+    atomic_store(&link->woken, false);
+    if (link->direct) {
+        (void)!read(link->waker, wakeups, sizeof wakeups);
+        return;
+    }
+    /* A call that waits must not be begun because of a wake-up that is long done with. */
+    while (recv(c->fd, wakeups, sizeof wakeups, MSG_DONTWAIT) > 0 && link->waits) continue;
+}
+
+int link_sleep(valkeyContext *c, struct link *link, int64_t most) {
+    struct pollfd polled[] = {{.fd = c->fd, .events = POLLIN}, {.fd = link->completions, .events = POLLIN}};
+    int64_t left = -1;
+    if (vkrdma_next_timeout(link->endpoint, &left, NULL) == VKRDMA_OK && left >= 0 && left / 1000 < most) most = (left + 999) / 1000;
+    if (poll(polled, link->direct ? 1 : 2, (int)most) < 0) return errno == EINTR ? 0 : -1;
+    if (polled[0].revents) drain(c, link);
+    return 0;
+}
+
 static inline int progress(valkeyContext *c, struct link *link, vkrdma_error *error) {
     atomic_store_explicit(&link->used, true, memory_order_relaxed);
     return link_turn(link, error) == VKRDMA_OK ? VALKEY_OK : broken(c, error);
@@ -81,18 +129,23 @@ static int command_deadline(valkeyContext *c, int64_t *deadline) {
 /* Sleeps until something has come, and takes it. */
 static int await(valkeyContext *c, struct link *link, int64_t deadline, vkrdma_error *error) {
     int64_t left = deadline == INT64_MAX ? LOOK : deadline - link_now();
-    /* A signal handler may close it to end the wait. */
-    struct pollfd polled = {.fd = c->fd, .events = POLLIN};
     if (left <= 0) return timed_out(c);
-    if (polled.fd < 0) return fail(c, VALKEY_ERR_IO, "the descriptor was closed");
-    if (poll(&polled, 1, (int)(left < LOOK ? left : LOOK)) < 0 && errno != EINTR) {
+    /* A signal handler may close it to end the wait. */
+    if (c->fd == VALKEY_INVALID_FD) return link_fail(c, VALKEY_ERR_IO, "the descriptor was closed");
+    if (link_sleep(c, link, left < LOOK ? left : LOOK) < 0) {
         valkeySetError(c, VALKEY_ERR_IO, NULL);
         return VALKEY_ERR;
     }
     return progress(c, link, error);
 }
 
-static bool is_async(const struct link *link) { return link->signal >= 0; }
+void link_rest(valkeyContext *c, struct link *link) {
+    int64_t left;
+    if (c->flags & VALKEY_BLOCK) return;
+    /* A turn is bounded, and a wake-up comes only after one that has done all. */
+    if (vkrdma_next_timeout(link->endpoint, &left, NULL) == VKRDMA_OK && left == 0) link_wake(link);
+    if (!link->direct) keeper_arm(link);
+}
 
 /* ---- reading and writing */
 
@@ -101,6 +154,10 @@ static bool is_async(const struct link *link) { return link->signal >= 0; }
 static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
     int64_t deadline = 0;
     vkrdma_error error;
+    if (!atomic_load_explicit(&link->made, memory_order_acquire)) return 0;
+    /* The endpoint itself wakes a context, too, if the connection ends. One that waits sees that
+     * when it sleeps. */
+    if (!(c->flags & VALKEY_BLOCK) || atomic_load_explicit(&link->woken, memory_order_relaxed)) drain(c, link);
     if (progress(c, link, &error) != VALKEY_OK) return VALKEY_ERR;
     for (;;) {
         bool ended = link->ended;
@@ -117,6 +174,7 @@ static int arrived_alone(valkeyContext *c, struct link *link, vkrdma_pieces *pie
     atomic_store_explicit(&link->busy, true, memory_order_relaxed);
     int result = arrived(c, link, pieces);
     atomic_store_explicit(&link->busy, false, memory_order_release);
+    if (result >= 0) link_rest(c, link);
     return result;
 }
 
@@ -127,7 +185,7 @@ static ssize_t read_zc(valkeyContext *c, char **into) {
     link->shown = 0;
     if (some <= 0) return some;
     /* A program that polls the descriptor must see that more is left. */
-    if (pieces.count > 1) vkrdma_wake(link->endpoint, NULL);
+    if (pieces.count > 1) link_wake(link);
     *into = (char *)pieces.pieces[0].base;
     link->shown = pieces.pieces[0].len;
     return (ssize_t)link->shown;
@@ -149,7 +207,7 @@ static ssize_t read_copy(valkeyContext *c, char *into, size_t len) {
     int some = arrived_alone(c, link, &pieces);
     if (some <= 0) return some;
     if (vkrdma_read(link->endpoint, link->connection, into, len, &read, &error) != VKRDMA_OK) return broken(c, &error);
-    if (read < pieces.bytes) vkrdma_wake(link->endpoint, NULL);
+    if (read < pieces.bytes) link_wake(link);
     return (ssize_t)read;
 }
 
@@ -176,11 +234,15 @@ static ssize_t write_output(valkeyContext *c) {
     int64_t deadline = 0;
     vkrdma_error error;
     int result = VALKEY_OK;
+    if (!atomic_load_explicit(&link->made, memory_order_acquire)) return 0;
     while (done < len && result == VALKEY_OK) {
         switch (vkrdma_write(link->endpoint, link->connection, c->obuf + done, len - done, &now, &error)) {
         case VKRDMA_OK: done += now; break;
         case VKRDMA_AGAIN:
-            if (is_async(link)) return (ssize_t)done;
+            if (link->async) {
+                link_rest(c, link);
+                return (ssize_t)done;
+            }
             atomic_store_explicit(&link->busy, true, memory_order_relaxed);
             result = room(c, link, &deadline, &error);
             atomic_store_explicit(&link->busy, false, memory_order_release);
@@ -192,7 +254,8 @@ static ssize_t write_output(valkeyContext *c) {
         if (link->ended) done = len;
     }
     /* A program that polls the descriptor must see what was taken meanwhile. */
-    if (link->ended || (deadline != 0 && status_of(link).readable)) vkrdma_wake(link->endpoint, NULL);
+    if (link->ended || (deadline != 0 && status_of(link).readable)) link_wake(link);
+    if (deadline != 0) link_rest(c, link);
     return result == VALKEY_OK ? (ssize_t)done : VALKEY_ERR;
 }
 
@@ -215,219 +278,44 @@ static bool write_some(valkeyAsyncContext *ac) {
 
 static void async_write(valkeyAsyncContext *ac) {
     struct link *link = ac->c.privctx;
+    if (!link->async) {
+        int error;
+        socklen_t len = sizeof error;
+        link->async = true;
+        /* connect(2) has dissolved the pair, which is an error of the other end, and wake-ups may
+         * be lost with it. */
+        getsockopt(link->waker, SOL_SOCKET, SO_ERROR, &error, &len);
+        link_wake(link);
+    }
     if (!write_some(ac)) return;
-    /* The socket always has room. The keeper signals room at the peer. */
+    /* The socket always has room. A read finds out that the peer has some. */
     _EL_DEL_WRITE(ac);
     _EL_ADD_READ(ac);
-    /* A signal may have been lost to connect(2). */
-    keeper_signal(link);
 }
 
 static void async_read(valkeyAsyncContext *ac) {
     valkeyContext *c = &ac->c;
     struct link *link = c->privctx;
-    char signals[8];
-    (void)!recv(c->fd, signals, sizeof signals, MSG_DONTWAIT);
     /* This takes what has come, including room. */
     if (valkeyBufferRead(c) != VALKEY_OK) {
         valkeyAsyncDisconnectInternal(ac);
         return;
     }
     if (atomic_load(&link->wants_room) && !write_some(ac)) return;
-    keeper_signal(link);
     _EL_ADD_READ(ac);
     valkeyProcessCallbacks(ac);
 }
 
-/* Creates the socket that an asynchronous context polls. It has no room until the connection is
- * established. Then connect(2) on it succeeds, as with an address of no family, or is refused. */
-static int make_socket(valkeyContext *c, struct link *link) {
-    static const char filling[2048];
-    int ends[2], least = 1;
-    vk_free(c->saddr);
-    c->addrlen = sizeof(struct sockaddr_un);
-    c->saddr = vk_calloc(1, c->addrlen);
-    if (!c->saddr) {
-        valkeySetError(c, VALKEY_ERR_OOM, "Out of memory");
-        return VALKEY_ERR;
-    }
-    link->answer = (struct sockaddr_un *)c->saddr;
-    if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends)) return fail(c, VALKEY_ERR_IO, strerror(errno));
-    c->fd = ends[0];
-    link->signal = ends[1];
-    if (setsockopt(c->fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof least) || send(c->fd, filling, sizeof filling, MSG_DONTWAIT) < 0) {
-        return fail(c, VALKEY_ERR_IO, strerror(errno));
-    }
-    return VALKEY_OK;
-}
-
-/* ---- connecting */
-
-/* Opens the devices once per process, for the first connection, so that a process may fork
- * before. */
-static int make_endpoint(valkeyContext *c, struct link *link) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static vkrdma_device *device;
-    vkrdma_error error;
-    pthread_mutex_lock(&lock);
-    vkrdma_code code = device ? VKRDMA_OK : vkrdma_verbs_open(&device, &error);
-    if (code == VKRDMA_OK) code = vkrdma_endpoint_new(device, NULL, &link->endpoint, &error);
-    pthread_mutex_unlock(&lock);
-    return code == VKRDMA_OK ? VALKEY_OK : fail(c, VALKEY_ERR_OTHER, error.text);
-}
-
-/* Copies a setting of the connection into the context, for valkeyReconnect. */
-static int set_text(valkeyContext *c, char **where, const char *text) {
-    if (*where == text) return VALKEY_OK;
-    char *copy = text ? vk_strdup(text) : NULL;
-    if (text && !copy) {
-        valkeySetError(c, VALKEY_ERR_OOM, "Out of memory");
-        return VALKEY_ERR;
-    }
-    vk_free(*where);
-    *where = copy;
-    return VALKEY_OK;
-}
-
-static int set_endpoint(valkeyContext *c, const valkeyOptions *options, long *timeout) {
-    c->connection_type = VALKEY_CONN_RDMA;
-    c->tcp.port = options->endpoint.tcp.port;
-    if (c->tcp.port < 0 || c->tcp.port > UINT16_MAX) return fail(c, VALKEY_ERR_OTHER, "the port is not one of 0 to 65535");
-    if (set_text(c, &c->tcp.host, options->endpoint.tcp.ip) != VALKEY_OK ||
-        set_text(c, &c->tcp.source_addr, options->endpoint.tcp.source_addr) != VALKEY_OK) {
-        return VALKEY_ERR;
-    }
-    if (!options->connect_timeout) {
-        vk_free(c->connect_timeout);
-        c->connect_timeout = NULL;
-    } else if (valkeyContextUpdateConnectTimeout(c, options->connect_timeout) != VALKEY_OK) {
-        valkeySetError(c, VALKEY_ERR_OOM, "Out of memory");
-        return VALKEY_ERR;
-    }
-    return valkeyConnectTimeoutMsec(c, timeout);
-}
-
-static int resolve(valkeyContext *c, const char *name, struct addrinfo **found) {
-    int prefer = c->flags & (VALKEY_PREFER_IPV4 | VALKEY_PREFER_IPV6);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    hints.ai_family = prefer == VALKEY_PREFER_IPV4 ? AF_INET : prefer == VALKEY_PREFER_IPV6 ? AF_INET6 : AF_UNSPEC;
-    int code = getaddrinfo(name, NULL, &hints, found);
-    return code == 0 ? VALKEY_OK : fail(c, VALKEY_ERR_OTHER, gai_strerror(code));
-}
-
-static bool numeric(const struct addrinfo *one, char *text) {
-    return getnameinfo(one->ai_addr, one->ai_addrlen, text, NI_MAXHOST, NULL, 0, NI_NUMERICHOST) == 0;
-}
-
-static int refused(valkeyContext *c, const vkrdma_error *error) {
-    int type = error->code == VKRDMA_TIMED_OUT ? VALKEY_ERR_TIMEOUT : error->fault == VKRDMA_FAULT_HERE ? VALKEY_ERR_OTHER : VALKEY_ERR_IO;
-    return fail(c, type, error->text);
-}
-
-/* Waits until the connection is established and the server has registered a window. Nothing can
- * be sent before. */
-static int made(valkeyContext *c, struct link *link, int64_t deadline) {
-    vkrdma_error error;
-    while (!link_is_ready(link)) {
-        int64_t left = deadline - link_now();
-        if (left <= 0) return fail(c, VALKEY_ERR_TIMEOUT, "the server has accepted the connection, and registers no window");
-        /* The library itself limits the time until the connection is opened. */
-        if (vkrdma_wait(link->endpoint, link->opened ? left * 1000 : -1, &error) != VKRDMA_OK || link_turn(link, &error) != VKRDMA_OK) {
-            return refused(c, &error);
-        }
-        if (!link->ended) continue;
-        if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return refused(c, &error);
-        return fail(c, VALKEY_ERR_IO, "the server has closed the connection");
-    }
-    return VALKEY_OK;
-}
-
-/* Tries the addresses of the server in order. An asynchronous context tries only the first,
- * without waiting. */
-static int connect_to(valkeyContext *c, struct link *link, const struct addrinfo *servers, const char *source, int64_t deadline) {
-    char text[NI_MAXHOST];
-    vkrdma_error error;
-    for (const struct addrinfo *one = servers; one; one = one->ai_next) {
-        int64_t left = deadline - link_now();
-        if (!numeric(one, text)) continue;
-        c->err = 0;
-        link->opened = link->ended = false;
-        if (vkrdma_connect(link->endpoint, text, (uint16_t)c->tcp.port, source, (uint64_t)(left > 0 ? left : 0) * 1000, NULL,
-                           &link->connection, &error) != VKRDMA_OK) {
-            refused(c, &error);
-        } else if (is_async(link) || made(c, link, deadline) == VALKEY_OK) {
-            return VALKEY_OK;
-        } else {
-            vkrdma_abort(link->endpoint, link->connection, NULL);
-        }
-    }
-    return c->err ? VALKEY_ERR : fail(c, VALKEY_ERR_OTHER, "the server has no address");
-}
-
-static int connect_by_name(valkeyContext *c, struct link *link, int64_t deadline) {
-    struct addrinfo *servers = NULL, *sources = NULL;
-    char source[NI_MAXHOST];
-    int result = VALKEY_ERR;
-    if (resolve(c, c->tcp.host, &servers) == VALKEY_OK && (!c->tcp.source_addr || resolve(c, c->tcp.source_addr, &sources) == VALKEY_OK)) {
-        result = connect_to(c, link, servers, sources && numeric(sources, source) ? source : NULL, deadline);
-    }
-    if (servers) freeaddrinfo(servers);
-    if (sources) freeaddrinfo(sources);
-    return result;
-}
-
-static int make_descriptor(valkeyContext *c, struct link *link) {
-    /* A duplicate, which the program may close. */
-    c->fd = fcntl(vkrdma_descriptor(link->endpoint), F_DUPFD_CLOEXEC, 0);
-    return c->fd >= 0 ? VALKEY_OK : fail(c, VALKEY_ERR_IO, strerror(errno));
-}
-
-static void close_sockets(valkeyContext *c, int signal) {
-    if (c->fd != VALKEY_INVALID_FD) close(c->fd);
-    c->fd = VALKEY_INVALID_FD;
-    if (signal >= 0) close(signal);
-}
-
-static int connect_context(valkeyContext *c, const valkeyOptions *options) {
-    /* Only valkeyAsyncConnectWithOptions asks for this without a push handler. */
-    bool async = !(c->flags & VALKEY_BLOCK) && !c->push_cb;
-    long timeout = 0;
-    c->flags &= ~VALKEY_CONNECTED;
-    c->fd = VALKEY_INVALID_FD;
-    c->privctx = NULL;
-    if (set_endpoint(c, options, &timeout) != VALKEY_OK) return VALKEY_ERR;
-    struct link *link = calloc(1, sizeof *link);
-    if (!link) {
-        valkeySetError(c, VALKEY_ERR_OOM, "Out of memory");
-        return VALKEY_ERR;
-    }
-    link->signal = -1;
-    link->until = link_now() + (c->connect_timeout ? timeout : CONNECT);
-    if (make_endpoint(c, link) == VALKEY_OK && (!async || make_socket(c, link) == VALKEY_OK) &&
-        connect_by_name(c, link, link->until) == VALKEY_OK && (async || make_descriptor(c, link) == VALKEY_OK)) {
-        /* Without a keeper only calls of the program drive a connection, and there are none
-         * while an asynchronous one is being established. */
-        if (keeper_take(link, async ? LINK_MAKING : LINK_OPEN) || !async) {
-            c->privctx = link;
-            c->flags |= VALKEY_CONNECTED;
-            return VALKEY_OK;
-        }
-        fail(c, VALKEY_ERR_OTHER, "there can be no thread");
-    }
-    close_sockets(c, link->signal);
-    vkrdma_endpoint_free(link->endpoint);
-    free(link);
-    return VALKEY_ERR;
-}
+/* ---- the table */
 
 static void close_context(valkeyContext *c) {
     struct link *link = c->privctx;
     if (!link) return;
-    /* The keeper owns the link from here on, and signals no more. */
-    int signal = link->signal;
     c->privctx = NULL;
+    /* The keeper owns the link from here on. */
     keeper_end(link);
-    close_sockets(c, signal);
+    if (c->fd != VALKEY_INVALID_FD) close(c->fd);
+    c->fd = VALKEY_INVALID_FD;
 }
 
 /* Closing has freed it. */
@@ -440,7 +328,7 @@ static int set_timeout(valkeyContext *c, const struct timeval timeout) {
 }
 
 static valkeyContextFuncs functions = {
-    .connect = connect_context,
+    .connect = link_connect,
     .close = close_context,
     .free_privctx = free_context,
     .async_read = async_read,

@@ -7,6 +7,9 @@ static connection *create(void) {
     conn->c.fd = vkrdma_descriptor(engine.endpoint);
     conn->c.iovcnt = IOV_MAX;
     conn->writable = 1;
+    listInitNode(&conn->of_queue, conn);
+    listInitNode(&conn->of_all, conn);
+    listLinkNodeTail(engine.connections, &conn->of_all);
     return &conn->c;
 }
 
@@ -30,20 +33,60 @@ void engineAccept(const vkrdma_event *opened) {
     vkrdma_set_data(engine.endpoint, id, conn, NULL);
     connAddrPeerName(conn, ip, sizeof(ip), &port);
     serverLog(LL_VERBOSE, "RDMA: accepted %s:%d", ip, port);
+    /* It stays until this returns, although the server may close it. */
+    connIncrRefs(conn);
     acceptCommonHandler(conn, flags, ip);
+    connDecrRefs(conn);
+    if (conn->flags & CONN_FLAG_CLOSE_SCHEDULED) {
+        connClose(conn);
+        return;
+    }
+    /* A client that protected mode refuses is to be closed later in this cycle. Before the next
+     * turn it has no window, and costs little until it has read why. */
+    client *c = connGetPrivateData(conn);
+    if (c && c->flag.close_asap) freeClient(c);
 }
 
+#if VALKEY_VERSION_NUM < 0x00090000
+/* Returns whether a new client has the layout of the headers here. Of its fields the module reads
+ * `io_read_state` and `io_write_state`, which `resp` follows. Of later versions it reads none. */
+static int fits(connection *conn) {
+    static int logged;
+    client *c = connGetPrivateData(conn);
+    const char *field = c->conn != conn                      ? "conn"
+                        : c->io_read_state != CLIENT_IDLE    ? "io_read_state"
+                        : c->io_write_state != CLIENT_IDLE   ? "io_write_state"
+                        : c->resp != 2                       ? "resp"
+                                                             : NULL;
+    if (field && !logged++) {
+        serverLog(LL_WARNING,
+                  "RDMA: no client is accepted. This module was built from other sources, or with other settings, than the server (%s), though both "
+                  "are " VALKEY_VERSION ": client.%s is not where the module looks for it. Build it with the server's sources and CFLAGS.",
+                  serverBuildIdRaw(), field);
+    }
+    return !field;
+}
+#else
+static int fits(connection *conn) {
+    UNUSED(conn);
+    return 1;
+}
+#endif
+
 static int acceptNow(connection *conn, ConnectionCallbackFunc handler) {
-    if (conn->state != CONN_STATE_ACCEPTING) return C_ERR;
+    if (conn->state != CONN_STATE_ACCEPTING || !fits(conn)) return C_ERR;
     conn->state = CONN_STATE_CONNECTED;
-    return callHandler(conn, handler) ? C_OK : C_ERR;
+    /* A handler that closes the connection has freed its client, and the connection is freed after
+     * the handler. After C_ERR the server would use both. */
+    callHandler(conn, handler);
+    return C_OK;
 }
 
 static int getAddress(connection *conn, char *ip, size_t size, int *port, int remote) {
     uint64_t id = ((engineConn *)conn)->id;
     vkrdma_address address;
-    vkrdma_code code = remote ? vkrdma_peer_address(engine.endpoint, id, &address, NULL)
-                              : vkrdma_local_address(engine.endpoint, id, &address, NULL);
+    vkrdma_code code = remote ? vkrdma_peer_address(engineEndpoint((engineConn *)conn), id, &address, NULL)
+                              : vkrdma_local_address(engineEndpoint((engineConn *)conn), id, &address, NULL);
     int known = code == VKRDMA_OK && (!ip || strlen(address.text) < size);
 
     if (ip && size > 0) snprintf(ip, size, "%s", known ? address.text : "?");
@@ -53,13 +96,15 @@ static int getAddress(connection *conn, char *ip, size_t size, int *port, int re
 
 static int isLocal(connection *conn) {
     uint32_t local;
-    return vkrdma_is_local(engine.endpoint, ((engineConn *)conn)->id, &local, NULL) == VKRDMA_OK ? (int)local : -1;
+    return vkrdma_is_local(engineEndpoint((engineConn *)conn), ((engineConn *)conn)->id, &local, NULL) == VKRDMA_OK ? (int)local : -1;
 }
 
 /* The kernel of TCP delivers what was written before a close; so does this. */
 static void closeConnection(connection *conn) {
     engineConn *self = (engineConn *)conn;
 
+    /* The second call is that of callHandler. */
+    if (!(conn->flags & CONN_FLAG_CLOSE_SCHEDULED)) listUnlinkNode(engine.connections, &self->of_all);
     engineUnqueue(self);
     if (self->id) vkrdma_abandon(engine.endpoint, self->id, engine.linger, NULL);
     self->id = 0;
@@ -97,7 +142,7 @@ static int readInto(connection *conn, void *buffer, size_t size) {
 
     if (size > INT_MAX) size = INT_MAX;
     self->readable = 0;
-    error.code = vkrdma_read(engine.endpoint, self->id, buffer, size, &bytes, &error);
+    error.code = vkrdma_read(engineEndpoint(self), self->id, buffer, size, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
     if (bytes == 0 && size > 0) {
         conn->state = CONN_STATE_CLOSED;
@@ -112,9 +157,10 @@ static int writePieces(connection *conn, const struct iovec *pieces, int count) 
     vkrdma_error error;
     size_t bytes, all = 0;
 
+    if (self->held && !inMainThread()) return -1;
     for (int j = 0; j < count; j++) all += pieces[j].iov_len;
     self->writable = 0;
-    error.code = vkrdma_writev(engine.endpoint, self->id, pieces, count, &bytes, &error);
+    error.code = vkrdma_writev(engineEndpoint(self), self->id, pieces, count, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
     if (bytes == all) self->writable = 1;
     /* It fits: it is at most the length of the send buffer. */
@@ -150,17 +196,12 @@ static int setReadHandler(connection *conn, ConnectionCallbackFunc handler) {
 static const char *getLastError(connection *conn) {
     static vkrdma_error error;
 
-    if (vkrdma_check(engine.endpoint, ((engineConn *)conn)->id, &error) != VKRDMA_OK) return error.text;
+    if (vkrdma_check(engineEndpoint((engineConn *)conn), ((engineConn *)conn)->id, &error) != VKRDMA_OK) return error.text;
     return strerror(conn->last_errno);
 }
 
-/* An IO thread has finished with the connection. Events that came meanwhile have waited. */
-static void updateState(connection *conn) {
-    engineQueue((engineConn *)conn);
-}
-
-/* The server makes no connections over RDMA: replication and the cluster's bus go over TCP or
- * TLS. */
+/* The server makes no connections by this type: those of replication are made in link.c, and the
+ * cluster's bus and MIGRATE go over TCP or TLS. */
 static int connectNow(connection *conn, const char *address, int port, long long timeout) {
     UNUSED(address);
     UNUSED(port);
@@ -223,5 +264,6 @@ ConnectionType engineType = {
     .sync_readline = waitForBytes,
     .has_pending_data = engineHasPending,
     .process_pending_data = engineProcessPending,
-    .update_state = updateState,
+    .postpone_update_state = engineHandOver,
+    .update_state = engineTakeBack,
 };

@@ -6,18 +6,21 @@
 #include "server.h"
 
 #include "connhelpers.h"
+#include "io_threads.h"
 #include "version.h"
 
+#include <netdb.h>
 #include <stdatomic.h>
 #include <vkrdma.h>
 
 /* Names that differ in Valkey 8.1. */
 #if VALKEY_VERSION_NUM < 0x00090000
-#define clientConnPostponeMaskFromIOState(c) ((c)->io_read_state != CLIENT_IDLE || (c)->io_write_state != CLIENT_IDLE)
-#define engineReadsPending() listLength(server.clients_pending_io_read)
+#define clientHasPendingIO(c) ((c)->io_read_state != CLIENT_IDLE || (c)->io_write_state != CLIENT_IDLE)
 #define VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION 0
 #else
-#define engineReadsPending() server.stat_io_reads_pending
+/* A server of 8.1 has no such function. With a weak symbol it loads the module, which then says
+ * that it is for another version. */
+#pragma weak clientHasPendingIO
 #endif
 
 /* A connection of the server. IO threads read and write it, and so change `readable` and
@@ -29,9 +32,33 @@ typedef struct engineConn {
      * its own flag first, so that an event that comes meanwhile is not lost. */
     atomic_int readable, writable;
     atomic_int ended; /* The peer has closed, or the connection has failed. A read tells which. */
-    int queued;       /* It is in the queue of connections that have something to do. */
-    struct engineConn *prev, *next;
+    /* An IO thread was handed replies that must wait for the AOF: it writes nothing. */
+    atomic_int held;
+    int queued;                   /* It is in the queue. */
+    listNode of_queue, of_all;    /* Its places in the lists of the engine. */
+    struct engineLink *link;      /* Of a connection that the server has made; NULL for others. */
 } engineConn;
+
+/* What a connection has that the server makes itself: to its primary, or to a target of slots. It
+ * has an endpoint of its own, because a thread that waits for its bytes drives that, and may not
+ * take the events of others. */
+typedef struct engineLink {
+    vkrdma_endpoint *endpoint;
+    engineConn *conn;  /* NULL when the server has closed it, and its last bytes are delivered. */
+    listNode of_links; /* Its place in the list of the engine. */
+    int watched;       /* The event loop watches it. Else the thread that reads or writes drives it. */
+    long long timer;   /* The time event for its next time-out, or AE_ERR; */
+    monotime due;      /* and when that is. */
+    monotime until;    /* When the server gives up connecting. */
+    struct addrinfo *found, *next; /* The addresses of the host, and the next one to try. */
+    char *host, *source;           /* What the server has asked for: TCP can take over. */
+    int port, multipath;
+    uint16_t rdma_port;
+    vkrdma_error error; /* Why it could not be made. */
+} engineLink;
+
+/* Whether links go over RDMA: the setting rdma_engine.replication. */
+enum { REPLICATION_NO, REPLICATION_YES, REPLICATION_PREFER };
 
 typedef struct engineState {
     vkrdma_endpoint *endpoint; /* NULL until the server listens for the first time. */
@@ -39,18 +66,31 @@ typedef struct engineState {
      * which are filled in when it listens. */
     vkrdma_options options;
     vkrdma_limits limits;
-    uint64_t linger; /* How long a connection that the server has closed may deliver what was written, in microseconds. */
+    uint64_t linger;   /* How long a connection that the server has closed may deliver what was written, in microseconds. */
+    list *connections; /* Those that the server has not closed, */
+    list *queue;       /* and those of them that have something to do. */
+    list *links;       /* Also those that the server has closed, until their last bytes are delivered. */
+    int replication;   /* One of REPLICATION_…. */
+    int port_offset;   /* What is added to the port of a primary or target. */
+    uint64_t links_made, links_fell_back;
 } engineState;
 
 extern engineState engine;
 extern ConnectionType engineType;
 
+static inline vkrdma_endpoint *engineEndpoint(const engineConn *conn) {
+    return conn->link ? conn->link->endpoint : engine.endpoint;
+}
+
 /* events.c */
 int engineWatch(void);                          /* Has the event loop watch the endpoint. */
 void engineQueue(engineConn *conn);             /* Has the handlers of a connection called soon. */
 void engineUnqueue(engineConn *conn);
+void engineServe(engineConn *conn);             /* Calls the handlers that are due, of this one (unless NULL) and those in the queue. */
 int engineHasPending(void);
 int engineProcessPending(void);
+void engineHandOver(connection *conn, int postponed);
+void engineTakeBack(connection *conn);
 
 /* connection.c */
 void engineAccept(const vkrdma_event *opened);
@@ -58,6 +98,22 @@ void engineAccept(const vkrdma_event *opened);
 /* listener.c */
 int engineListen(connListener *listener);
 void engineCloseListener(connListener *listener);
+vkrdma_options engineOptions(void); /* The options of connections, from arguments and settings. */
+int engineAddressText(const struct addrinfo *found, char *text, size_t size);
+void engineDeliver(void); /* Delivers the last bytes of all connections, when the server shuts down. */
 void engineIgnore(struct aeEventLoop *el, int fd, void *data, int mask);
+
+/* link.c */
+int engineLinkOpen(engineConn *conn, const char *host, int port, const char *source, int multipath, ConnectionCallbackFunc handler);
+int engineLinkReadable(engineConn *conn); /* Whether a read finds bytes, or the end. */
+void engineLinksDeliver(monotime until);
+uint64_t engineLinksOpen(void); /* How many are established. */
+
+/* replication.c */
+extern const char *engineReplicationModes[];
+int engineReplication(struct ValkeyModuleCtx *ctx); /* Registers the settings. */
+int engineOverTcp(connection *conn, const char *host, int port, const char *source, int multipath, ConnectionCallbackFunc handler);
+void engineFellBack(const char *host, int port, const char *why);
+void engineOneChannel(char *command, size_t size);
 
 #endif

@@ -2,7 +2,6 @@
 #include "engine.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 
@@ -11,24 +10,38 @@ engineState engine;
 /* The endpoint's listeners, in the order of the addresses. */
 static uint64_t listeners[CONFIG_BINDADDR_MAX];
 
-/* Delivers the last bytes of connections before the process ends. */
-static void deliver(void) {
-    vkrdma_usage usage;
+/* The kernel of TCP delivers what was written before a process ends. The server calls this in a
+ * clean shutdown, not in exit(3): Valkey calls that in a signal handler, which may have interrupted
+ * a thread that holds the endpoint's lock. */
+void engineDeliver(void) {
+    vkrdma_usage usage = {0};
     vkrdma_event event;
     size_t count;
     monotime until = getMonotonicUs() + 500000;
-    listIter clients;
+    listIter all;
     listNode *node;
 
-    listRewind(server.clients, &clients);
-    while ((node = listNext(&clients)) != NULL) {
-        engineConn *conn = (engineConn *)((client *)listNodeValue(node))->conn;
-        if (conn && conn->c.type == &engineType) vkrdma_abandon(engine.endpoint, conn->id, engine.linger, NULL);
-    }
+    listRewind(engine.connections, &all);
+    while ((node = listNext(&all)) != NULL)
+        vkrdma_abandon(engine.endpoint, ((engineConn *)listNodeValue(node))->id, engine.linger, NULL);
+    engineLinksDeliver(until);
     while (vkrdma_usage_of(engine.endpoint, &usage, sizeof(usage), NULL) == VKRDMA_OK && usage.connections > 0 &&
            getMonotonicUs() < until && vkrdma_wait(engine.endpoint, 10000, NULL) == VKRDMA_OK &&
            vkrdma_progress(engine.endpoint, &event, 1, sizeof(event), &count, NULL) == VKRDMA_OK) {
     }
+    serverLog(LL_VERBOSE, "RDMA: the last bytes of all connections but %llu are delivered", (unsigned long long)usage.connections);
+}
+
+vkrdma_options engineOptions(void) {
+    vkrdma_options options = engine.options;
+
+    options.window = server.rdma_ctx_config.rx_size;
+    /* -1 is upstream's "any". It is chosen once, because one thread serves all connections and
+     * each vector needs its own completion queues. */
+    options.completion_vector = server.rdma_ctx_config.completion_vector >= 0
+                                    ? server.rdma_ctx_config.completion_vector
+                                    : (int)(getpid() & 1023);
+    return options;
 }
 
 static int openEndpoint(void) {
@@ -37,9 +50,6 @@ static int openEndpoint(void) {
     struct rlimit locked;
 
     if (engine.endpoint) return C_OK;
-    /* Like ibv_fork_init(3): registered memory stays with the parent when it forks for BGSAVE.
-     * libibverbs reads it when it is loaded. */
-    setenv("RDMAV_FORK_SAFE", "1", 0);
     if (vkrdma_verbs_open(&device, &error) != VKRDMA_OK ||
         vkrdma_endpoint_new(device, &engine.limits, &engine.endpoint, &error) != VKRDMA_OK) {
         serverLog(LL_WARNING, "RDMA: %s", error.text);
@@ -59,8 +69,20 @@ static int openEndpoint(void) {
                   "Raise the limit: LimitMEMLOCK=infinity in the systemd unit, or ulimit -l.",
                   (unsigned long long)locked.rlim_cur / 1024);
     }
-    static int registered;
-    if (!registered++) atexit(deliver);
+    return C_OK;
+}
+
+/* Puts an address into `text` as libvkrdma takes it. */
+int engineAddressText(const struct addrinfo *found, char *text, size_t size) {
+    if (found->ai_family == AF_INET6) {
+        struct sockaddr_in6 *sa = (struct sockaddr_in6 *)found->ai_addr;
+        inet_ntop(AF_INET6, &sa->sin6_addr, text, size);
+        if (sa->sin6_scope_id) snprintf(text + strlen(text), size - strlen(text), "%%%u", sa->sin6_scope_id);
+    } else if (found->ai_family == AF_INET) {
+        inet_ntop(AF_INET, &((struct sockaddr_in *)found->ai_addr)->sin_addr, text, size);
+    } else {
+        return C_ERR;
+    }
     return C_OK;
 }
 
@@ -76,29 +98,17 @@ static int numeric(const char *address, char *text, size_t size) {
         serverLog(LL_WARNING, "RDMA: rdma-bind %s: %s", address ? address : "*", gai_strerror(status));
         return C_ERR;
     }
-    if (found->ai_family == AF_INET6) {
-        struct sockaddr_in6 *sa = (struct sockaddr_in6 *)found->ai_addr;
-        inet_ntop(AF_INET6, &sa->sin6_addr, text, size);
-        if (sa->sin6_scope_id) snprintf(text + strlen(text), size - strlen(text), "%%%u", sa->sin6_scope_id);
-    } else {
-        inet_ntop(AF_INET, &((struct sockaddr_in *)found->ai_addr)->sin_addr, text, size);
-    }
+    status = engineAddressText(found, text, size);
     freeaddrinfo(found);
-    return C_OK;
+    return status;
 }
 
 int engineListen(connListener *listener) {
     static char *everywhere[] = {"*", "-::*"};
     int count = listener->bindaddr_count;
-    vkrdma_options options = engine.options;
+    vkrdma_options options = engineOptions();
 
     if (openEndpoint() != C_OK) return C_ERR;
-    options.window = server.rdma_ctx_config.rx_size;
-    /* -1 is upstream's "any". It is chosen once, because one thread serves all connections and
-     * each vector needs its own completion queues. */
-    options.completion_vector = server.rdma_ctx_config.completion_vector >= 0
-                                    ? server.rdma_ctx_config.completion_vector
-                                    : (int)(getpid() & 1023);
     if (count == 0) {
         /* INFO prints an address for each descriptor. */
         listener->bindaddr = everywhere;

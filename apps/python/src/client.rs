@@ -34,12 +34,18 @@ const LONGEST: usize = 512 << 20;
 ///         `rdma://:PASSWORD@HOST` logs in with a password, `rdma://USER:PASSWORD@HOST` as a user
 ///         of the server's access control list; `%40` is an `@` in both, as in other URLs.
 ///         `rdma://HOST/DATABASE` selects a database; the default is 0.
+///         `rdma://HOST?ack_timeout=16&huge_pages=yes` has options that networks and cards may
+///         want; an error lists them all.
 ///         Neither RDMA nor TCP encrypts a password. No message shows one.
 ///     timeout: Seconds that a command may take, however slowly the server answers. The default is
 ///         60; None has no limit. A command that takes longer loses the connection.
 ///     connect_timeout: Seconds that connecting to each address of a host may take.
 ///     window: Bytes of a receive window over RDMA. Values of several windows land in a registered
 ///         buffer.
+///     repeats: Whether a cluster's `set` and `delete` may be sent again after their connection is
+///         lost. By default only reads are. The first one may have been carried out, or may be
+///         carried out later: a second `set` can replace a newer value, and a second `delete`
+///         counts too few keys.
 ///
 /// Raises:
 ///     ConnectError: The address is invalid, there is no RDMA device, the server cannot be reached,
@@ -53,6 +59,8 @@ pub(crate) struct Client {
     line: Mutex<State>,
     /// As of the last command, so that they can be read while another one runs.
     counts: Mutex<(rdma_kv::Counts, Option<rdma_kv::Routing>)>,
+    /// [`rdma_process::forks`] when it was made.
+    forks: u32,
 }
 
 enum State {
@@ -66,7 +74,20 @@ impl Client {
         let link = target.connect(&address, settings)?;
         let counts = Mutex::new((link.counts(), link.routing()));
         let line = Mutex::new(State::Open(Box::new(link)));
-        Ok(Self { address, settings, target: Mutex::new(Some(target)), line, counts })
+        let forks = rdma_process::forks();
+        Ok(Self { address, settings, target: Mutex::new(Some(target)), line, counts, forks })
+    }
+
+    /// Fails in a forked child. Its copy of a client may be in any state, with locks that a thread
+    /// of the parent held.
+    fn own(&self) -> Result<(), Failure> {
+        if self.forks == rdma_process::forks() { Ok(()) } else { Err(Failure::Forked) }
+    }
+
+    /// Returns what `ask` does, which waits for no command.
+    fn ask<R: Send>(&self, py: Python<'_>, ask: impl FnOnce() -> R + Send) -> PyResult<R> {
+        self.own().map_err(|failure| failure.raised(py, self.url()))?;
+        Ok(py.detach(ask))
     }
 
     /// Runs a command while other Python threads run. An error that loses the connection ends it
@@ -77,6 +98,7 @@ impl Client {
         act: impl FnOnce(&mut Link) -> Result<R, rdma_kv::Error> + Send,
     ) -> PyResult<R> {
         let done = py.detach(|| {
+            self.own()?;
             let mut line = lock(&self.line);
             let link = match &mut *line {
                 State::Open(link) => link,
@@ -102,8 +124,8 @@ impl Client {
 impl Client {
     #[new]
     #[pyo3(
-        signature = (url, *, timeout = Some(60.0), connect_timeout = 5.0, window = 1_048_576),
-        text_signature = "(url, *, timeout=60.0, connect_timeout=5.0, window=1048576)"
+        signature = (url, *, timeout = Some(60.0), connect_timeout = 5.0, window = 1_048_576, repeats = false),
+        text_signature = "(url, *, timeout=60.0, connect_timeout=5.0, window=1048576, repeats=False)"
     )]
     fn new(
         py: Python<'_>,
@@ -111,11 +133,13 @@ impl Client {
         timeout: Option<f64>,
         connect_timeout: f64,
         window: u32,
+        repeats: bool,
     ) -> PyResult<Self> {
         let settings = Settings {
             timeout: timeout.map(|seconds| duration("timeout", seconds)).transpose()?,
             connect_timeout: duration("connect_timeout", connect_timeout)?,
             window,
+            repeats,
         };
         let connected = py.detach(|| {
             let address = Arc::new(Address::parse(url).map_err(Failure::Connect)?);
@@ -134,9 +158,10 @@ impl Client {
     ///
     /// Raises:
     ///     ConnectError: The server cannot be reached, or refuses the password or the database.
-    ///     ConnectionLost: This client is closed.
+    ///     Closed: This client is closed.
     fn another(&self, py: Python<'_>) -> PyResult<Self> {
         let connected = py.detach(|| {
+            self.own()?;
             let target = lock(&self.target).clone().ok_or(Failure::Closed)?;
             Self::connect(Arc::clone(&self.address), self.settings, target)
         });
@@ -166,7 +191,8 @@ impl Client {
     ///     BufferError: The buffer is read-only, not contiguous or empty, or a part of it is
     ///         registered already.
     ///     RegistrationError: The memory cannot be registered. The message names the limit.
-    ///     ConnectionLost: The connection is lost, or the client is closed.
+    ///     ConnectionLost: The connection is lost.
+    ///     Closed: The client is closed.
     ///     ValueError: `slice_length` is zero.
     #[pyo3(signature = (buffer, *, slice_length = None))]
     fn register(
@@ -186,10 +212,13 @@ impl Client {
             Some(length) => memory.to_register().in_slices(length),
             None => memory.to_register(),
         };
-        let registered = py.detach(|| match &mut *lock(&self.line) {
-            State::Open(link) => link.register(memory),
-            State::Lost(reason) => Err(Failure::Lost(reason.clone())),
-            State::Closed => Err(Failure::Closed),
+        let registered = py.detach(|| {
+            self.own()?;
+            match &mut *lock(&self.line) {
+                State::Open(link) => link.register(memory),
+                State::Lost(reason) => Err(Failure::Lost(reason.clone())),
+                State::Closed => Err(Failure::Closed),
+            }
         });
         match registered {
             Ok(true) => Ok(()),
@@ -207,10 +236,10 @@ impl Client {
     ///     BufferError: No registered buffer begins where this one does.
     fn unregister(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let address = Memory::of(buffer)?.start().addr();
-        let unregistered = py.detach(|| {
+        let unregistered = self.ask(py, || {
             let target = lock(&self.target).clone();
             target.is_some_and(|target| target.unregister(address))
-        });
+        })?;
         if unregistered { Ok(()) } else { Err(PyBufferError::new_err("the buffer is not registered")) }
     }
 
@@ -406,8 +435,8 @@ impl Client {
 
     /// Counts of bytes landed, lent and copied, as of the last command that has ended.
     #[getter]
-    fn counts(&self) -> Counts {
-        Counts::from(lock(&self.counts).0)
+    fn counts(&self, py: Python<'_>) -> PyResult<Counts> {
+        self.ask(py, || Counts::from(lock(&self.counts).0))
     }
 
     /// Counts of a cluster's redirections, as of the last command that has ended.
@@ -418,7 +447,7 @@ impl Client {
     /// None if the server is not a cluster.
     #[getter]
     fn routing<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(routing) = lock(&self.counts).1 else { return Ok(None) };
+        let Some(routing) = self.ask(py, || lock(&self.counts).1)? else { return Ok(None) };
         let told = PyDict::new(py);
         for (name, count) in [
             ("moved", routing.moved),
@@ -432,35 +461,45 @@ impl Client {
         Ok(Some(told))
     }
 
+    /// Whether the connection is lost: each further command raises `ConnectionLost`, and sends
+    /// nothing. `another()` connects again. A client of a cluster connects again by itself.
+    #[getter]
+    fn lost(&self, py: Python<'_>) -> bool {
+        py.detach(|| matches!(*lock(&self.line), State::Lost(_)))
+    }
+
     /// The transport: `rdma`, `tcp` or `embedded`. None after `close()`.
     #[getter]
-    fn transport(&self, py: Python<'_>) -> Option<&'static str> {
-        match py.detach(|| lock(&self.target).as_ref().and_then(Target::way))? {
-            Way::Rdma => Some("rdma"),
-            Way::Tcp(_) => Some("tcp"),
-            Way::Embedded => Some("embedded"),
-        }
+    fn transport(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        let way = self.ask(py, || lock(&self.target).as_ref().and_then(Target::way))?;
+        Ok(way.map(|way| match way {
+            Way::Rdma => "rdma",
+            Way::Tcp(_) => "tcp",
+            Way::Embedded => "embedded",
+        }))
     }
 
     /// Why a client of `valkey://` does not use RDMA. None if it does, and for other addresses.
     #[getter]
-    fn no_rdma(&self, py: Python<'_>) -> Option<String> {
-        match py.detach(|| lock(&self.target).as_ref().and_then(Target::way))? {
-            Way::Tcp(reason) => reason,
-            _ => None,
-        }
+    fn no_rdma(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let way = self.ask(py, || lock(&self.target).as_ref().and_then(Target::way))?;
+        Ok(way.and_then(|way| if let Way::Tcp(reason) = way { reason } else { None }))
     }
 
     /// How many buffers are registered, with this client and all clients of `another()`.
     #[getter]
-    fn registrations(&self, py: Python<'_>) -> usize {
-        py.detach(|| lock(&self.target).as_ref().map_or(0, Target::registrations))
+    fn registrations(&self, py: Python<'_>) -> PyResult<usize> {
+        self.ask(py, || lock(&self.target).as_ref().map_or(0, Target::registrations))
     }
 
     /// Close the connection, after the running command.
     ///
-    /// Buffers stay registered while a client is open that shares them by `another()`.
+    /// Buffers stay registered while a client is open that shares them by `another()`. In a forked
+    /// child this has no effect.
     fn close(&self, py: Python<'_>) {
+        if self.own().is_err() {
+            return;
+        }
         py.detach(|| {
             // In this order: a connection ends before its memory is deregistered. Releasing a
             // buffer attaches to the interpreter. So no lock is held that an attached thread may
@@ -501,6 +540,12 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
+        if self.own().is_err() {
+            // A thread of the parent may have been changing them.
+            let line = std::mem::replace(&mut self.line, Mutex::new(State::Closed));
+            std::mem::forget((line, self.target.get_mut().ok().map(Option::take)));
+            return;
+        }
         Python::attach(|py| self.close(py));
     }
 }

@@ -31,6 +31,10 @@ struct Embedded {
 static STORES: Mutex<Option<HashMap<String, Embedded>>> = Mutex::new(None);
 
 fn store(name: &str) -> Result<Embedded, Refusal> {
+    // In a forked child the stores have no threads, and one may have held the lock.
+    if rdma_process::is_child() {
+        return Err(rdma_process::FORKED.into());
+    }
     let mut stores = lock(&STORES);
     let stores = stores.get_or_insert_default();
     if let Some(embedded) = stores.get(name) {

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use crate::server::Refusal;
 
 pub(crate) mod raised {
+    pyo3::import_exception!(valkey_rdma.errors, Closed);
     pyo3::import_exception!(valkey_rdma.errors, CommandTimeout);
     pyo3::import_exception!(valkey_rdma.errors, ConnectError);
     pyo3::import_exception!(valkey_rdma.errors, ConnectionLost);
@@ -22,6 +23,8 @@ pub(crate) enum Failure {
     /// An earlier command lost the connection, for this reason.
     Lost(String),
     Closed,
+    /// The client was made before a fork, in a parent of this process.
+    Forked,
 }
 
 impl From<rdma_kv::Error> for Failure {
@@ -68,7 +71,10 @@ impl Failure {
                     format!("{url}: the connection was lost before: {reason}; another() makes another");
                 raised::ConnectionLost::new_err(text)
             }
-            Self::Closed => raised::ConnectionLost::new_err("the client was closed"),
+            Self::Closed => raised::Closed::new_err("the client was closed"),
+            Self::Forked => raised::Closed::new_err(
+                "this process is a forked child, and the client belongs to its parent: make another one here",
+            ),
         }
     }
 }

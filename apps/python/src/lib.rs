@@ -34,8 +34,15 @@ mod _native {
         address.map(|address| format!("tcp://{address}")).map_err(|failure| failure.raised(py, "embedded://"))
     }
 
+    /// How many forks there were between the process that imported this module and this one.
+    #[pyfunction]
+    fn forks() -> u32 {
+        rdma_process::forks()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        rdma_process::forks();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -50,6 +50,7 @@ impl Target {
                 let mut cluster =
                     Cluster::new(address.hosts.iter().map(|host| crate::server::with_port(host)), dial);
                 cluster.set_timeout(settings.timeout);
+                cluster.set_repeats(settings.repeats);
                 cluster.connect().map_err(|error| Failure::Connect(error.into()))?;
                 Ok(Link::Many(cluster, Arc::clone(nodes)))
             }

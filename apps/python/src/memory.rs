@@ -119,8 +119,11 @@ impl Pieces {
         self.pieces.iter().map(|(start, memory)| *start..start.saturating_add(memory.len()))
     }
 
-    pub(crate) fn memories(&self) -> impl Iterator<Item = &Memory> {
-        self.pieces.iter().map(|(_, memory)| memory)
+    /// Returns the pieces that lie in a range, which begins and ends with one.
+    pub(crate) fn within(&self, range: &Range<usize>) -> impl Iterator<Item = &Memory> {
+        let first = self.pieces.partition_point(|(start, _)| *start < range.start);
+        let pieces = self.pieces.get(first..).unwrap_or_default();
+        pieces.iter().take_while(|(start, _)| *start < range.end).map(|(_, memory)| memory)
     }
 
     pub(crate) fn locate(&self, range: &Range<usize>) -> Option<(&Memory, Range<usize>)> {

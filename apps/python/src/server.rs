@@ -5,9 +5,9 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use any_backend::{AnyBackend, either};
 use rdma_conn::{Connect, Descriptors, ProtectionDomain, Stream};
 use rdma_kv::Transport;
-use rdma_verbs::Verbs;
 
 use crate::address::{Address, FORMS};
 use crate::embedded;
@@ -22,6 +22,8 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     /// The length of a receive window, in bytes.
     pub(crate) window: u32,
+    /// Whether a cluster may send SET and DEL again after their connection is lost.
+    pub(crate) repeats: bool,
 }
 
 pub(crate) type Refusal = Box<dyn std::error::Error + Send + Sync>;
@@ -55,7 +57,7 @@ pub(crate) fn named(
     settings: Settings,
     way: Option<Way>,
 ) -> Result<Arc<dyn Server>, Refusal> {
-    let mut options = rdma_kv::options();
+    let mut options = address.options;
     options.protocol.window = settings.window;
     // A client has read every reply before it ends, so a long wait has no use.
     options.linger = Duration::from_millis(100);
@@ -64,8 +66,11 @@ pub(crate) fn named(
         let dial = Tcp { host: with_port(host), timeout: settings.connect_timeout };
         served(dial, Way::Tcp(reason))
     };
-    let rdma =
-        || -> Result<_, Refusal> { Ok(served(Rdma::new(Verbs::load()?, with_port(host), how), Way::Rdma)) };
+    let rdma = || -> Result<_, Refusal> {
+        Ok(either!(AnyBackend::devices()?, AnyBackend(backend) => {
+            served(Rdma::new(backend, with_port(host), how), Way::Rdma)
+        }))
+    };
     match (address.scheme.as_str(), way) {
         ("tcp", _) => Ok(tcp(None)),
         ("rdma", _) | ("valkey", Some(Way::Rdma)) => rdma(),

@@ -187,8 +187,8 @@ impl Transport for Connection {
         self.0.send(memory, range, wait)
     }
 
-    fn returned(&mut self, buffer: &Pieces, _range: Range<usize>, deadline: Deadline) -> io::Result<()> {
-        buffer.memories().try_for_each(|memory| self.0.returned(memory, deadline))
+    fn returned(&mut self, buffer: &Pieces, range: Range<usize>, deadline: Deadline) -> io::Result<()> {
+        buffer.within(&range).try_for_each(|memory| self.0.returned(memory, deadline))
     }
 
     fn end_now(&mut self) {

@@ -15,7 +15,7 @@ import pytest
 from conftest import WINDOW, pattern
 
 import valkey_rdma
-from valkey_rdma import Client, ConnectError, ConnectionLost, Refused, ValueTooLong
+from valkey_rdma import Client, Closed, ConnectError, ConnectionLost, Refused, ValueTooLong
 
 LENGTHS = [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 8 * WINDOW, 8 * WINDOW + 1, 40 * WINDOW]
 
@@ -436,9 +436,15 @@ def test_a_server_that_is_slow(peer):
 
 
 def test_addresses(name, peer):
-    for refused in ["", "host", "http://host", "tcp://", "tcp://host/0/1", "tcp://host?db=1"]:
+    for refused in ["", "host", "http://host", "tcp://", "tcp://host/0/1", "tcp://host#db"]:
         with pytest.raises(ConnectError, match="an address is"):
             Client(refused)
+    with pytest.raises(ConnectError, match=r"option 2 is none of .*huge_pages=yes\|no") as unknown:
+        Client(f"embedded://{name}?huge_pages=yes&s3cret")
+    assert "s3cret" not in str(unknown.value)
+    with pytest.raises(ConnectError, match="ack_timeout"):
+        Client(f"embedded://{name}?ack_timeout=32")
+    Client(f"embedded://{name}?ack_timeout=16&huge_pages=yes").close()
     with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1: .*refused"):
         Client("tcp://127.0.0.1:1")
     with pytest.raises(ConnectError):
@@ -466,8 +472,10 @@ def test_a_closed_client(client):
     client.close()
     client.close()
     for call in [lambda: client.exists("key"), client.another, lambda: client.register(bytearray(1))]:
-        with pytest.raises(ConnectionLost, match="closed"):
+        with pytest.raises(Closed, match="closed") as raised:
             call()
+        # Loops that try again after an error of a connection would not end.
+        assert not isinstance(raised.value, ConnectionError)
 
 
 def test_several_threads_share_a_client(client):

@@ -74,6 +74,21 @@ def test_some_operations_leave_nothing(client):
     leaves_nothing(client, 20_000, 40, 48 * MIB)
 
 
+def test_a_large_value_leaves_no_large_buffer(client):
+    def value(length):
+        client.set("value", bytes(length))
+        assert len(client.get("value")) == length
+        assert client.delete("value") == 1
+
+    value(64)
+    value(4 * MIB)
+    before = Held()
+    value(64 * MIB)
+    value(64)
+    # The store is in this process, too.
+    Held().assert_no_more(before, 16 * MIB)
+
+
 @pytest.mark.long
 def test_a_million_operations_leave_nothing(client):
     # 17 bytes for each, and four of the large values.

@@ -62,8 +62,27 @@ def test_a_job_that_fails_is_told_and_the_others_are_done(pool):
     assert second == 0
 
 
-def test_a_lost_connection_is_made_again(peer):
+def test_a_job_whose_connection_is_lost_is_told_so_and_the_next_one_has_another(peer):
     pool = Pool(peer.url, 1, timeout=30, window=WINDOW)
+    peer.accept()
+    told, ended = [], threading.Event()
+    pool.submit([lambda client: client.set("key", b"value")], lambda got: (told.extend(got), ended.set()))
+    peer.until(b"value\r\n")
+    peer.stream.close()
+    assert ended.wait(30)
+    assert [type(result) for result in told] == [valkey_rdma.ConnectionLost], "it may have been set"
+    ended.clear()
+    pool.submit([lambda client: client.exists("key")], lambda got: (told.extend(got), ended.set()))
+    peer.accept()
+    assert peer.until(b"key\r\n") == b"*2\r\n$6\r\nEXISTS\r\n$3\r\nkey\r\n", "the SET came again"
+    peer.stream.sendall(b":1\r\n")
+    assert ended.wait(30)
+    assert told[1:] == [1]
+    pool.close()
+
+
+def test_a_job_that_may_be_repeated_is(peer):
+    pool = Pool(peer.url, 1, timeout=30, window=WINDOW, repeats=True)
     peer.accept()
     arena = bytearray(10)
     pool.register(arena)
@@ -97,7 +116,7 @@ def test_what_was_not_begun_is_given_up(peer):
     closing.join()
     assert ended.is_set()
     assert told[0] == 1, "it was begun"
-    assert [type(result) for result in told[1:]] == [valkey_rdma.ConnectionLost] * 2
+    assert [type(result) for result in told[1:]] == [valkey_rdma.Closed] * 2
     peer.stream.setblocking(False)
     assert peer.received == b""
     assert peer.stream.recv(1) == b"", "the others were not sent"
@@ -111,8 +130,8 @@ def test_a_server_that_is_not_there():
 def test_a_pool_that_was_closed_gives_up_at_once(pool):
     pool.close()
     told = results(pool, [lambda client: client.exists("key")] * 2)
-    assert [type(result) for result in told] == [valkey_rdma.ConnectionLost] * 2
-    with pytest.raises(valkey_rdma.ConnectionLost):
+    assert [type(result) for result in told] == [valkey_rdma.Closed] * 2
+    with pytest.raises(valkey_rdma.Closed):
         pool.call(lambda client: client.exists("key"))
     pool.close()
 

@@ -7,6 +7,7 @@ and to a small store inside the process, for trying out.
 from ._native import Client, Counts, __version__, serve_embedded
 from .aio import AsyncClient
 from .errors import (
+    Closed,
     CommandTimeout,
     ConnectError,
     ConnectionLost,
@@ -19,6 +20,7 @@ from .errors import (
 __all__ = [
     "AsyncClient",
     "Client",
+    "Closed",
     "CommandTimeout",
     "ConnectError",
     "ConnectionLost",

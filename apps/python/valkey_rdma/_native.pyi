@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 
 from .errors import Error
 
-__all__ = ["Client", "Counts", "__version__", "serve_embedded"]
+__all__ = ["Client", "Counts", "__version__", "forks", "serve_embedded"]
 __version__: str
 
 @final
@@ -39,6 +39,7 @@ class Client:
         timeout: float | None = 60.0,
         connect_timeout: float = 5.0,
         window: int = 1048576,
+        repeats: bool = False,
     ) -> Self: ...
     def another(self) -> Self:
         """Connect again to the same server; what is registered serves both."""
@@ -93,6 +94,10 @@ class Client:
         """Counts of a cluster's redirections; None if the server is not a cluster."""
 
     @property
+    def lost(self) -> bool:
+        """Whether the connection is lost, so that no further command is sent on it."""
+
+    @property
     def transport(self) -> str | None:
         """The transport: `rdma`, `tcp` or `embedded`. None after `close()`."""
 
@@ -109,7 +114,7 @@ class Client:
         """How many buffers are registered."""
 
     def close(self) -> None:
-        """Close the connection, after the running command."""
+        """Close the connection, after the running command. In a forked child this has no effect."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -119,6 +124,9 @@ class Client:
         traceback: TracebackType | None,
         /,
     ) -> None: ...
+
+def forks() -> int:
+    """How many forks there were between the process that imported this module and this one."""
 
 def serve_embedded(name: str) -> str:
     """Serve the store `embedded://NAME` over TCP as well. Returns its address."""

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from ._native import Client, Counts
-from .errors import ConnectionLost, Error
+from ._native import Client, Counts, forks
+from .errors import FORKED, Closed, Error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -33,6 +33,8 @@ class AsyncClient:
         """Wrap a client, which the caller must not use further; ``close()`` closes it."""
         self._client = client
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="valkey-rdma")
+        # A forked child has no such thread.
+        self._forks = forks()
         # None until close() is called.
         self._closing: Future[None] | None = None
 
@@ -44,11 +46,17 @@ class AsyncClient:
         timeout: float | None = 60.0,
         connect_timeout: float = 5.0,
         window: int = 1048576,
+        repeats: bool = False,
     ) -> Self:
         """Connect to a server; the arguments are those of :class:`Client`."""
         return cls(
             await asyncio.to_thread(
-                Client, url, timeout=timeout, connect_timeout=connect_timeout, window=window
+                Client,
+                url,
+                timeout=timeout,
+                connect_timeout=connect_timeout,
+                window=window,
+                repeats=repeats,
             )
         )
 
@@ -128,6 +136,11 @@ class AsyncClient:
         return self._client.routing
 
     @property
+    def lost(self) -> bool:
+        """Whether the connection is lost; see :attr:`Client.lost`."""
+        return self._client.lost
+
+    @property
     def transport(self) -> str | None:
         """The transport; see :attr:`Client.transport`."""
         return self._client.transport
@@ -143,10 +156,13 @@ class AsyncClient:
         return self._client.registrations
 
     async def close(self) -> None:
-        """Close the connection, after the commands that were submitted before. Later commands raise :class:`ConnectionLost`.
+        """Close the connection, after the commands that were submitted before. Later commands raise :class:`Closed`.
 
-        A second call waits for the end of the first. If a call is cancelled, the connection is closed all the same.
+        A second call waits for the end of the first. If a call is cancelled, the connection is closed all the same. In a forked child this
+        has no effect.
         """
+        if forks() != self._forks:
+            return
         if self._closing is None:
             self._closing = self._thread.submit(self._client.close)
             self._thread.shutdown(wait=False)
@@ -167,8 +183,10 @@ class AsyncClient:
         return f"<valkey_rdma.AsyncClient on {self._client!r}>"
 
     async def _do(self, call: Callable[..., R], *arguments: object) -> R:
+        if forks() != self._forks:
+            raise Closed(FORKED)
         if self._closing is not None:
-            raise ConnectionLost("the client was closed")
+            raise Closed("the client was closed")
         command = self._thread.submit(call, *arguments)
         ended = asyncio.wrap_future(command)
         try:

@@ -1,5 +1,8 @@
 """The exceptions of a client. All are :class:`Error`; each says whether the client can be used further."""
 
+# The text of the errors of what has threads of its own.
+FORKED = "this process is a forked child, and this belongs to its parent: make another one here"
+
 
 class Error(Exception):
     """Any error of this package."""
@@ -35,8 +38,12 @@ class ValueTooLong(Error):
 
 
 class ConnectionLost(Error, ConnectionError):
-    """The connection ended, or the client is closed. :meth:`Client.another` connects again."""
+    """The connection ended. The server may have carried out the command. :meth:`Client.another` connects again."""
 
 
 class CommandTimeout(ConnectionLost, TimeoutError):
     """The command took longer than the client's ``timeout``. The connection is lost."""
+
+
+class Closed(Error):
+    """The program has closed the client or the pool. No connection was lost: another attempt fails in the same way."""

@@ -125,7 +125,10 @@ class LandingL2Adapter(L2AdapterInterface):
         """
         super().__init__(max_capacity_bytes=int(config.max_capacity_gb * (1 << 30)))
         self._config = config
-        self._pool = Pool(config.url, config.connections, timeout=config.timeout, window=config.window)
+        # A key names its object, so storing it twice stores the same bytes. A deletion that comes late costs a load.
+        self._pool = Pool(
+            config.url, config.connections, timeout=config.timeout, window=config.window, repeats=True
+        )
         if (reason := self._pool.no_rdma) is not None:
             logger.warning("%s is reached over TCP: %s", self._pool.url, reason)
         if l1_memory_desc is None:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ._native import Client, Counts
-from .errors import ConnectionLost
+from ._native import Client, Counts, forks
+from .errors import FORKED, Closed, ConnectionLost
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,7 +24,7 @@ class _Batch(Generic[R]):
     """The results of jobs that were submitted together, and the callback for all of them."""
 
     def __init__(self, length: int, done: Callable[[list[R | BaseException]], None]) -> None:
-        self._results: list[R | BaseException] = [ConnectionLost("the pool was closed")] * length
+        self._results: list[R | BaseException] = [Closed("the pool was closed")] * length
         self._left = length
         self._done = done
         self._lock = threading.Lock()
@@ -41,7 +41,8 @@ class _Batch(Generic[R]):
 class Pool:
     """Connections to one server or cluster, each with a thread of its own. They share registered buffers.
 
-    If a connection is lost, its job runs once more on a new one. So a job should be repeatable, like GET, SET and DEL.
+    If a connection is lost, its job gets :class:`ConnectionLost`, and the next job gets a new connection. With ``repeats``, the job
+    runs once more on a new one. Say so only if jobs may be carried out twice, and late: the server may have the first command.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Pool:
         timeout: float | None = 60.0,
         connect_timeout: float = 5.0,
         window: int = 1048576,
+        repeats: bool = False,
     ) -> None:
         """Connect.
 
@@ -61,12 +63,16 @@ class Pool:
             timeout: As of :class:`Client`.
             connect_timeout: As of :class:`Client`.
             window: As of :class:`Client`.
+            repeats: Whether a job runs once more if its connection is lost, and as of :class:`Client`.
 
         Raises:
             ConnectError: A connection failed.
         """
-        first = Client(url, timeout=timeout, connect_timeout=connect_timeout, window=window)
+        first = Client(url, timeout=timeout, connect_timeout=connect_timeout, window=window, repeats=repeats)
+        self._repeats = repeats
         self._clients = [first, *(first.another() for _ in range(connections - 1))]
+        # A forked child has no threads of the pool.
+        self._forks = forks()
         self._jobs: SimpleQueue[tuple[Callable[[Client], object], _Batch[object], int] | None] = SimpleQueue()
         self._lock = threading.Lock()
         # Set under the lock, with the Nones in the queue that end the workers. So no job is queued after them.
@@ -99,14 +105,14 @@ class Pool:
             jobs: Each is called with a client, in a thread of the pool.
             done: Called once, with what each job returned or raised, in the jobs' order, when all have ended. Calls are made one after
                 the other, in a thread of the pool without jobs; their exceptions are logged. If there are no jobs, or the pool is
-                closed, it is called at once in the caller's thread. After a close, each result is a :class:`ConnectionLost`.
+                closed, it is called at once in the caller's thread. After a close, each result is a :class:`Closed`.
         """
 
         def ended(results: list[R | BaseException]) -> None:
             self._ended.put(functools.partial(done, results))
 
         if not jobs or not self._queue(jobs, ended):
-            done([ConnectionLost("the pool was closed") for _ in jobs])
+            done([self._refused() for _ in jobs])
 
     def call(self, job: Callable[[Client], R]) -> R:
         """Run one job, and return what it returns or raise what it raises.
@@ -114,11 +120,11 @@ class Pool:
         A callback of ``submit`` may call this; a job must not.
 
         Raises:
-            ConnectionLost: The pool is closed.
+            Closed: The pool is closed.
         """
         ended: SimpleQueue[list[R | BaseException]] = SimpleQueue()
         if not self._queue([job], ended.put):
-            raise ConnectionLost("the pool was closed")
+            raise self._refused()
         (result,) = ended.get()
         if isinstance(result, BaseException):
             raise result
@@ -146,10 +152,13 @@ class Pool:
         return self._clients[0].no_rdma
 
     def close(self) -> None:
-        """Wait for running jobs, give up the others (:class:`ConnectionLost`), and close the connections.
+        """Wait for running jobs, give up the others (:class:`Closed`), and close the connections.
 
-        When it returns, every ``done`` has been called. A ``done`` or a job must not call this, because it waits for them.
+        When it returns, every ``done`` has been called. A ``done`` or a job must not call this, because it waits for them. In a forked
+        child this has no effect.
         """
+        if forks() != self._forks:
+            return
         with self._lock:
             if not self._closing:
                 self._closing = True
@@ -165,7 +174,9 @@ class Pool:
     def _queue(
         self, jobs: Sequence[Callable[[Client], R]], ended: Callable[[list[R | BaseException]], None]
     ) -> bool:
-        """Queue jobs, unless the pool is closed. The thread of the last job to end calls ``ended``."""
+        """Queue jobs, unless the pool is closed or a parent's. The thread of the last job to end calls ``ended``."""
+        if forks() != self._forks:
+            return False
         batch = _Batch(len(jobs), ended)
         with self._lock:
             if self._closing:
@@ -173,6 +184,9 @@ class Pool:
             for number, job in enumerate(jobs):
                 self._jobs.put((job, batch, number))  # type: ignore[arg-type]
         return True
+
+    def _refused(self) -> Closed:
+        return Closed("the pool was closed" if forks() == self._forks else FORKED)
 
     def _work(self, number: int) -> None:
         while (next_job := self._jobs.get()) is not None:
@@ -198,9 +212,16 @@ class Pool:
 
     def _do(self, number: int, job: Callable[[Client], object]) -> object:
         if self._closing:
-            raise ConnectionLost("the pool was closed")
+            raise Closed("the pool was closed")
         try:
-            return job(self._clients[number])
+            return job(self._connected(number))
         except ConnectionLost:
+            if not self._repeats:
+                raise
+            return job(self._connected(number))
+
+    def _connected(self, number: int) -> Client:
+        """Return the client of a worker, a new one if its connection was lost."""
+        if self._clients[number].lost:
             self._clients[number] = self._clients[number].another()
-            return job(self._clients[number])
+        return self._clients[number]

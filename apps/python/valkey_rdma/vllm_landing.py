@@ -90,7 +90,8 @@ class LandingTierManager(SecondaryTierManager):
         self._bytes = primary_kv_view.cast("B")
         self._connections = connections
         self._ttl = ttl_seconds
-        self._pool = Pool(url, connections, timeout=timeout, window=window)
+        # A key names its chunk, so storing it twice stores the same bytes.
+        self._pool = Pool(url, connections, timeout=timeout, window=window, repeats=True)
         try:
             if (reason := self._pool.no_rdma) is not None:
                 logger.warning("%s is reached over TCP: %s", self._pool.url, reason)

@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use any_backend::{AnyBackend, either, softsim};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use connection_args::Network;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
 use rdma_bench::predict::{self, Machine};
 use rdma_bench::{CONNECTING, Carrier, Load, Login, Outcome, Target, Test, csv, reachable, run, table};
 use rdma_conn::{Descriptors, Endpoint, Limits, Options};
-use rdma_program::{DONE, FAILED, Network, UNREAD, misused, status};
+use rdma_program::{DONE, FAILED, UNREAD, misused, status};
 use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Tls, TlsSettings, Unix};
-use rdma_softsim::Fabric;
-use rdma_verbs::Verbs;
 use rustix::termios::tcgetwinsize;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -270,9 +270,9 @@ fn measure(arguments: &Arguments, target: Option<&Target>, outcomes: &mut Vec<Ou
         }
         Carrier::Rdma => {
             let addresses = resolve(place)?;
-            let missing = |error| io::Error::new(io::ErrorKind::Unsupported, error);
-            let verbs = Verbs::load().map_err(missing)?;
-            all(arguments, || with_settings(&verbs, arguments.settings()), &addresses, outcomes)
+            either!(AnyBackend::devices()?, AnyBackend(backend) => {
+                all(arguments, || with_settings(&backend, arguments.settings()), &addresses, outcomes)
+            })
         }
     }
 }
@@ -285,8 +285,7 @@ fn resolve(place: &str) -> io::Result<Vec<Address>> {
 }
 
 fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
-    let fabric = Fabric::new();
-    let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
+    let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(softsim);
     // The number of clients is known, and no other clients connect.
     let mut endpoint = Endpoint::new(&server, Limits::NONE)?;
     let address: SocketAddr = ([192, 0, 2, 1], 6379).into();

@@ -33,7 +33,8 @@ pub struct Settings {
     pub max_connections: usize,
     /// Time limit for the connection to the server, and for a TLS handshake on either side.
     pub connect_timeout: Duration,
-    /// Time limit for either side to take something while bytes wait, and to take its last bytes.
+    /// How long either side may take nothing while bytes wait for it, its last ones included. It is
+    /// reset after one to two of these.
     pub stall: Duration,
     /// How long no reply may come before a half-closed client's server connection ends.
     ///
@@ -72,6 +73,7 @@ pub struct Bridge<B: Descriptors> {
     inner: Arc<Inner<B>>,
     max_connections: usize,
     drain: Duration,
+    server_is_here: bool,
 }
 
 struct Inner<B: Descriptors> {
@@ -95,16 +97,36 @@ impl<B: Descriptors> Bridge<B> {
     ) -> Result<Self, Error> {
         let tls = settings.tls.load()?;
         let limits = Limits::default().connections(settings.max_connections);
-        // A connection's end may take as long as any other bytes that its peer is to take.
-        let options = settings.options.linger(settings.stall);
+        // A connection's end may take as long as its peer takes bytes. The relay counts that. If it
+        // is dropped meanwhile, the connection itself does.
+        let mut options = settings.options.linger(Duration::MAX);
+        options.protocol.stall_limit = Some(settings.stall.saturating_mul(3));
         let how = Connect::default().timeout(settings.connect_timeout).options(options);
         let server = Dialling::new(connect, backend, limits, &tls, how)?;
         let listening = Listening::bind(listen, backend, limits, &tls, options).await?;
+        // Only now: an RDMA address that does not answer takes its time, and clients may connect.
+        let server_is_here = server.place().is_here(backend, settings.connect_timeout).await;
         let patience = Patience { stall: settings.stall, quiet: settings.quiet };
         let counters = Arc::default();
         let inner = Inner { server, counters, patience, connect_timeout: settings.connect_timeout };
         let (max_connections, drain) = (settings.max_connections, settings.drain);
-        Ok(Self { listening, inner: Arc::new(inner), max_connections, drain })
+        Ok(Self { listening, inner: Arc::new(inner), max_connections, drain, server_is_here })
+    }
+
+    /// Returns whether clients of other machines can reach the bridge: it does not listen on a
+    /// loopback address.
+    ///
+    /// # Errors
+    /// Returns an error if the socket or the device is gone.
+    pub fn is_exposed(&self) -> io::Result<bool> {
+        Ok(!self.listening.address()?.ip().to_canonical().is_loopback())
+    }
+
+    /// Returns whether the server takes all clients of the bridge for local ones, so that its
+    /// protected mode admits them: the route to it led back to this machine when the bridge was
+    /// bound.
+    pub const fn is_server_here(&self) -> bool {
+        self.server_is_here
     }
 
     /// Returns the place that clients connect to, with the actual address and port.

@@ -1,8 +1,10 @@
 //! One side of one connection: TCP, TLS over TCP, or RDMA.
 
 use std::io::{self, IoSlice};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::error::Error;
 use crate::place::{Carrier, Place};
+use crate::pump::Taken;
 use crate::relay::End;
 use crate::tls::TlsConfig;
 
@@ -24,8 +27,67 @@ const KEEPALIVE: Duration = Duration::from_secs(300);
 
 enum Carried<B: Descriptors> {
     Tcp(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<Counted>>),
     Rdma(AsyncStream<B>),
+}
+
+impl<B: Descriptors> Carried<B> {
+    /// Returns how many bytes have left for the peer.
+    fn sent(&self) -> u64 {
+        match self {
+            // A call takes bytes, or has delivered nothing of what was written before.
+            Self::Tcp(_) => 0,
+            Self::Tls(stream) => stream.get_ref().0.sent,
+            Self::Rdma(stream) => stream.counters().bytes_sent,
+        }
+    }
+}
+
+/// A socket below TLS, which writes more than one call's bytes.
+struct Counted {
+    socket: TcpStream,
+    sent: u64,
+}
+
+impl From<TcpStream> for Counted {
+    fn from(socket: TcpStream) -> Self {
+        Self { socket, sent: 0 }
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_read(cx, into)
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(from)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = ready!(Pin::new(&mut this.socket).poll_write_vectored(cx, from))?;
+        this.sent += written as u64;
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_shutdown(cx)
+    }
 }
 
 /// A connection of any transport. Dropping it before it was shut down resets it: its peer must not
@@ -33,17 +95,32 @@ enum Carried<B: Descriptors> {
 pub(crate) struct Channel<B: Descriptors> {
     stream: Carried<B>,
     finished: bool,
+    taken: Taken,
 }
 
 impl<B: Descriptors> From<Carried<B>> for Channel<B> {
     fn from(stream: Carried<B>) -> Self {
-        Self { stream, finished: false }
+        Self { stream, finished: false, taken: Taken::default() }
+    }
+}
+
+impl<B: Descriptors> Channel<B> {
+    /// Updates the count of taken bytes, if a call waits.
+    fn unless_done<T>(&self, outcome: Poll<T>) -> Poll<T> {
+        if outcome.is_pending() {
+            self.taken.store(self.stream.sent(), Ordering::Relaxed);
+        }
+        outcome
     }
 }
 
 impl<B: Descriptors> End for Channel<B> {
     fn half_closes(&self) -> bool {
         !matches!(self.stream, Carried::Rdma(_))
+    }
+
+    fn taken(&self) -> Taken {
+        Arc::clone(&self.taken)
     }
 }
 
@@ -52,9 +129,9 @@ impl<B: Descriptors> Drop for Channel<B> {
         if self.finished {
             return;
         }
-        let socket = match &mut self.stream {
+        let socket: &TcpStream = match &mut self.stream {
             Carried::Tcp(socket) => socket,
-            Carried::Tls(stream) => stream.get_ref().0,
+            Carried::Tls(stream) => &stream.get_ref().0.socket,
             Carried::Rdma(stream) => {
                 // Beginning is enough: nothing waits for undelivered bytes. A peer in the middle of
                 // a reply recognises the end.
@@ -88,11 +165,13 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
         cx: &mut Context<'_>,
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().stream {
+        let this = self.get_mut();
+        let written = match &mut this.stream {
             Carried::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, from),
             Carried::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, from),
             Carried::Rdma(stream) => Pin::new(stream).poll_write_vectored(cx, from),
-        }
+        };
+        this.unless_done(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -100,20 +179,23 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
+        let this = self.get_mut();
+        let flushed = match &mut this.stream {
             Carried::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Carried::Tls(stream) => Pin::new(stream).poll_flush(cx),
             Carried::Rdma(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        };
+        this.unless_done(flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let ended = ready!(match &mut this.stream {
+        let ended = match &mut this.stream {
             Carried::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Carried::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
             Carried::Rdma(stream) => Pin::new(stream).poll_shutdown(cx),
-        });
+        };
+        let ended = ready!(this.unless_done(ended));
         this.finished |= ended.is_ok();
         Poll::Ready(ended)
     }
@@ -158,16 +240,19 @@ impl<B: Descriptors> Listening<B> {
     }
 
     pub(crate) fn place(&self) -> io::Result<Place> {
-        Ok(match self {
-            Self::Tcp(listener, tls) => {
-                let carrier = if tls.is_some() { Carrier::Tls } else { Carrier::Tcp };
-                Place::at(carrier, listener.local_addr()?)
-            }
-            Self::Rdma(listener) => {
-                let address = listener.local_addr();
-                Place::at(Carrier::Rdma, address.ok_or(io::ErrorKind::AddrNotAvailable)?)
-            }
-        })
+        let carrier = match self {
+            Self::Tcp(_, None) => Carrier::Tcp,
+            Self::Tcp(_, Some(_)) => Carrier::Tls,
+            Self::Rdma(_) => Carrier::Rdma,
+        };
+        Ok(Place::at(carrier, self.address()?))
+    }
+
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(listener, _) => listener.local_addr(),
+            Self::Rdma(listener) => Ok(listener.local_addr().ok_or(io::ErrorKind::AddrNotAvailable)?),
+        }
     }
 
     pub(crate) async fn accept(&self) -> io::Result<Accepted<B>> {
@@ -194,7 +279,7 @@ impl<B: Descriptors> Accepted<B> {
                 match tls {
                     None => Ok(Carried::Tcp(stream).into()),
                     Some(config) => {
-                        let stream = TlsAcceptor::from(config).accept(stream).await?;
+                        let stream = TlsAcceptor::from(config).accept(stream.into()).await?;
                         Ok(Carried::Tls(Box::new(stream.into())).into())
                     }
                 }
@@ -246,7 +331,8 @@ impl<B: Descriptors> Dialling<B> {
             Self::Tls(place, config) => {
                 let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
                 let name = ServerName::try_from(place.host.clone()).map_err(invalid)?;
-                let stream = TlsConnector::from(Arc::clone(config)).connect(name, dial(place).await?).await?;
+                let stream =
+                    TlsConnector::from(Arc::clone(config)).connect(name, dial(place).await?.into()).await?;
                 Ok(Carried::Tls(Box::new(stream.into())).into())
             }
             Self::Rdma(place, endpoint, how) => {
@@ -266,4 +352,46 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
     SockRef::from(socket).set_tcp_keepalive(&keepalive)
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_softsim::Fabric;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// Longer than a machine stands still.
+    const LONG: Duration = Duration::from_secs(600);
+
+    #[tokio::test]
+    async fn what_a_peer_takes_counts_while_a_flush_waits() {
+        let fabric = Fabric::new();
+        let [ours, theirs] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
+        let mut options = Options::default().handshake_timeout(LONG);
+        options.protocol.window = 4096;
+        options.protocol.send_buffer = 1 << 20;
+        let listener = AsyncListener::bind_with(&theirs, "192.0.2.2:0", options, Limits::default()).await;
+        let listener = listener.expect("a listener");
+        let how = Connect::default().timeout(LONG).options(options);
+        let address = listener.local_addr().expect("bound");
+        let (stream, accepted) =
+            tokio::join!(AsyncStream::connect_with(&ours, address, &how), listener.accept());
+        let mut channel = Channel::from(Carried::Rdma(stream.expect("connected")));
+        let (mut peer, _) = accepted.expect("accepted");
+        let taken = channel.taken();
+        channel.write_all(&[b'x'; 100_000]).await.expect("there is room");
+        let mut waits = async || {
+            let flushed = timeout(Duration::from_millis(20), channel.flush()).await;
+            assert!(flushed.is_err(), "the peer has not read all");
+            taken.load(Ordering::Relaxed)
+        };
+        let mut before = waits().await;
+        for _ in 0..3 {
+            peer.read_exact(&mut [0; 20_000]).await.expect("read");
+            while waits().await == before {}
+            before = waits().await;
+        }
+    }
 }

@@ -1,17 +1,17 @@
 //! `valkey-rdma-bridge`: connects TCP clients to an RDMA server, and RDMA clients to a TCP one.
 
-use std::io::{self, IsTerminal};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use any_backend::{AnyBackend, either, softsim};
 use clap::Parser;
+use connection_args::Network;
 use rdma_bridge::{Bridge, Carrier, Place, Settings, TlsFiles};
 use rdma_conn::Descriptors;
-use rdma_program::{Network, USAGE, status};
-use rdma_softsim::Fabric;
-use rdma_verbs::Verbs;
+use rdma_program::{USAGE, status};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -117,15 +117,11 @@ async fn perform(arguments: Arguments) -> ExitCode {
         );
         return ExitCode::from(USAGE);
     }
-    // A failed look-up is reported when the name is used.
-    if let (Ok(false), Ok(true)) = (listen.is_loopback().await, connect.is_loopback().await) {
-        eprint!("{}", past_protected_mode(&listen, &connect));
-    }
     let settings = arguments.settings();
     let done = if arguments.softsim {
         through_softsim(listen, connect, &settings).await
     } else {
-        bridge(listen, connect, &settings).await
+        through_devices(listen, connect, &settings).await
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -136,14 +132,16 @@ async fn perform(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// Warns of a server behind a loopback address, which takes all clients of the bridge for local.
-fn past_protected_mode(listen: &Place, connect: &Place) -> String {
-    let text = format!(
-        "warning: clients from other machines can reach {listen}, and come to {connect} as clients of this machine. The \
-         server's protected mode does not keep them out. If it has no password, set one (requirepass, or users by ACL \
-         SETUSER), or have the bridge listen on a loopback address.\n"
-    );
-    folded(&text)
+/// Warns of a server that takes all clients of the bridge for local ones.
+fn warn_of_strangers(is_exposed: bool, is_server_here: bool, listen: &Place, connect: &Place) {
+    if is_exposed && is_server_here {
+        let text = format!(
+            "warning: clients from other machines can reach {listen}, and come to {connect} as clients of this machine. A \
+             protected mode, which admits these, does not keep them out. If the server has no password, set one \
+             (requirepass, or users by ACL SETUSER), or have the bridge listen on a loopback address."
+        );
+        eprintln!("{}", folded(&text));
+    }
 }
 
 fn folded(text: &str) -> String {
@@ -152,20 +150,21 @@ fn folded(text: &str) -> String {
 
 type Failure = Box<dyn std::error::Error>;
 
-async fn bridge(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
-    let verbs = Verbs::load().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
-    let bridge = Bridge::bind(&verbs, &listen, connect, settings).await?;
-    serve(bridge).await
+async fn through_devices(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
+    either!(AnyBackend::devices()?, AnyBackend(backend) => {
+        let bridge = Bridge::bind(&backend, &listen, connect.clone(), settings).await?;
+        warn_of_strangers(bridge.is_exposed()?, bridge.is_server_here(), &listen, &connect);
+        serve(bridge).await
+    })
 }
 
 /// Runs two bridges with RDMA between them: clients connect to the first, the second to the server.
 async fn through_softsim(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
-    let fabric = Fabric::new();
-    let [near, far] = ["192.0.2.1", "192.0.2.2"].map(|address| address.parse());
-    let (near, far) = (fabric.host(&[near?]), far?);
+    let [near, far] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(softsim);
     let middle: Place = "rdma://192.0.2.2:6379".parse()?;
-    let second = Bridge::bind(&fabric.host(&[far]), &middle, connect, settings).await?;
+    let second = Bridge::bind(&far, &middle, connect.clone(), settings).await?;
     let first = Bridge::bind(&near, &listen, middle, settings).await?;
+    warn_of_strangers(first.is_exposed()?, second.is_server_here(), &listen, &connect);
     // Ends with the process. By then, the first has drained.
     let second = tokio::spawn(second.serve(std::future::pending()));
     let served = serve(first).await;

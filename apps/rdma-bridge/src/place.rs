@@ -1,9 +1,22 @@
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::str::FromStr;
+use std::time::Duration;
+
+use rdma_conn::{Descriptors, is_one_machine, leads_back};
+use tokio::task::spawn_blocking;
 
 use crate::error::Error;
+
+/// Returns whether the kernel's route to an address leads back to where it leaves from. The connect
+/// of a datagram socket chooses a route, and sends nothing: connect(2).
+fn route_leads_back(to: SocketAddr) -> io::Result<bool> {
+    let from: SocketAddr = if to.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
+    let socket = UdpSocket::bind(from)?;
+    socket.connect(to)?;
+    Ok(is_one_machine(socket.local_addr()?.ip(), to.ip()))
+}
 
 /// One side of a bridge: `tcp://HOST:PORT`, `tls://…` or `rdma://…`. IPv6 needs brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,25 +41,38 @@ pub enum Carrier {
 }
 
 impl Place {
-    pub(crate) fn authority(&self) -> String {
-        if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        }
+    /// Returns the host and the port, for look-ups: a resolver takes no brackets around a scope.
+    pub(crate) fn authority(&self) -> (&str, u16) {
+        (&self.host, self.port)
     }
 
-    /// Resolves the host, and returns whether all of its addresses are loopback addresses.
-    ///
-    /// # Errors
-    /// Returns an error if the name has no address.
-    pub async fn is_loopback(&self) -> io::Result<bool> {
-        let mut addresses = tokio::net::lookup_host(self.authority()).await?;
-        Ok(addresses.all(|address| address.ip().to_canonical().is_loopback()))
+    /// Returns whether the route to one of the host's addresses leaves from and leads to one
+    /// address of this machine: a server there takes the bridge's connections for local ones. False
+    /// also if that is unknown, because the host or a device is missing.
+    pub(crate) async fn is_here(&self, backend: &impl Descriptors, limit: Duration) -> bool {
+        let Ok(addresses) = tokio::net::lookup_host(self.authority()).await else { return false };
+        let addresses: Vec<_> = addresses.collect();
+        let (backend, carrier) = (backend.clone(), self.carrier);
+        let looking = spawn_blocking(move || {
+            addresses.into_iter().any(|address| {
+                let here = match carrier {
+                    Carrier::Tcp | Carrier::Tls => route_leads_back(address),
+                    Carrier::Rdma => leads_back(&backend, address, limit).map_err(io::Error::from),
+                };
+                here.unwrap_or(false)
+            })
+        });
+        looking.await.unwrap_or(false)
     }
 
     pub(crate) fn at(carrier: Carrier, address: SocketAddr) -> Self {
-        Self { carrier, host: address.ip().to_string(), port: address.port() }
+        let mut host = address.ip().to_string();
+        if let SocketAddr::V6(address) = address
+            && address.scope_id() != 0
+        {
+            host = format!("{host}%{}", address.scope_id());
+        }
+        Self { carrier, host, port: address.port() }
     }
 }
 
@@ -80,7 +106,12 @@ impl FromStr for Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", self.carrier, self.authority())
+        let Self { carrier, host, port } = self;
+        if host.contains(':') {
+            write!(f, "{carrier}://[{host}]:{port}")
+        } else {
+            write!(f, "{carrier}://{host}:{port}")
+        }
     }
 }
 
@@ -100,9 +131,17 @@ mod tests {
 
     #[test]
     fn places_are_written_as_they_are_read() {
-        for text in ["tcp://127.0.0.1:6390", "tls://cache.example:0", "rdma://[2001:db8::1]:6379"] {
+        for text in [
+            "tcp://127.0.0.1:6390",
+            "tls://cache.example:0",
+            "rdma://[2001:db8::1]:6379",
+            "tcp://[fe80::1%2]:6379",
+            "rdma://[fe80::1%eth0]:6379",
+        ] {
             assert_eq!(text.parse::<Place>().expect(text).to_string(), text);
         }
+        let scoped: SocketAddr = "[fe80::1%2]:6379".parse().expect("an address");
+        assert_eq!(Place::at(Carrier::Tcp, scoped).to_string(), "tcp://[fe80::1%2]:6379");
         let slash: Place = "rdma://192.0.2.1:6379/".parse().expect("a slash at the end is harmless");
         assert_eq!(slash.to_string(), "rdma://192.0.2.1:6379");
     }

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -66,12 +67,13 @@ pub(crate) struct Pump<'a> {
     at: usize,
     /// Whether written bytes may wait for a flush.
     unflushed: bool,
-    stall: Duration,
+    stall: Stall,
     delivered: &'a AtomicU64,
 }
 
 impl<'a> Pump<'a> {
-    pub(crate) const fn new(source: Side, stall: Duration, delivered: &'a AtomicU64) -> Self {
+    /// Moves bytes from `source`. `stall` is that of the other side.
+    pub(crate) const fn new(source: Side, stall: Stall, delivered: &'a AtomicU64) -> Self {
         Self { source, held: Vec::new(), at: 0, unflushed: false, stall, delivered }
     }
 
@@ -104,12 +106,12 @@ impl<'a> Pump<'a> {
 
     async fn deliver(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         while let Some(rest) = self.held.get(self.at..).filter(|rest| !rest.is_empty()) {
-            let written = in_time(self.stall, to.write(rest)).await?;
+            let written = self.stall.bounds(to.write(rest)).await?;
             self.at += self.count(written)?;
         }
         (self.held, self.at) = (Vec::new(), 0);
         if self.unflushed {
-            in_time(self.stall, to.flush()).await?;
+            self.stall.bounds(to.flush()).await?;
             self.unflushed = false;
         }
         Ok(())
@@ -162,11 +164,45 @@ impl<'a> Pump<'a> {
     }
 }
 
-pub(crate) async fn in_time<T>(stall: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    match timeout(stall, act).await {
-        Ok(result) => result,
-        Err(_) => {
-            Err(io::Error::new(io::ErrorKind::TimedOut, format!("the peer took nothing for {stall:?}")))
+/// How long a side may take nothing while bytes wait for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Stall {
+    limit: Duration,
+    taken: Taken,
+}
+
+/// A count that grows whenever a side takes bytes, also while one call delivers what was written
+/// before.
+pub(crate) type Taken = Arc<AtomicU64>;
+
+impl Stall {
+    pub(crate) const fn new(limit: Duration, taken: Taken) -> Self {
+        Self { limit, taken }
+    }
+
+    pub(crate) const fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Waits for a call as long as its side takes bytes. It ends between one and two limits after
+    /// the last of them.
+    ///
+    /// # Errors
+    /// The call's, or that its side took nothing for too long.
+    pub(crate) async fn bounds<T>(&self, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let mut act = pin!(act);
+        let mut before = self.taken.load(Ordering::Relaxed);
+        loop {
+            // The call is polled once more before the limit counts, which updates the count.
+            if let Ok(result) = timeout(self.limit, act.as_mut()).await {
+                return result;
+            }
+            let now = self.taken.load(Ordering::Relaxed);
+            if now == before {
+                let text = format!("the peer took nothing for {:?}", self.limit);
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            before = now;
         }
     }
 }

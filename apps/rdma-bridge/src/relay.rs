@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, Wr
 use tokio::time::timeout;
 
 use crate::counters::Counters;
-use crate::pump::{Broken, Pump, Side, Stop, in_time};
+use crate::pump::{Broken, Pump, Side, Stall, Stop, Taken};
 
 /// How long a client that was told the end may stay silent without ending itself. Its bytes are
 /// discarded: closing a socket with unread bytes resets it, and the last reply could be lost.
@@ -29,6 +29,10 @@ pub(crate) struct Patience {
 pub(crate) trait End: AsyncRead + AsyncWrite + Unpin {
     /// Returns whether its peer can end its own direction and still read, unlike over RDMA.
     fn half_closes(&self) -> bool;
+
+    /// Returns a count that grows when its peer takes bytes, and is up to date after each poll of a
+    /// write, a flush or a shutdown.
+    fn taken(&self) -> Taken;
 }
 
 /// Relays until both sides have ended.
@@ -42,10 +46,10 @@ pub(crate) async fn relay(
     patience: Patience,
 ) -> Result<(), Broken> {
     let Patience { stall, .. } = patience;
-    let mut client = Party::new(Side::Client, &mut client);
-    let mut server = Party::new(Side::Server, &mut server);
-    let mut requests = Pump::new(Side::Client, stall, &counters.forward);
-    let mut replies = Pump::new(Side::Server, stall, &counters.backward);
+    let mut client = Party::new(Side::Client, &mut client, stall);
+    let mut server = Party::new(Side::Server, &mut server, stall);
+    let mut requests = Pump::new(Side::Client, server.stall.clone(), &counters.forward);
+    let mut replies = Pump::new(Side::Server, client.stall.clone(), &counters.backward);
     let (source, stopped) = tokio::select! {
         biased;
         stopped = requests.run(&mut client.from, &mut server.to, None) => (Side::Client, stopped),
@@ -75,32 +79,33 @@ pub(crate) async fn relay(
 struct Party<'a, E> {
     side: Side,
     half_closes: bool,
+    stall: Stall,
     from: ReadHalf<&'a mut E>,
     to: WriteHalf<&'a mut E>,
 }
 
 impl<'a, E: End> Party<'a, E> {
-    fn new(side: Side, end: &'a mut E) -> Self {
-        let half_closes = end.half_closes();
+    fn new(side: Side, end: &'a mut E, stall: Duration) -> Self {
+        let (half_closes, stall) = (end.half_closes(), Stall::new(stall, end.taken()));
         let (from, to) = tokio::io::split(end);
-        Self { side, half_closes, from, to }
+        Self { side, half_closes, stall, from, to }
     }
 
     /// How long it may be silent after it was told the end: pooled clients may not look for hours.
-    fn silence(&self, stall: Duration) -> Duration {
+    fn silence(&self) -> Duration {
         match self.side {
-            Side::Client => SILENCE.min(stall),
-            Side::Server => stall,
+            Side::Client => SILENCE.min(self.stall.limit()),
+            Side::Server => self.stall.limit(),
         }
     }
 
-    async fn finish(&mut self, stall: Duration) -> Result<(), Broken> {
-        finish(&mut self.to, stall).await.map_err(self.side.broke())
+    async fn finish(&mut self) -> Result<(), Broken> {
+        finish(&mut self.to, &self.stall).await.map_err(self.side.broke())
     }
 
     /// Like `finish`, for a side that has ended before. It does not matter if it is gone.
-    async fn part(&mut self, stall: Duration) -> Result<(), Broken> {
-        let _gone = self.finish(stall).await;
+    async fn part(&mut self) -> Result<(), Broken> {
+        let _gone = self.finish().await;
         Ok(())
     }
 }
@@ -116,19 +121,19 @@ async fn conclude<X: End, Y: End>(
 ) -> Result<(), Broken> {
     let takes = first.half_closes && !gone;
     if second.half_closes {
-        second.finish(stall).await?;
+        second.finish().await?;
         if takes {
             // A client may wait for a reply for ever. A server that has ended is nearly always gone
             // as a whole, which a client that sends nothing more would never find out.
             let limit = (first.side == Side::Server).then_some(stall);
             match rest.run(&mut second.from, &mut first.to, limit).await {
-                Ok(Stop::Ended) => return first.part(stall).await,
+                Ok(Stop::Ended) => return first.part().await,
                 Ok(Stop::Quiet) => return Ok(()),
                 Err(broken) if broken.is_gone(first.side) => {}
                 Err(broken) => return Err(broken),
             }
         }
-        let silence = second.silence(stall);
+        let silence = second.silence();
         discard(&mut second.from, silence, stall).await;
         return Ok(());
     }
@@ -137,13 +142,13 @@ async fn conclude<X: End, Y: End>(
         // Ending the server's connection ends both of its directions, so wait for its replies.
         outcome = match rest.run(&mut second.from, &mut first.to, Some(quiet)).await {
             Ok(Stop::Quiet) => Ok(true),
-            Ok(Stop::Ended) => return first.part(stall).await,
+            Ok(Stop::Ended) => return first.part().await,
             Err(broken) => unheard(broken, first.side)?,
         };
     }
     // Deliver the side's bytes, too: it may take its last ones only if it can send.
-    let silence = second.silence(stall);
-    let ending = finish(&mut second.to, stall);
+    let silence = second.silence();
+    let ending = finish(&mut second.to, &second.stall);
     let ending = async { ending.await.map_err(second.side.broke()) };
     let draining = async {
         if let Ok(true) = outcome {
@@ -157,7 +162,7 @@ async fn conclude<X: End, Y: End>(
     };
     let ((), heard) = tokio::try_join!(ending, draining)?;
     if heard? {
-        first.part(stall).await?;
+        first.part().await?;
     }
     Ok(())
 }
@@ -172,8 +177,8 @@ fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> 
     }
 }
 
-async fn finish(to: &mut (impl AsyncWrite + Unpin), stall: Duration) -> io::Result<()> {
-    match in_time(stall, to.shutdown()).await {
+async fn finish(to: &mut (impl AsyncWrite + Unpin), stall: &Stall) -> io::Result<()> {
+    match stall.bounds(to.shutdown()).await {
         // It had ended already.
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
         result => result,

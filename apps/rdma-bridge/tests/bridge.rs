@@ -404,21 +404,68 @@ fn program(listen: &str, connect: &str) -> (String, String) {
     (said, String::from_utf8(errors.stderr).expect("text"))
 }
 
-/// A server's protected mode admits all clients of a bridge to its loopback address.
+/// The addresses of this machine, as hosts of a URL: the one that its route to others leaves from,
+/// and those of IPv6, link-local ones with their scope.
+fn own_addresses() -> Vec<String> {
+    let mut own = Vec::new();
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    match socket.connect("203.0.113.1:1").and_then(|()| socket.local_addr()) {
+        Ok(address) => own.push(address.ip().to_string()),
+        Err(error) => println!("skipped: this machine has no way to others by IPv4: {error}"),
+    }
+    // Its format is that of proc(5): the digits, the index, three more numbers, and the name.
+    let lines = std::fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    for fields in lines.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()) {
+        let address = std::net::Ipv6Addr::from(u128::from_str_radix(fields[0], 16).expect("an address"));
+        let scope = if address.is_unicast_link_local() { format!("%{}", fields[5]) } else { String::new() };
+        own.push(format!("[{address}{scope}]"));
+    }
+    own
+}
+
+/// A server admits all clients of a bridge whose route to it leads back to its machine.
 #[test]
 fn a_way_past_protected_mode_is_warned_of() {
-    let ways = [
-        ("tcp://0.0.0.0:0", "tcp://127.0.0.1:6379", true),
-        ("tcp://[::]:0", "tcp://localhost:6379", true),
-        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:6379", false),
-        ("tcp://0.0.0.0:0", "tcp://192.0.2.7:6379", false),
-    ];
-    for (listen, connect, warned) in ways {
-        let (said, errors) = program(listen, connect);
+    let hosts = ["127.0.0.1", "127.0.0.2", "localhost", "0.0.0.0", "[::ffff:127.0.0.1]"].map(String::from);
+    let mut ways: Vec<_> =
+        hosts.into_iter().chain(own_addresses()).map(|host| ("0.0.0.0", host, true)).collect();
+    ways.push(("127.0.0.1", "127.0.0.1".into(), false));
+    ways.push(("0.0.0.0", "203.0.113.1".into(), false));
+    if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+        ways.push(("[::]", "[::1]".into(), true));
+        ways.push(("[::1]", "[::1]".into(), false));
+        ways.push(("[::]", "[2001:db8::1]".into(), false));
+    } else {
+        println!("skipped: this machine has no IPv6");
+    }
+    for (listen, host, warned) in ways {
+        let (said, errors) = program(&format!("tcp://{listen}:0"), &format!("tcp://{host}:6379"));
         assert!(said.starts_with("listening on tcp://"), "{said}");
-        assert_eq!(errors.contains("protected mode") && errors.contains("requirepass"), warned, "{errors}");
+        let told = errors.contains("protected mode") && errors.contains("requirepass");
+        assert_eq!(told, warned, "{listen} to {host}: {errors}");
         let longest = said.lines().chain(errors.lines().filter(|line| line.starts_with("warning")));
         assert!(longest.clone().all(|line| line.len() <= 120), "{said}{errors}");
+    }
+}
+
+/// VR-SEC-008: over RDMA a server goes by the path, at every address of its machine.
+#[tokio::test]
+async fn a_server_over_rdma_on_this_machine_is_here() {
+    let own = ["192.0.2.1", "2001:db8::1", "fe80::1", "127.0.0.1"].map(|ip| ip.parse().expect("an address"));
+    let fabric = Fabric::new();
+    let (machine, _other) = (fabric.host(&own), fabric.host(&[[192, 0, 2, 2].into()]));
+    let ways = [
+        ("192.0.2.1", true),
+        ("[2001:db8::1]", true),
+        ("[fe80::1]", true),
+        ("127.0.0.1", true),
+        ("192.0.2.2", false),
+    ];
+    for (host, here) in ways {
+        let server = place(&format!("rdma://{host}:6379"));
+        let exposed = place("tcp://0.0.0.0:0");
+        let bridge = Bridge::bind(&machine, &exposed, server, &Settings::default()).await.expect("a port");
+        assert_eq!((bridge.is_exposed().expect("bound"), bridge.is_server_here()), (true, here), "{host}");
     }
 }
 

@@ -293,10 +293,8 @@ impl<T: Transport> Client<T> {
                 lasting(told(client))
             };
             let done = (0..parts.len()).map(one).collect::<Result<Vec<_>, _>>()?;
-            let starts = parts.iter().map(|part| part.range.start);
-            let ends = parts.iter().map(|part| part.range.end);
-            if let Some(all) = starts.min().zip(ends.max()) {
-                client.stream.returned(buffer, all.0..all.1, client.deadline)?;
+            for sent in merged(parts) {
+                client.stream.returned(buffer, sent, client.deadline)?;
             }
             Ok(done)
         })
@@ -481,6 +479,21 @@ pub(crate) fn inside(parts: &[Part<'_>], buffer: &impl Buffer) -> Result<(), Err
     }
 }
 
+/// Returns the bytes of all parts, in order: few ranges, and none of the bytes that lie between.
+fn merged(parts: &[Part<'_>]) -> Vec<Range<usize>> {
+    let mut ranges: Vec<_> = parts.iter().map(|part| part.range.clone()).collect();
+    ranges.retain(|range| !range.is_empty());
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, range| {
+        let touches = next.start <= range.end;
+        if touches {
+            range.end = range.end.max(next.end);
+        }
+        touches
+    });
+    ranges
+}
+
 /// Separates errors after which the next reply can be read from those that lose the connection.
 pub(crate) fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
     match result {
@@ -511,5 +524,17 @@ pub(crate) fn arguments(into: &mut Vec<u8>, arguments: &[&[u8]]) {
         into.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
         into.extend_from_slice(argument);
         into.extend_from_slice(b"\r\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An arena has many slices, each of which may be asked for what was sent from it.
+    #[test]
+    fn what_lies_between_parts_was_not_sent() {
+        let parts = [90..100, 0..10, 10..20, 5..12, 30..30, 95..99].map(|range| Part { key: b"", range });
+        assert_eq!(merged(&parts), [0..20, 90..100]);
     }
 }

@@ -13,7 +13,8 @@ use crate::pipeline::Verb;
 use crate::slots::{Elsewhere, Slots, slot};
 use crate::transport::{Buffer, Deadline, Transport};
 
-/// How often a key is tried: after each answer that redirects or delays it, or lost the connection.
+/// How often a key is tried at most: after each answer that redirects or delays it, and after a
+/// connection is lost, if the command may be repeated.
 const TURNS: u32 = 6;
 
 /// The first pause before a key is tried again. Each further one is twice as long.
@@ -47,6 +48,10 @@ pub struct Routing {
 /// Over RDMA a node listens on the number of its TCP port, because Valkey announces only one. A
 /// lost connection is established again when needed.
 ///
+/// # What a lost connection means
+/// Its node may have carried out the commands that had no reply yet, or may still do so. Reads are
+/// sent again. SET and DEL are sent again only if [`Cluster::set_repeats`] allows it.
+///
 /// # What a node may do
 /// A node names others by their addresses, and the client connects to these. So all nodes are
 /// trusted with the user and the password. Their messages are checked and bounded: a key is tried 6
@@ -60,6 +65,7 @@ pub struct Cluster<T: Transport, D> {
     asked_at: Option<Instant>,
     timeout: Option<Duration>,
     lives: Option<Duration>,
+    repeats: bool,
     /// The counts of lost clients.
     counts: Counts,
     routing: Routing,
@@ -125,8 +131,15 @@ struct Share<H> {
     handle: H,
 }
 
-/// The answer to a key, by its index in the call, and the node that sent it.
-type Answer<R> = (usize, String, Result<R, Error>);
+/// The answer to a key, and the node that sent it.
+struct Answer<R> {
+    /// The key's index in the call.
+    index: usize,
+    node: String,
+    result: Result<R, Error>,
+    /// Whether the node may have the command. If not, it can be sent again, whatever it does.
+    sent: bool,
+}
 
 impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T, D> {
     /// Returns a client of the cluster that some of these nodes, `HOST:PORT` each, belong to. It
@@ -140,6 +153,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
             asked_at: None,
             timeout: Some(Client::<T>::TIMEOUT),
             lives: None,
+            repeats: false,
             counts: Counts::NONE,
             routing: Routing::default(),
         }
@@ -153,6 +167,16 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// Limits how long keys live that are set from now on, like [`Client::set_time_to_live`].
     pub const fn set_time_to_live(&mut self, lives: Option<Duration>) {
         self.lives = lives;
+    }
+
+    /// Allows that SET and DEL are sent again after their connection is lost: by default they are
+    /// not. Say so only if nothing changes in between, such as for keys that name their value.
+    ///
+    /// The first one may have been carried out, or may be carried out later. So a repeated SET can
+    /// replace a newer value of another client, and the first one that of the repeated. A repeated
+    /// DEL counts too few keys, and can delete a newer value.
+    pub const fn set_repeats(&mut self, repeats: bool) {
+        self.repeats = repeats;
     }
 
     /// Connects to every primary. Calls otherwise connect as needed.
@@ -234,7 +258,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
         self.forget(buffer);
         inside(parts, buffer)?;
-        self.spread(parts, |client| buffer.handle(client), Client::mget_into)
+        self.spread(parts, true, |client| buffer.handle(client), Client::mget_into)
     }
 
     /// Sets a key to the bytes of `range`, like [`Client::set_from`].
@@ -251,8 +275,9 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         done.pop().unwrap_or(Ok(()))
     }
 
-    /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. If a connection fails too
-    /// often, one of its keys has the error, the others [`Error::Lost`]: they may be set or not.
+    /// Sets many keys to parts of `buffer`, like [`Client::mset_from`]. If a connection is lost,
+    /// one of its keys has the error, the others [`Error::Lost`]: they may be set or not, or be
+    /// set later ([`Cluster::set_repeats`]).
     ///
     /// # Errors
     /// A part is not inside the buffer, or no node returns the map of slots.
@@ -263,9 +288,10 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     ) -> Result<Vec<Result<(), Error>>, Error> {
         self.forget(buffer);
         inside(parts, buffer)?;
-        let lives = self.lives;
+        let (lives, repeats) = (self.lives, self.repeats);
         self.spread(
             parts,
+            repeats,
             |client| buffer.handle(client),
             |client, parts, buffer| {
                 client.set_time_to_live(lives);
@@ -279,7 +305,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// # Errors
     /// No node returns the map of slots.
     pub fn present(&mut self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
-        let there = self.numbers(Verb::Exists, keys)?;
+        let there = self.numbers(Verb::Exists, true, keys)?;
         Ok(there.into_iter().map(|there| there.map(|there| there > 0)).collect())
     }
 
@@ -288,16 +314,17 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// # Errors
     /// It is unknown for one of them.
     pub fn exists(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
-        self.numbers(Verb::Exists, keys)?.into_iter().sum()
+        self.numbers(Verb::Exists, true, keys)?.into_iter().sum()
     }
 
-    /// Deletes keys. Returns how many existed. A key whose connection is lost may be deleted and
-    /// not counted.
+    /// Deletes keys. Returns how many existed; too few if one was repeated
+    /// ([`Cluster::set_repeats`]).
     ///
     /// # Errors
-    /// It is unknown for one of them; others may be deleted.
+    /// It is unknown for one of them, for example because its connection is lost; that one and
+    /// others may be deleted.
     pub fn del(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
-        self.numbers(Verb::Del, keys)?.into_iter().sum()
+        self.numbers(Verb::Del, self.repeats, keys)?.into_iter().sum()
     }
 
     /// Returns the length of a value, 0 if there is no such key.
@@ -305,13 +332,19 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     /// # Errors
     /// Those of [`Cluster::get_into`].
     pub fn strlen(&mut self, key: &[u8]) -> Result<u64, Error> {
-        self.numbers(Verb::Strlen, &[key])?.pop().unwrap_or(Ok(0))
+        self.numbers(Verb::Strlen, true, &[key])?.pop().unwrap_or(Ok(0))
     }
 
-    fn numbers(&mut self, verb: Verb, keys: &[&[u8]]) -> Result<Vec<Result<u64, Error>>, Error> {
+    fn numbers(
+        &mut self,
+        verb: Verb,
+        repeats: bool,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Result<u64, Error>>, Error> {
         let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { key, range: 0..0 }).collect();
         self.spread(
             &parts,
+            repeats,
             |_client| Ok(()),
             |client, parts, ()| {
                 let keys: Vec<&[u8]> = parts.iter().map(|part| part.key).collect();
@@ -327,9 +360,11 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
     }
 
     /// Runs `act` for each part at its key's node until its final answer, at most [`TURNS`] times.
+    /// `repeats` is whether the command may be carried out more than once.
     fn spread<H: Send, R: Send>(
         &mut self,
         parts: &[Part<'_>],
+        repeats: bool,
         mut handle: impl FnMut(&Client<T>) -> Result<H, Error>,
         act: impl Fn(&mut Client<T>, &[Part<'_>], &mut H) -> Result<Vec<Result<R, Error>>, Error> + Sync,
     ) -> Result<Vec<Result<R, Error>>, Error> {
@@ -341,15 +376,14 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
         let mut open: Vec<usize> = (0..parts.len()).collect();
         for turn in 0..TURNS {
             let (mut again, mut pause) = (Vec::new(), false);
-            for (index, from, answer) in self.turn(&open, parts, deadline, &mut handle, &act) {
+            for mut answer in self.turn(&open, parts, deadline, &mut handle, &act) {
+                let index = answer.index;
                 let Some(part) = parts.get(index) else { continue };
-                let (mut from, mut answer) = (from, answer);
-                if let Some(Elsewhere::Ask { node }) = elsewhere(&answer, &from) {
+                if let Some(Elsewhere::Ask { node }) = answer.elsewhere(repeats) {
                     self.routing.asked += 1;
-                    answer = self.ask(&node, part, deadline, &mut handle, &act);
-                    from = node;
+                    answer = self.ask(index, node, part, deadline, &mut handle, &act);
                 }
-                match elsewhere(&answer, &from) {
+                match answer.elsewhere(repeats) {
                     Some(Elsewhere::Moved { slot, node }) => {
                         self.routing.moved += 1;
                         self.slots.moved(slot, &node);
@@ -363,7 +397,7 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
                     None => {}
                 }
                 if let Some(place) = results.get_mut(index) {
-                    *place = answer;
+                    *place = answer.result;
                 }
             }
             self.drop_lost();
@@ -402,21 +436,21 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
             let slot = slot(part.key);
             match self.slots.node(slot) {
                 Some(node) => places.entry(node.into()).or_default().push(*index),
-                None => answers.push((*index, String::new(), Err(Error::Unserved { slot }))),
+                None => answers.extend(all(vec![*index], "", false, Err(Error::Unserved { slot }))),
             }
         }
         let mut shares = BTreeMap::new();
         for (node, indices) in places {
             match self.client(&node, deadline).and_then(|client| handle(client)) {
                 Ok(handle) => _ = shares.insert(node, Share { indices, handle }),
-                Err(error) => answers.extend(all(indices, &node, Err(error))),
+                Err(error) => answers.extend(all(indices, &node, false, Err(error))),
             }
         }
         let run = |node: &str, client: &mut Client<T>, mut share: Share<H>| {
             let own: Vec<Part<'_>> =
                 share.indices.iter().filter_map(|index| parts.get(*index).cloned()).collect();
             let answers = act(client, &own, &mut share.handle);
-            all(share.indices, node, answers)
+            all(share.indices, node, true, answers)
         };
         let run = &run;
         let mut busy = self
@@ -440,16 +474,23 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
 
     fn ask<H, R>(
         &mut self,
-        node: &str,
+        index: usize,
+        node: String,
         part: &Part<'_>,
         deadline: Deadline,
         handle: &mut impl FnMut(&Client<T>) -> Result<H, Error>,
         act: &impl Fn(&mut Client<T>, &[Part<'_>], &mut H) -> Result<Vec<Result<R, Error>>, Error>,
-    ) -> Result<R, Error> {
-        let client = self.client(node, deadline)?;
-        client.asking()?;
-        let mut handle = handle(client)?;
-        act(client, std::slice::from_ref(part), &mut handle)?.pop().unwrap_or(Err(Error::Lost))
+    ) -> Answer<R> {
+        let mut sent = false;
+        let mut ask = || {
+            let client = self.client(&node, deadline)?;
+            client.asking()?;
+            let mut handle = handle(client)?;
+            sent = true;
+            act(client, std::slice::from_ref(part), &mut handle)?.pop().unwrap_or(Err(Error::Lost))
+        };
+        let result = ask();
+        Answer { index, node, result, sent }
     }
 
     fn client(&mut self, node: &str, deadline: Deadline) -> Result<&mut Client<T>, Error> {
@@ -522,17 +563,28 @@ impl<T: Transport, D> fmt::Debug for Cluster<T, D> {
 }
 
 /// Returns each answer with its index. One error for all stands at the first key only.
-fn all<R>(indices: Vec<usize>, node: &str, answers: Result<Vec<Result<R, Error>>, Error>) -> Vec<Answer<R>> {
+fn all<R>(
+    indices: Vec<usize>,
+    node: &str,
+    sent: bool,
+    answers: Result<Vec<Result<R, Error>>, Error>,
+) -> Vec<Answer<R>> {
     let mut answers = answers.unwrap_or_else(|error| vec![Err(error)]).into_iter();
-    let one = |index| (index, node.into(), answers.next().unwrap_or(Err(Error::Lost)));
+    let one = |index| {
+        let result = answers.next().unwrap_or(Err(Error::Lost));
+        Answer { index, node: node.into(), result, sent }
+    };
     indices.into_iter().map(one).collect()
 }
 
-fn elsewhere<R>(answer: &Result<R, Error>, node: &str) -> Option<Elsewhere> {
-    match answer {
-        Err(Error::Refused(text)) => Elsewhere::parse(text, node),
-        // All commands here are safe to repeat.
-        Err(Error::Io(_) | Error::Lost | Error::Unserved { .. }) => Some(Elsewhere::Later),
-        _ => None,
+impl<R> Answer<R> {
+    fn elsewhere(&self, repeats: bool) -> Option<Elsewhere> {
+        match &self.result {
+            // A node that refuses a command does not carry it out.
+            Err(Error::Refused(text)) => Elsewhere::parse(text, &self.node),
+            Err(Error::Io(_) | Error::Lost) if self.sent && !repeats => None,
+            Err(Error::Io(_) | Error::Lost | Error::Unserved { .. }) => Some(Elsewhere::Later),
+            _ => None,
+        }
     }
 }

@@ -92,7 +92,7 @@ impl Replies {
     pub(crate) fn drop_value(&mut self, stream: &mut impl Read, len: u64) -> Result<(), Error> {
         let most = usize::try_from(len).unwrap_or(usize::MAX);
         let mut left = len - self.take(most).len() as u64;
-        let mut dropped = [0; 8 << 10];
+        let mut dropped = vec![0; usize::try_from(left).unwrap_or(usize::MAX).min(8 << 10)];
         while left > 0 {
             let most = left.min(dropped.len() as u64) as usize;
             let into = dropped.get_mut(..most).unwrap_or_default();

@@ -33,8 +33,7 @@ impl<B: Descriptors> Client<B> {
     /// - `protocol=resp3`, or `resp2`, which is the default,
     /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see
     ///   [`Settings`],
-    /// - `traffic_class=CLASS`, `ack_timeout=CODE`, `relaxed_ordering=yes`, `huge_pages=yes`: see
-    ///   [`rdma_conn::Options`].
+    /// - what networks and cards need: [`rdma_conn::SETTINGS`], by name.
     ///
     /// `rdma` is a backend, or [`Endpoints`] that several clients share.
     ///
@@ -68,15 +67,11 @@ impl<B: Descriptors> Client<B> {
         mut settings: Settings,
     ) -> RedisResult<Self> {
         let target = parse(url.as_ref(), &mut settings)?;
-        match rdma {
-            Err(error) if settings.fallback.is_none() => {
-                Err(io::Error::new(io::ErrorKind::Unsupported, error).into())
-            }
-            rdma => {
-                let endpoints = rdma.map(Into::into).map_err(|error| Arc::new(error) as Arc<_>);
-                Ok(Self::new(endpoints, target, settings))
-            }
+        let endpoints = rdma.map(Into::into).map_err(|error| Arc::new(error) as Arc<_>);
+        if settings.fallback.is_none() {
+            transport::loaded(&endpoints)?;
         }
+        Ok(Self::new(endpoints, target, settings))
     }
 
     pub(crate) fn new(endpoints: Loaded<B>, Target { info, secure }: Target, settings: Settings) -> Self {

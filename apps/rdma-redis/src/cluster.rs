@@ -1,18 +1,24 @@
 //! Clusters: redis-rs routes requests, and this module connects to the nodes.
 
 use std::fmt;
+use std::io;
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_conn::Descriptors;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::{self, ClusterConnection};
 use redis::{
-    AsyncConnectionConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisFuture, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
+    RedisResult, Value,
 };
+use tokio::task::JoinHandle;
 
 use crate::client::Client;
 use crate::endpoints::Endpoints;
+use crate::reconnecting::is_loss;
 use crate::settings::{Settings, Target, parse};
 
 /// How to reach the nodes of a cluster.
@@ -48,6 +54,16 @@ pub trait Nodes: Send + Sync + Unpin + 'static {
     /// # Errors
     /// Returns an error if there is no RDMA.
     fn reach() -> RedisResult<(Endpoints<Self::Backend>, Settings)>;
+
+    /// Returns whether a command may be carried out more than once, and late. By default none may.
+    ///
+    /// redis-rs sends a command again, many times, if its connection is lost or its reply is late.
+    /// The node may have carried out the first one, or may do so later: a second `INCR` counts
+    /// twice, a second `SET` can replace a newer value. So a command for which this is false fails
+    /// instead. Commands that a node refused or never got are sent again in any case.
+    fn may_repeat(_command: &Cmd) -> bool {
+        false
+    }
 }
 
 /// Connects to a cluster, some of whose nodes are given as `valkey+rdma://` URLs.
@@ -87,13 +103,52 @@ pub async fn cluster_connection<N: Nodes>(
 /// A connection to one node of a cluster.
 pub struct ClusterNode<N> {
     connection: MultiplexedConnection,
+    /// The task that ends when the connection is lost.
+    driver: Arc<JoinHandle<()>>,
+    /// Whether a request has failed because the connection was lost.
+    lost: Arc<AtomicBool>,
     _reached: PhantomData<fn() -> N>,
 }
 
 impl<N> Clone for ClusterNode<N> {
     fn clone(&self) -> Self {
-        Self { connection: self.connection.clone(), _reached: PhantomData }
+        let Self { connection, driver, lost, _reached } = self;
+        Self {
+            connection: connection.clone(),
+            driver: Arc::clone(driver),
+            lost: Arc::clone(lost),
+            _reached: PhantomData,
+        }
     }
+}
+
+impl<N: Nodes> ClusterNode<N> {
+    /// Returns an error that redis-rs answers by a new connection for the same request, which this
+    /// one is not given.
+    fn check(&self) -> RedisResult<()> {
+        if self.lost.load(Ordering::Relaxed) || self.driver.is_finished() {
+            return Err(io::Error::from(io::ErrorKind::NotConnected).into());
+        }
+        Ok(())
+    }
+
+    /// Replaces an error after which redis-rs would send the same commands again.
+    fn told<T>(&self, outcome: RedisResult<T>, may_repeat: bool) -> RedisResult<T> {
+        outcome.map_err(|error| {
+            if is_loss(&error) {
+                self.lost.store(true, Ordering::Relaxed);
+            } else if !error.is_io_error() {
+                // An answer of the node.
+                return error;
+            }
+            if may_repeat { error } else { unknown(&error) }
+        })
+    }
+}
+
+fn unknown(error: &RedisError) -> RedisError {
+    let what = "the node may have carried out the command, so it is not sent again";
+    (ErrorKind::Client, what, error.to_string()).into()
 }
 
 impl<N> fmt::Debug for ClusterNode<N> {
@@ -111,15 +166,19 @@ impl<N: Nodes> cluster_async::Connect for ClusterNode<N> {
             let (endpoints, settings) = N::reach()?;
             let target = Target { info: info.into_connection_info()?, secure: false };
             let client = Client::new(Ok(endpoints), target, settings);
-            let connection = client.get_multiplexed_async_connection_with_config(config).await?;
-            Ok(Self { connection, _reached: PhantomData })
+            let (connection, driver) = client.multiplexed(config).await?;
+            Ok(Self { connection, driver: Arc::new(driver), lost: Arc::default(), _reached: PhantomData })
         })
     }
 }
 
-impl<N> ConnectionLike for ClusterNode<N> {
+impl<N: Nodes> ConnectionLike for ClusterNode<N> {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        self.connection.req_packed_command(cmd)
+        Box::pin(async move {
+            self.check()?;
+            let outcome = self.connection.req_packed_command(cmd).await;
+            self.told(outcome, N::may_repeat(cmd))
+        })
     }
 
     fn req_packed_commands<'a>(
@@ -128,7 +187,11 @@ impl<N> ConnectionLike for ClusterNode<N> {
         offset: usize,
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        self.connection.req_packed_commands(pipeline, offset, count)
+        Box::pin(async move {
+            self.check()?;
+            let outcome = self.connection.req_packed_commands(pipeline, offset, count).await;
+            self.told(outcome, pipeline.cmd_iter().all(N::may_repeat))
+        })
     }
 
     fn get_db(&self) -> i64 {

@@ -224,7 +224,7 @@ fn is_final(error: &RedisError) -> bool {
 }
 
 /// Returns whether `error` means that its connection is lost. A late reply does not.
-fn is_loss(error: &RedisError) -> bool {
+pub(crate) fn is_loss(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || (error.is_io_error() && !error.is_timeout())
 }
 

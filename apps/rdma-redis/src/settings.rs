@@ -4,22 +4,14 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Options};
+use rdma_conn::{Connect, Options, Setting};
 use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
 
 const SCHEME: &str = "valkey+rdma://";
 const TLS_SCHEME: &str = "valkeys+rdma://";
 
-const KNOWN: [&str; 8] = [
-    "timeout",
-    "response_timeout",
-    "fallback",
-    "protocol",
-    "traffic_class",
-    "ack_timeout",
-    "relaxed_ordering",
-    "huge_pages",
-];
+/// Options of a URL beside those of [`rdma_conn::SETTINGS`].
+const KNOWN: [&str; 4] = ["timeout", "response_timeout", "fallback", "protocol"];
 
 /// Settings of all connections of a [`Client`](crate::Client). Options of its URL override them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +20,7 @@ pub struct Settings {
     /// the look-up of the name, the addresses, which share the time evenly, the fallback to TCP,
     /// and the handshake (HELLO, AUTH, SELECT, CLIENT SETINFO). URL option: `timeout=SECONDS`.
     ///
-    /// For some networks and cards, a URL can set `traffic_class=0..255`, `ack_timeout=0..31`,
-    /// `relaxed_ordering=yes` and `huge_pages=yes`.
+    /// A URL can also set what some networks and cards need: [`rdma_conn::SETTINGS`].
     pub connect: Connect,
     /// How long a request may wait for its reply before it fails. The connection stays. `None`
     /// waits as long as the connection lasts. URL option: `response_timeout=SECONDS` or
@@ -78,15 +69,9 @@ impl Settings {
                 let port = value.strip_prefix("tcp:")?.parse().ok().filter(|port| *port != 0)?;
                 self.fallback = Some(Fallback::Tcp { port: Some(port) });
             }
-            ("traffic_class", _) => self.connect.options.traffic_class = Some(value.parse().ok()?),
-            ("ack_timeout", _) => {
-                self.connect.options.ack_timeout = Some(value.parse().ok().filter(|code| *code <= 31)?);
-            }
-            ("relaxed_ordering", _) => self.connect.options.relaxed_ordering = yes_or_no(value)?,
-            ("huge_pages", _) => self.connect.options.huge_pages = yes_or_no(value)?,
             // redis-rs reads its value, and would repeat an invalid one in its error.
             ("protocol", "2" | "3" | "resp2" | "resp3") => {}
-            _ => return None,
+            _ => Setting::named(name)?.set(&mut self.connect.options, value).ok()?,
         }
         Some(())
     }
@@ -95,14 +80,6 @@ impl Settings {
 fn seconds(text: &str) -> Option<Duration> {
     let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
     (!seconds.is_zero()).then_some(seconds)
-}
-
-fn yes_or_no(text: &str) -> Option<bool> {
-    match text {
-        "yes" => Some(true),
-        "no" => Some(false),
-        _ => None,
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -123,15 +100,15 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     let mut given: HashSet<Cow<'_, str>> = HashSet::new();
     for (index, (name, value)) in url.query_pairs().enumerate() {
         if settings.set(&name, &value).is_none() || given.contains(&name) {
-            let known = "in the URL: the options are timeout=SECONDS, response_timeout=SECONDS|none, \
-                         fallback=tcp[:PORT], protocol=resp2|resp3, traffic_class=0..255, ack_timeout=0..31, \
-                         relaxed_ordering=yes|no and huge_pages=yes|no, each once";
             // An unknown option may be a password, by its name or its value.
-            let which = match KNOWN.contains(&&*name) {
+            let which = match KNOWN.contains(&&*name) || Setting::named(&name).is_some() {
                 true => format!("{name} is there twice, or has another value"),
                 false => format!("option {} is none of these", index + 1),
             };
-            return Err((ErrorKind::InvalidClientConfig, known, which).into());
+            let known = "in the URL: the options are timeout=SECONDS, response_timeout=SECONDS|none, \
+                         fallback=tcp[:PORT], protocol=resp2|resp3, and, for networks and cards, those below, each once";
+            let what = format!("{which} ({})", Setting::list());
+            return Err((ErrorKind::InvalidClientConfig, known, what).into());
         }
         given.insert(name);
     }

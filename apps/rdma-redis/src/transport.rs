@@ -38,6 +38,10 @@ pub(crate) type ByteStream = Pin<Box<dyn redis::aio::AsyncStream + Send>>;
 
 pub(crate) type Loaded<B> = Result<Endpoints<B>, Arc<dyn std::error::Error + Send + Sync>>;
 
+pub(crate) fn loaded<B: Descriptors>(endpoints: &Loaded<B>) -> io::Result<&Endpoints<B>> {
+    endpoints.as_ref().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, Arc::clone(error)))
+}
+
 /// A client's configuration of TLS; empty without the feature `tls`.
 #[derive(Clone, Debug)]
 pub(crate) struct Tls {
@@ -99,8 +103,7 @@ async fn over_rdma<B: Descriptors>(
     port: u16,
     settings: &Settings,
 ) -> io::Result<AsyncStream<B>> {
-    let endpoints =
-        endpoints.as_ref().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, Arc::clone(error)))?;
+    let endpoints = loaded(endpoints)?;
     let mut within = settings.connect.timeout;
     if settings.fallback.is_some() {
         within /= 2;

@@ -217,6 +217,7 @@ fn row(table: &str, number: u32) -> Option<(Vec<(usize, u64)>, String)> {
     let counts =
         cpus.into_iter().zip(words.by_ref()).filter_map(|(cpu, count)| Some((cpu, count.parse().ok()?)));
     let counts = counts.filter(|(_, count)| *count > 0).collect();
+    // proc(5): behind the counts come the controller and, as the last word, the driver's name.
     Some((counts, words.last().unwrap_or_default().to_owned()))
 }
 

@@ -34,9 +34,11 @@ impl Buffer {
     pub(crate) fn settle(&mut self, spare: &mut Self) {
         self.memory = self.memory();
         if self.bytes.is_empty() || self.memory > SMALL && self.bytes.len() < self.memory / 4 {
+            // Copied: `BytesMut` frees its memory only as a whole.
             let bytes = BytesMut::from(self.bytes.as_ref());
             let memory = bytes.capacity();
             let mut left = std::mem::replace(self, Self { bytes, memory });
+            // The larger one serves more clients; a very large one would stay for ever.
             if left.memory <= SPARE && left.memory > spare.memory {
                 left.bytes.clear();
                 *spare = left;

@@ -19,6 +19,7 @@ const BATCH: usize = 256;
 /// The token of the waker. No key has this value.
 const WOKEN: Token = Token(usize::MAX);
 
+// Keys are tokens, and have 64 bits (`KeyData::as_ffi`).
 const _: () = assert!(usize::BITS >= 64, "tokens have no room for keys");
 
 new_key_type! {
@@ -84,6 +85,7 @@ impl<O: Copy> Poller<O> {
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<Vec<(O, Interest)>> {
         self.events.clear();
         match self.poll.poll(&mut self.events, timeout) {
+            // After a signal it is a turn without events.
             Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
             _ => {}
         }
@@ -93,8 +95,10 @@ impl<O: Copy> Poller<O> {
         let fired = self.events.iter().filter_map(|event| {
             let id = SourceId::from(KeyData::from_ffi(event.token().0 as u64));
             let ended = event.is_error() || event.is_read_closed() && event.is_write_closed();
+            // The end of the stream is read, like bytes.
             let read = ended || event.is_readable() || event.is_read_closed();
             let fired = Interest { read, write: ended || event.is_writable() };
+            // An event of a descriptor that was removed has no owner.
             self.owners.get(id).map(|owner| (*owner, fired))
         });
         Ok(fired.collect())
@@ -129,6 +133,7 @@ pub(crate) fn wait_one(
     flags.set(PollFlags::OUT, interest.write);
     let mut polled = [PollFd::from_borrowed_fd(fd, flags)];
     match poll(&mut polled, timeout.as_ref()) {
+        // After a signal the caller looks at its time, and waits again.
         Ok(_) | Err(Errno::INTR) => {}
         Err(errno) => return Err(errno.into()),
     }

@@ -90,6 +90,7 @@ impl Replies {
             match to.write(&self.buffer.bytes) {
                 Ok(written) => self.buffer.bytes.advance(written),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The write handler continues when there is room.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }

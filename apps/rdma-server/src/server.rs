@@ -4,6 +4,8 @@
 //!   listeners.
 //! - [`Server::rebind`] moves a service to other addresses. Existing clients stay.
 //! - A refused client is told why, on RDMA as on TCP: the text arrives before the end.
+//! - A client that sees an orderly end has seen every reply. A client of TCP may end its own
+//!   direction, and still gets its replies. If replies are lost, its connection is reset.
 //! - A client that does not read its replies is not read any further, so its window or socket fills
 //!   and it waits. At most [`ServerSettings::reply_budget`] bytes and one reply wait for it
 //!   (VR-RES-008). The loop still sleeps.
@@ -86,7 +88,7 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    crate::transport::setters! {
+    rdma_proto::setters! {
         max_clients: usize,
         protected: bool,
         reply_budget: usize,
@@ -198,6 +200,7 @@ impl<S: Service> Server<S> {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no such binding"));
         };
         let events = &mut self.events;
+        // An address that stays keeps its listener, with the peers that wait there.
         let (kept, old): (Listeners, Listeners) =
             std::mem::take(&mut binding.listeners).into_iter().partition(|(address, _)| at.contains(address));
         let new: Vec<&Address> = at.iter().filter(|address| !kept.contains_key(*address)).collect();
@@ -215,6 +218,7 @@ impl<S: Service> Server<S> {
                 let opened = open_all(events, &binding.open, new);
                 let (opened, result) = match opened {
                     Ok(opened) => (opened, Ok(())),
+                    // Back to the old ones, which were closed for the attempt.
                     Err(error) => (open_all(events, &binding.open, &addresses)?, Err(error)),
                 };
                 binding.listeners.extend(opened);
@@ -260,6 +264,7 @@ impl<S: Service> Server<S> {
         let client = self.events.state.all.get_mut(to).ok_or(SendError::NoSuchClient)?;
         client.replies.send(bytes)?;
         if client.flow == Flow::Wait {
+            // Commands behind the one that has waited may be served now.
             client.flow = Flow::Again;
         }
         go_on(&mut self.events, to);
@@ -267,7 +272,7 @@ impl<S: Service> Server<S> {
     }
 
     /// Closes a client's connection. Written bytes are delivered, for at most [`Timeouts::linger`].
-    /// Waiting replies are lost.
+    /// If replies wait, they are lost, and the connection is aborted: see [`EventLoop::abort`].
     pub fn close(&mut self, client: SessionId) {
         leave(&mut self.events, client);
     }
@@ -338,14 +343,17 @@ impl<S: Service> Server<S> {
     }
 
     /// Closes everything. Written bytes are delivered, for at most [`Timeouts::linger`]. Replies
-    /// that wait for room are lost.
+    /// that wait for room are lost, and their connections aborted.
     ///
     /// For a graceful end, call [`Server::close_listeners`] first, and take turns until all clients
     /// have left or the time has passed.
     ///
     /// # Errors
     /// Returns an error if the system cannot wait.
-    pub fn finish(self) -> io::Result<S> {
+    pub fn finish(mut self) -> io::Result<S> {
+        for id in self.events.state.all.keys().collect::<Vec<_>>() {
+            leave(&mut self.events, id);
+        }
         Ok(self.events.finish()?.service)
     }
 }
@@ -396,6 +404,7 @@ fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) 
     };
     let accepted = match refusal {
         Some(_) if events.refusing() >= REFUSED_AT_ONCE => {
+            // Refusing costs pages, so a crowd of strangers gets no text (VR-SEC-007).
             events.abort(id);
             return;
         }
@@ -410,7 +419,7 @@ fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) 
 fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some((clients, connection)) = events.get_with_state(id) else { return };
     if let Some(error) = connection.last_error() {
-        tracing::info!(%error, kind = %connection.kind(), "a client did not make it in");
+        tracing::info!(%error, kind = %connection.kind(), "a client was not admitted");
         leave(events, id);
     } else if clients.settings.protected && !connection.is_local() {
         // It claimed to be local. Its path shows where it is (VR-SEC-008): it is sent nothing more.
@@ -421,13 +430,19 @@ fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId)
     } else {
         tracing::debug!(kind = %connection.kind(), peer = ?connection.peer_addr(), "client");
         clients.counters.admitted += 1;
+        // Writes what [`Server::send`] was given during the handshake.
         go_on(events, id);
     }
 }
 
+/// Closes a client's connection: in order only if every reply was written.
 fn leave<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
-    events.state.all.remove(id);
-    events.close(id);
+    let client = events.state.all.remove(id);
+    if client.is_some_and(|client| !client.replies.is_empty()) {
+        events.abort(id);
+    } else {
+        events.close(id);
+    }
 }
 
 fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
@@ -435,6 +450,13 @@ fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some(client) = state.all.get_mut(id) else { return };
     match connection.read(&mut state.chunk) {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+        // A client is read only when its whole commands are answered, so this is all that it gets.
+        Ok(0) if connection.half_closes() => {
+            client.input.bytes.clear();
+            client.flow = Flow::Leave;
+            go_on(events, id);
+        }
+        // Over RDMA, a connection ends as a whole: no reply can be delivered any more.
         Ok(0) => leave(events, id),
         Ok(read) => {
             client.input.borrow_from(&mut state.spare.input);
@@ -457,6 +479,7 @@ fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
         return;
     }
     let Some(client) = state.all.get_mut(id) else { return };
+    // Before serving: a client that does not read its replies is not served (VR-RES-008).
     let mut written = client.replies.write_to(connection);
     if written.is_ok() && client.flow == Flow::Again && !client.replies.is_full() {
         client.replies.borrow_from(&mut state.spare.replies);
@@ -466,8 +489,10 @@ fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Client { input, replies, flow, .. } = client;
     input.settle(&mut state.spare.input);
     replies.settle(&mut state.spare.replies);
+    // Nothing is read before it can be served, so that input is bounded (VR-RES-008).
     let reads = *flow == Flow::Stay && !replies.is_full();
     connection.set_read_handler(reads.then_some(on_readable));
+    // With room for replies, a service that stopped with `Flow::Again` goes on.
     let writes = *flow == Flow::Again || !replies.is_empty();
     connection.set_write_handler(writes.then_some(go_on), Barrier::ReadFirst);
     if written.is_err() || (*flow == Flow::Leave && replies.is_empty()) {
@@ -488,6 +513,7 @@ impl<C: Default> Client<C> {
             self.replies.extend_from_slice(why.as_bytes());
             self.flow = Flow::Leave;
         }
+        // Commands behind the last one are not served.
         if self.flow == Flow::Leave {
             self.input.bytes.clear();
         }

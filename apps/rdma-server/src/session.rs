@@ -18,7 +18,8 @@ pub enum SessionState {
     Accepting,
     /// Bytes can flow.
     Connected,
-    /// The end of the stream was read.
+    /// The end of the stream was read. If the peer has ended only its own direction, as a socket
+    /// can and RDMA cannot, it still reads what is written.
     Closed,
     /// It has failed; see [`Session::last_error`].
     Error,
@@ -223,6 +224,7 @@ impl<S> Session<S> {
                 done => return done,
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // After the step, so that a call without patience tries once.
             if left == Some(Duration::ZERO) {
                 return Err(ErrorKind::TimedOut.into());
             }
@@ -254,6 +256,7 @@ impl<S> Session<S> {
 
     /// Returns the failure, as a separate error for each caller.
     fn check(&self) -> io::Result<()> {
+        // An `io::Error` cannot be cloned, so each caller gets one around the shared cause.
         match &self.failure {
             Some(failure) => Err(io::Error::new(failure.kind(), Arc::clone(failure))),
             None => Ok(()),
@@ -266,11 +269,16 @@ impl<S> Session<S> {
                 Err(error)
             }
             Err(error) => {
+                // Every later call returns it, too.
                 self.fail(error);
                 self.check().map(|()| 0)
             }
             done => done,
         }
+    }
+
+    pub(crate) fn half_closes(&self) -> bool {
+        self.transport.half_closes()
     }
 
     pub(crate) fn economize(&mut self, why: &'static [u8]) {
@@ -294,6 +302,7 @@ impl<S> Session<S> {
 
     fn wanted(&self) -> Interest {
         match self.loop_state.stage {
+            // Closing continues when the peer has ended, or has sent bytes to discard.
             Stage::Parting => Interest::READ,
             // A handshake continues when something has arrived, not when something could be done.
             _ if self.is_establishing() => Interest::NONE,
@@ -355,10 +364,10 @@ impl<S> Write for Session<S> {
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         match self.state {
             SessionState::Connecting | SessionState::Accepting => Err(ErrorKind::NotConnected.into()),
-            SessionState::Closed => Err(ErrorKind::BrokenPipe.into()),
+            SessionState::Closed if !self.half_closes() => Err(ErrorKind::BrokenPipe.into()),
             SessionState::Error => self.check().map(|()| 0),
-            SessionState::Connected if from.iter().all(|slice| slice.is_empty()) => Ok(0),
-            SessionState::Connected => {
+            _ if from.iter().all(|slice| slice.is_empty()) => Ok(0),
+            SessionState::Connected | SessionState::Closed => {
                 match self.transport.write(from) {
                     // The peer has left. Bytes that it sent before can still be read.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(error),

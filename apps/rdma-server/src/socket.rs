@@ -3,6 +3,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
+use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub struct SocketSettings {
 }
 
 impl SocketSettings {
-    crate::transport::setters! {
+    rdma_proto::setters! {
         backlog: i32,
         no_delay: bool,
         keepalive: Option<Duration>,
@@ -107,6 +108,7 @@ impl ConnectionType for Tcp {
     fn listen(&self, _on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
         let address = at.ip()?;
         let socket = tcp_socket(address)?;
+        // socket(7): connections of a former listener do not block the address.
         socket.set_reuse_address(true)?;
         if address.is_ipv6() {
             // IPv4 has a listener of its own.
@@ -126,6 +128,7 @@ impl ConnectionType for Tcp {
         let address = to.ip()?;
         let socket = tcp_socket(address)?;
         if let Some(from) = from {
+            // socket(7): connections that have ended do not block the address.
             socket.set_reuse_address(true)?;
             socket.bind(&from.ip()?.into())?;
         }
@@ -151,6 +154,7 @@ impl ConnectionType for Unix {
     fn listen(&self, _on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
         let path = unix_path(at)?;
         let address = SockAddr::unix(&path)?;
+        // unix(7): binding fails if the file exists, also without a server behind it.
         remove_leftover(&path, &address);
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
@@ -178,6 +182,8 @@ fn unix_path(address: &Address) -> io::Result<PathBuf> {
 /// The file of a bound Unix socket, which its drop removes, unless another has taken its place. The
 /// socket keeps its inode alive, so no other file can have its number.
 struct SocketFile {
+    /// The process that listens. A forked child drops a copy.
+    process: u32,
     path: PathBuf,
     device: u64,
     inode: u64,
@@ -186,7 +192,7 @@ struct SocketFile {
 impl SocketFile {
     fn of(path: PathBuf) -> Option<Self> {
         let metadata = std::fs::symlink_metadata(&path).ok()?;
-        Some(Self { path, device: metadata.dev(), inode: metadata.ino() })
+        Some(Self { process: process::id(), path, device: metadata.dev(), inode: metadata.ino() })
     }
 }
 
@@ -194,7 +200,7 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         let is_ours = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (self.device, self.inode));
-        if is_ours {
+        if is_ours && self.process == process::id() {
             // If it cannot be removed, the next listener finds it without a server.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -229,6 +235,7 @@ struct Listener {
 
 impl Listener {
     fn prepare(&self, socket: Socket) -> io::Result<Stream> {
+        // accept(2): the new socket does not inherit it.
         socket.set_nonblocking(true)?;
         let stream = Stream::new(socket, self.kind, Phase::Open);
         stream.apply(&read_settings(&self.settings))?;
@@ -293,6 +300,7 @@ impl Stream {
     fn connect(socket: Socket, to: &SockAddr, kind: Kind) -> io::Result<Self> {
         match socket.connect(to) {
             Ok(()) => Ok(Self::new(socket, kind, Phase::Open)),
+            // connect(2): the attempt continues, and the socket becomes writable at its end.
             Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
                 Ok(Self::new(socket, kind, Phase::Connecting))
             }
@@ -337,12 +345,14 @@ impl Transport for Stream {
 
     fn establish(&mut self) -> io::Result<bool> {
         if self.phase == Phase::Connecting {
+            // connect(2): `SO_ERROR` has the outcome.
             if let Some(error) = self.socket.take_error()? {
                 self.phase = Phase::Ended;
                 return Err(error);
             }
             match self.socket.peer_addr() {
                 Ok(_) => self.phase = Phase::Open,
+                // An early wake-up: the attempt has not ended.
                 Err(error) if error.kind() == ErrorKind::NotConnected => {}
                 Err(error) => return Err(error),
             }
@@ -359,9 +369,22 @@ impl Transport for Stream {
 
     fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let result = (&self.socket).write_vectored(from);
+        // Of a write, no bytes are no end.
         self.book(&result, 0);
         self.ready.write &= !is_would_block(&result);
         result
+    }
+
+    fn half_closes(&self) -> bool {
+        true
+    }
+
+    fn reset(&mut self) {
+        if self.kind.carrier == Carrier::Tcp {
+            // socket(7): a close then discards what was not sent and resets the connection. A
+            // Unix socket has one kind of end. If it cannot be set, the peer sees that one, too.
+            let _ = self.socket.set_linger(Some(Duration::ZERO));
+        }
     }
 
     fn shutdown(&mut self, _linger: Duration) {
@@ -370,6 +393,7 @@ impl Transport for Stream {
     }
 
     fn begin_close(&mut self, _linger: Duration) {
+        // The peer reads the rest and then the end. `is_over` awaits the peer's own.
         if self.phase == Phase::Open && self.socket.shutdown(Shutdown::Write).is_ok() {
             return;
         }
@@ -383,6 +407,7 @@ impl Transport for Stream {
             match self.read(&mut buffer) {
                 Ok(read) => discarded += read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                // `book` has noted an end. After a signal it reads again.
                 Err(_) => {}
             }
         }
@@ -399,6 +424,7 @@ impl Transport for Stream {
 
     fn is_local(&self) -> bool {
         match self.peer_addr() {
+            // An IPv4 address may be mapped into IPv6.
             Some(Address::Ip(peer)) => peer.ip().to_canonical().is_loopback(),
             Some(Address::Unix(_)) => true,
             None => false,
@@ -421,4 +447,21 @@ impl Transport for Stream {
 
 fn is_would_block(result: &io::Result<usize>) -> bool {
     matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_leaves_the_file_of_its_parent() {
+        let path = std::env::temp_dir().join(format!("rdma-server-fork-{}", process::id()));
+        std::fs::write(&path, "").expect("a file");
+        let mut file = SocketFile::of(path.clone()).expect("is there");
+        file.process += 1;
+        drop(file);
+        assert!(path.exists());
+        drop(SocketFile::of(path.clone()));
+        assert!(!path.exists());
+    }
 }

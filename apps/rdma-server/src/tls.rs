@@ -25,7 +25,7 @@ pub struct TlsSettings {
 }
 
 impl TlsSettings {
-    crate::transport::setters! {
+    rdma_proto::setters! {
         server: Option<Arc<ServerConfig>>,
         client: Option<Arc<ClientConfig>>,
         server_name: Option<ServerName<'static>>,
@@ -114,6 +114,7 @@ impl Listening for TlsListener {
             .and_then(|server| ServerConnection::new(server).map_err(fault));
         Ok(match tls {
             Ok(tls) => Accepted::Connection(Box::new(TlsTransport::new(inner, tls.into()))),
+            // Not an error of the listener: settings may change before the next peer.
             Err(error) => Accepted::Lost(error),
         })
     }
@@ -213,6 +214,7 @@ impl TlsTransport {
     fn take(&mut self) -> io::Result<()> {
         while self.unread == 0 && !self.ended {
             match self.tls.read_tls(&mut CiphertextIo(&mut *self.inner)) {
+                // rustls has seen it, too: its reader fails if no `close_notify` came before.
                 Ok(0) => self.ended = true,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -236,6 +238,7 @@ impl TlsTransport {
     }
 
     fn end(&mut self, after: AfterFlush, linger: Duration) {
+        // Nothing can be sent before the inner transport is connected.
         if self.carried {
             self.tls.send_close_notify();
         }
@@ -290,7 +293,8 @@ impl Transport for TlsTransport {
     }
 
     fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        if self.ending || self.ended {
+        // `close_notify` ends one direction (RFC 8446, section 6.1), as the end of a socket does.
+        if self.ending || (self.ended && !self.half_closes()) {
             return Err(ErrorKind::BrokenPipe.into());
         }
         self.flush()?;
@@ -301,6 +305,15 @@ impl Transport for TlsTransport {
         let written = self.tls.writer().write_vectored(from)?;
         self.flush()?;
         Ok(written)
+    }
+
+    fn half_closes(&self) -> bool {
+        self.inner.half_closes()
+    }
+
+    /// Without `close_notify`, the peer sees that the end is none in order.
+    fn reset(&mut self) {
+        self.inner.reset();
     }
 
     fn shutdown(&mut self, linger: Duration) {
@@ -357,6 +370,7 @@ impl Transport for TlsTransport {
             return if self.after_flush.is_some() { Interest::NONE } else { self.inner.ready() };
         }
         Interest {
+            // What the inner transport has may be a part of a record: the read then finds nothing.
             read: self.unread > 0 || self.ended || self.inner.ready().read,
             write: self.broken || !self.tls.wants_write(),
         }

@@ -10,22 +10,6 @@ use std::time::Duration;
 use crate::address::Address;
 use crate::poller::wait_one;
 
-/// Adds a chainable setter for each field of a settings type. Other crates need them:
-/// `#[non_exhaustive]` lets the type grow but forbids literals.
-macro_rules! setters {
-    ($($field:ident: $type:ty),+ $(,)?) => {
-        $(
-            #[doc = concat!("Sets `", stringify!($field), "`; see the field.")]
-            #[must_use]
-            pub fn $field(mut self, $field: $type) -> Self {
-                self.$field = $field;
-                self
-            }
-        )+
-    };
-}
-pub(crate) use setters;
-
 /// A kind of connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
@@ -65,6 +49,7 @@ pub struct LoopId(u64);
 impl LoopId {
     pub(crate) fn next() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        // Relaxed: the number only has to be unique.
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
@@ -229,6 +214,16 @@ pub trait Transport: Send {
     /// # Errors
     /// Returns [`WouldBlock`](io::ErrorKind::WouldBlock), or the error that ended the connection.
     fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Returns whether the peer can end its own direction and still read. False by default: a
+    /// connection over RDMA ends as a whole.
+    fn half_closes(&self) -> bool {
+        false
+    }
+
+    /// Has the peer see no orderly end when this is dropped: it must not take what it got for all.
+    /// By default this does nothing, for types with one kind of end.
+    fn reset(&mut self) {}
 
     /// Ends both directions: both sides read what was written and then the end.
     fn shutdown(&mut self, linger: Duration);

@@ -114,7 +114,7 @@ impl<E: fmt::Display> fmt::Display for Refused<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoQueuePair => f.write_str("there is no queue pair"),
-            Self::NoRoom => f.write_str("more is under way than the outbox holds"),
+            Self::NoRoom => f.write_str("more is in flight than the outbox holds"),
             Self::Backend(error) => error.fmt(f),
         }
     }

@@ -20,7 +20,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-CLOSE-002"], last_command;
         both "close.answered", "the peer disconnects when all is said" => "The target answers with its own disconnect.",
             ["VR-CLOSE-005"], answered;
-        client "close.clean", "a client that has done what it came for" => "It disconnects, and reports success.",
+        client "close.clean", "a client that has finished its work" => "It disconnects, and reports success.",
             ["VR-CLOSE-005", "VR-CLOSE-001"], clean;
         server "close.in-a-command", "a client that leaves in the middle of a command" => "The server goes on.",
             ["VR-CLOSE-003", "VR-SEC-004"], in_a_command;

@@ -34,7 +34,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-CONN-006", "VR-SEC-004"] [Slow], withdrawn;
         server "conn.never-completed", "a request whose answer is never read" => "The server goes on.",
             ["VR-CONN-008"] [Slow], |context| never_completed(context, 1);
-        server "conn.request-flood", "twenty such requests at once" => "The server goes on, and takes others.",
+        server "conn.request-flood", "twenty requests at once whose answers are never read" => "The server goes on, and takes others.",
             ["VR-CONN-008", "VR-RES-007"] [Disruptive, Slow], |context| never_completed(context, 20);
         server "conn.many", "thirty connections at once" => "Each is served.", ["VR-SEC-004", "VR-CONN-001"], many;
         server "conn.one-after-the-other", "fifty connections in turn" => "Each is served.",

@@ -35,7 +35,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         server "feat.all-kinds-at-once", "a hundred different questions in a burst" => "The answers, in order.",
             ["VR-FEAT-003", "VR-FEAT-002"], |context| burst(context, &(0..100).map(get).collect::<Vec<_>>());
         server "feat.asked-without-end", "different questions whose answers are never taken"
-            => "The server ends the connection, or goes on without harm to anybody.",
+            => "The server ends the connection, or goes on without harm to others.",
             ["VR-RES-008", "VR-FEAT-007", "VR-FEAT-003"] [Disruptive], asked_without_end;
         server "feat.documents-order", "Get, Set, Register, as the document has it" => "The client is served.",
             ["VR-FEAT-013", "VR-FEAT-001"], documents_order;
@@ -197,7 +197,7 @@ fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
             None => return session.ends(),
         }
     }
-    Err(Stop::undecided("the client asks again and again: any answer may be one to a question"))
+    Err(Stop::undecided("the client asks repeatedly: any answer may be one to a question"))
 }
 
 /// Returns the next question; `None` if the client ends it, or is silent for `patience`.

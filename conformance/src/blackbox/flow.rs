@@ -36,7 +36,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-FLOW-013"] [Local], held_quietly;
         both "flow.slow-reader", "a full window that is registered again after 500 ms" => "The target waits, and goes on.",
             ["VR-FLOW-012", "VR-CONN-008"], slow_reader;
-        server "flow.slow-readers-neighbour", "a full window that stays so" => "Others are served.",
+        server "flow.slow-readers-neighbour", "a full window that is never registered again" => "Others are served.",
             ["VR-SEC-004", "VR-RES-007"], slow_readers_neighbour;
         both "flow.crossing", "both directions cross window ends at once" => "Both streams are whole.",
             ["VR-FLOW-010", "VR-FLOW-016", "VR-FLOW-001"], crossing;

@@ -68,7 +68,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
                 let window = peer.own_window();
                 Window { rkey: window.rkey ^ 0xff, ..window }
             });
-        both "mem.bogus-address", "a window elsewhere" => "The target's write fails, and with it this connection.",
+        both "mem.bogus-address", "a window with another address" => "The target's write fails, and with it this connection.",
             ["VR-MEM-009"], |context| unwritable(context, |peer| {
                 let window = peer.own_window();
                 Window { address: window.address ^ (1 << 40), ..window }
@@ -80,7 +80,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-MEM-017"] [Disruptive], twice;
         both "mem.one-byte-left", "a new window when one byte of the old is left" => "The target ends this connection.",
             ["VR-MEM-017"] [Disruptive], one_byte_left;
-        both "mem.flood", "a thousand registrations" => "The target ends this connection; nobody else notices.",
+        both "mem.flood", "a thousand registrations" => "The target ends this connection; others do not notice.",
             ["VR-MEM-017", "VR-RES-007"] [Disruptive], flood;
     }
 }

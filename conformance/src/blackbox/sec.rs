@@ -18,7 +18,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "sec.write-outside", "a WRITE over the end of the target's window"
             => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], outside;
-        both "sec.write-immediate-outside", "the same, with an immediate"
+        both "sec.write-immediate-outside", "a WRITE with immediate over the end of the target's window"
             => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], immediate_outside;
         both "sec.write-before", "a WRITE that begins before the target's window"
             => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], before;
@@ -32,7 +32,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-SEC-002"], foreign_key;
         server "sec.stale-key", "a WRITE to the window of a connection that has ended"
             => "The server's device refuses it.", ["VR-SEC-010", "VR-SEC-002"], stale_key;
-        server "sec.neighbour", "a connection that is broken in every way above, beside one that is not"
+        server "sec.neighbour", "a connection with forbidden WRITEs, beside one without"
             => "The other is served.", ["VR-SEC-004"], neighbour;
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             => "The server never acts on it.", ["VR-XFER-012"], never_told;
         both "xfer.one-by-one", "every byte with an immediate of its own" => "The stream is put together.",
             ["VR-FLOW-014", "VR-XFER-007"], one_by_one;
-        both "xfer.cut-everywhere", "cut in two at each byte in turn" => "The stream is put together.",
+        both "xfer.cut-everywhere", "a command cut in two, at each byte in turn" => "The stream is put together.",
             ["VR-XFER-007"], cut_everywhere;
         server "xfer.many-at-once", "a hundred commands under one immediate" => "A hundred replies, in order.",
             ["VR-XFER-007"], many_at_once;

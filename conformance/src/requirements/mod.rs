@@ -166,15 +166,11 @@ impl Requirements {
         Self::read(&root.join("spec/requirements.toml"))
     }
 
-    /// Reads the requirements of the snapshot protocol, of the workspace at `root`.
+    /// Reads a file in the format of `spec/requirements.toml`.
     ///
     /// # Errors
     /// Says what is wrong with the file.
-    pub fn of_snapshots(root: &Path) -> Result<Self, String> {
-        Self::read(&root.join("spec/snapshot.toml"))
-    }
-
-    fn read(file: &Path) -> Result<Self, String> {
+    pub fn read(file: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         Self::parse(&text).map_err(|problem| format!("{}: {problem}", file.display()))
     }

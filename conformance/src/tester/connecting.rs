@@ -132,7 +132,7 @@ impl<B: Descriptors> Listener<B> {
     pub fn request(&self) -> Result<B::Identifier, Failure> {
         self.request_within(PATIENCE)?
             .map(|(id, _)| id)
-            .ok_or_else(|| Failure::Unreached("nobody asked for a connection in time".into()))
+            .ok_or_else(|| Failure::Unreached("no connection was requested in time".into()))
     }
 
     /// Returns the next request within `patience`, if there is one, and its offer.

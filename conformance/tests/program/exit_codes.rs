@@ -384,7 +384,7 @@ fn nobody_reads_the_output() {
         drop(child.stdout.take());
         let output = child.wait_with_output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr);
-        let ours = told.contains("panicked") || told.contains("mistake of this program");
+        let ours = told.contains("panicked") || told.contains("bug in this program");
         assert!(!ours, "{arguments:?}: {told}");
         assert_ne!(output.status.code(), Some(exit::INTERNAL.into()), "{arguments:?}");
     }

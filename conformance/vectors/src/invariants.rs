@@ -147,7 +147,7 @@ impl<'a> Invariants<'a> {
             Reply::Send { .. } | Reply::Write { .. }
                 if self.posted == u64::from(self.settings.send_depth) =>
             {
-                Err(format!("{}, where {} requests are under way (VR-FLOW-011)", shown(reply), self.posted))
+                Err(format!("{}, where {} requests are in flight (VR-FLOW-011)", shown(reply), self.posted))
             }
             Reply::Send { hex } => self.send(hex).map(|message| Some(Output::Send(message))),
             Reply::Write { length: 0, immediate: None, .. } => {

@@ -10,15 +10,17 @@ use super::ends::{Called, ONE, Pair, QUIET, Shape, equal, event, holds, next_eve
 use crate::Failure;
 
 super::table! {
-    "verbs.async.overrun", "a completion queue that is overrun is told to those whose queue pairs report to it",
+    "verbs.async.overrun", "an overrun of a completion queue is reported to the queue pairs that use it",
         "ibv_get_async_event(3), ibv_create_cq(3)", overrun;
-    "verbs.async.moved", "what a device tells follows its identifier to another channel",
+    "verbs.async.moved", "asynchronous events follow their identifier to another channel",
         "ibv_get_async_event(3), rdma_migrate_id(3)", moved;
-    "verbs.async.access", "a refused WRITE is told to the side it was for, which no receive could tell",
+    "verbs.async.access", "a refused WRITE without a receive is reported to the responder by an event",
         "ibv_get_async_event(3), IBA 9.9.3.1.3", access;
-    "verbs.async.access-receive", "one that had a receive is told by that alone", "IBA 9.9.3.1.3", access_receive;
-    "verbs.async.quiet", "a connection that comes, works and goes is none of these", "ibv_get_async_event(3)", quiet;
-    "verbs.async.notify", "a connection that is established is not established again by its first message",
+    "verbs.async.access-receive", "a refused WRITE that consumed a receive is reported by that alone",
+        "IBA 9.9.3.1.3", access_receive;
+    "verbs.async.quiet", "a connection that is made, used and closed raises no asynchronous event",
+        "ibv_get_async_event(3)", quiet;
+    "verbs.async.notify", "rdma_notify on an established connection raises no event",
         "rdma_notify(3)", notify;
 }
 

@@ -18,25 +18,26 @@ use super::ends::{
 use crate::Failure;
 
 super::table! {
-    "verbs.connect.both-ends", "on every address both ends hear of the connection and of each other's address",
+    "verbs.connect.both-ends", "on every address, both ends are told of the connection and its addresses",
         "rdma_get_cm_event(3), rdma_get_local_addr(3)", both_ends;
     "verbs.connect.path", "a queue pair knows whether its path leads back to where it starts",
         "ibv_query_qp(3)", path;
-    "verbs.connect.parameters", "each side hears what the other offers, from its own point of view",
+    "verbs.connect.parameters", "each side is told the other's parameters, from its own point of view",
         "rdma_get_cm_event(3)", parameters;
-    "verbs.connect.no-event-yet", "a channel without events says so at once", "rdma_get_cm_event(3)", no_event;
-    "verbs.connect.rejected", "a refusal arrives as Rejected(28)", "rdma_reject(3)", rejected;
-    "verbs.connect.rejected-flushes", "and flushes what the refused side had posted", "rdma_get_cm_event(3)",
-        rejected_flushes;
-    "verbs.connect.nobody-listens", "where nobody listens the host answers Rejected(8)", "IBA 12.6.7.2",
-        nobody_listens;
-    "verbs.connect.request-dropped", "a request whose identifier is destroyed is refused", "rdma_destroy_id(3)",
-        request_dropped;
-    "verbs.connect.listener-dropped", "so is one that nobody has read when the listener goes", "rdma_destroy_id(3)",
-        listener_dropped;
-    "verbs.connect.port-taken", "a port is listened on once", "rdma_bind_addr(3)", port_taken;
-    "verbs.connect.foreign-address", "nobody listens on an address that is not here", "rdma_bind_addr(3)",
-        foreign_address;
+    "verbs.connect.no-event-yet", "a channel without events reports that at once",
+        "rdma_get_cm_event(3)", no_event;
+    "verbs.connect.rejected", "a rejected request is reported as Rejected(28)", "rdma_reject(3)", rejected;
+    "verbs.connect.rejected-flushes", "a rejected request flushes what its sender has posted",
+        "rdma_get_cm_event(3)", rejected_flushes;
+    "verbs.connect.nobody-listens", "a request to a port without a listener is answered by Rejected(8)",
+        "IBA 12.6.7.2", nobody_listens;
+    "verbs.connect.request-dropped", "a request whose identifier is destroyed is rejected",
+        "rdma_destroy_id(3)", request_dropped;
+    "verbs.connect.listener-dropped", "an unread request is rejected when its listener is destroyed",
+        "rdma_destroy_id(3)", listener_dropped;
+    "verbs.connect.port-taken", "a port has one listener at a time", "rdma_bind_addr(3)", port_taken;
+    "verbs.connect.foreign-address", "listening on an address of another machine is refused",
+        "rdma_bind_addr(3)", foreign_address;
     "verbs.connect.no-route", "an address that cannot be reached is an address error", "rdma_resolve_addr(3)",
         no_route;
     "verbs.connect.out-of-order", "calls in the wrong state are errors and do nothing",
@@ -46,10 +47,11 @@ super::table! {
     "verbs.connect.wildcard", "a wildcard has no device", "rdma_bind_addr(3)", wildcard;
     "verbs.connect.private-data", "private data arrives, with zeros behind it; more than fits is refused",
         "rdma_get_cm_event(3), rdma_connect(3)", private_data;
-    "verbs.migrate.waiting-event", "an event that waits moves along with its identifier", "rdma_migrate_id(3)",
-        migrate_waiting;
-    "verbs.migrate.listener", "a listener is asked on its new channel", "rdma_migrate_id(3)", migrate_listener;
-    "verbs.migrate.waiting-request", "so is one whose request waits; its identifier comes along",
+    "verbs.migrate.waiting-event", "an unread event moves along with its identifier",
+        "rdma_migrate_id(3)", migrate_waiting;
+    "verbs.migrate.listener", "requests to a listener that has moved arrive on its new channel",
+        "rdma_migrate_id(3)", migrate_listener;
+    "verbs.migrate.waiting-request", "an unread request and its identifier move along with their listener",
         "rdma_migrate_id(3)", migrate_request;
 }
 
@@ -279,6 +281,7 @@ fn migrate_waiting<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     // Migrating to the current channel changes nothing.
     server.id.migrate(&own).called("migrate")?;
     holds("the event has stayed", next_event::<B>(servers, Duration::ZERO)?.is_none())?;
+    holds("the other channel sleeps", readable(own.as_fd(), PATIENCE))?;
     expect::<B>(&own, &server.id, "Disconnected")
 }
 

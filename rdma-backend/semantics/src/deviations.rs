@@ -43,7 +43,7 @@ pub const TABLE: &[Deviation] = &[
         provider: "rxe",
         case: "verbs.length.receiver",
         instead: "the receiver: (0, Err(LOC_QP_OP_ERR))",
-        reason: "The same. So whoever wants to tell a message that was too long must not rely on LOC_LEN_ERR.",
+        reason: "It takes a receive that is too short for a malformed one. LOC_LEN_ERR alone does not show that a message was too long.",
     },
     Deviation {
         provider: "rxe",
@@ -56,7 +56,7 @@ pub const TABLE: &[Deviation] = &[
         case: "verbs.fail.later-receives",
         instead: "receives posted later: no completion",
         reason: "Posting a receive does not enter the kernel, and a queue pair in error looks at its receives no more. So \
-                 nobody may wait for receives to be flushed.",
+                 no program may wait for receives to be flushed.",
     },
     Deviation {
         provider: "rxe",
@@ -69,7 +69,7 @@ pub const TABLE: &[Deviation] = &[
         case: "verbs.async.access",
         instead: "an event did not come",
         reason: "Of queue pairs it tells nothing but that a send queue is drained. The peer, whose request has failed, disconnects; if \
-                 it does not, a keepalive that nobody acknowledges ends the connection (VR-KEEP-006).",
+                 it does not, an unacknowledged keepalive ends the connection (VR-KEEP-006).",
     },
     Deviation {
         provider: "rxe",

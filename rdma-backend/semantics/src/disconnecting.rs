@@ -14,24 +14,26 @@ use super::ends::{
 use crate::Failure;
 
 super::table! {
-    "verbs.part.client-first", "when the client disconnects both hear of it, and both queues are flushed",
+    "verbs.part.client-first", "if the client disconnects, both sides are told, and both queues are flushed",
         "rdma_disconnect(3)", client_first;
-    "verbs.part.server-first", "when the server does, likewise", "rdma_disconnect(3)", server_first;
-    "verbs.part.both-at-once", "when both do, likewise", "rdma_disconnect(3)", both_at_once;
-    "verbs.part.other-side-untouched", "the other side's queue pair stays as it is until it disconnects too",
+    "verbs.part.server-first", "if the server disconnects, both sides are told, and both queues are flushed",
+        "rdma_disconnect(3)", server_first;
+    "verbs.part.both-at-once", "if both disconnect at once, both sides are told, and both queues are flushed",
+        "rdma_disconnect(3)", both_at_once;
+    "verbs.part.other-side-untouched", "the other side's queue pair is unchanged until it disconnects too",
         "rdma_disconnect(3)", other_side;
     "verbs.part.arrived-before", "what arrived before the disconnect can be polled after it", "ibv_poll_cq(3)",
         arrived_before;
-    "verbs.part.last-words", "what was acknowledged before disconnecting is there when the other side hears of it",
+    "verbs.part.last-words", "what was acknowledged before a disconnect can be polled when that is reported",
         "ibv_poll_cq(3), rdma_disconnect(3)", last_words;
-    "verbs.part.timewait", "the time in which the queue pair's number rests has an end", "rdma_get_cm_event(3)",
-        timewait;
-    "verbs.part.dropped", "a side that is dropped disconnects the other", "rdma_destroy_id(3)", dropped;
-    "verbs.part.dropped-accepted", "so does one that was dropped before the connection stood", "rdma_destroy_id(3)",
-        dropped_accepted;
-    "verbs.part.queue-pair-dropped", "a queue pair alone goes without a word", "rdma_destroy_qp(3)",
-        queue_pair_dropped;
-    "verbs.part.twice", "after both sides' words nothing more is told", "rdma_get_cm_event(3)", twice;
+    "verbs.part.timewait", "the time-wait of a queue pair's number ends", "rdma_get_cm_event(3)", timewait;
+    "verbs.part.dropped", "dropping one side disconnects the other", "rdma_destroy_id(3)", dropped;
+    "verbs.part.dropped-accepted", "dropping a side before the connection is established ends the other",
+        "rdma_destroy_id(3)", dropped_accepted;
+    "verbs.part.queue-pair-dropped", "dropping only a queue pair notifies neither side",
+        "rdma_destroy_qp(3)", queue_pair_dropped;
+    "verbs.part.twice", "after both sides have disconnected, nothing more is reported",
+        "rdma_get_cm_event(3)", twice;
 }
 
 fn part<B: Descriptors>(
@@ -148,7 +150,7 @@ fn queue_pair_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failur
     let Pair { server, client, servers, clients, .. } = setting.pair()?;
     let End { qp, id, .. } = client;
     drop(qp);
-    holds("somebody was told", next_event::<B>(&servers, QUIET)?.is_none())?;
+    holds("a side was notified", next_event::<B>(&servers, QUIET)?.is_none())?;
     server.quiet("the other side")?;
     drop(id);
     drop(clients);

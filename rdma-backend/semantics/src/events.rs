@@ -12,22 +12,26 @@ use crate::Failure;
 
 super::table! {
     "verbs.event.unarmed", "without arming no completion raises an event", "ibv_req_notify_cq(3)", unarmed;
-    "verbs.event.armed", "after arming the next completion raises one", "ibv_req_notify_cq(3)", armed;
-    "verbs.event.one-shot", "and those after it none", "ibv_req_notify_cq(3)", one_shot;
-    "verbs.event.earlier", "a completion from before the arming raises none", "ibv_req_notify_cq(3)", earlier;
-    "verbs.event.race", "poll, arm, poll, wait never sleeps on a completion", "ibv_get_cq_event(3)", race;
+    "verbs.event.armed", "after arming, the next completion raises one event", "ibv_req_notify_cq(3)", armed;
+    "verbs.event.one-shot", "after the event of an arming, further completions raise none",
+        "ibv_req_notify_cq(3)", one_shot;
+    "verbs.event.earlier", "a completion from before the arming raises no event",
+        "ibv_req_notify_cq(3)", earlier;
+    "verbs.event.race", "poll, arm, poll, wait: a completion at any moment is found or ends the wait",
+        "ibv_get_cq_event(3)", race;
     "verbs.event.re-armed", "arming again works, with events taken or not", "ibv_req_notify_cq(3)", re_armed;
     "verbs.event.armed-twice", "arming twice raises one event", "ibv_req_notify_cq(3)", armed_twice;
     "verbs.event.spurious", "an event may find nothing to poll", "ibv_get_cq_event(3)", spurious;
     "verbs.event.flush", "flushed requests raise events as well", "ibv_req_notify_cq(3)", flush;
     "verbs.event.send-side", "completions of sends raise events as those of receives do", "ibv_create_cq(3)",
         send_side;
-    "verbs.event.silent", "an unsignaled success raises none", "ibv_post_send(3)", silent;
+    "verbs.event.silent", "an unsignaled success raises no event", "ibv_post_send(3)", silent;
     "verbs.event.acknowledged", "a queue whose events were all taken can be destroyed", "ibv_ack_cq_events(3)",
         acknowledged;
-    "verbs.event.untaken", "so can one with events that nobody took", "ibv_ack_cq_events(3)", untaken;
-    "verbs.event.moderate", "many rounds: as many events as armings, and every completion", "ibv_get_cq_event(3)",
-        many;
+    "verbs.event.untaken", "a queue with events that were not taken can be destroyed",
+        "ibv_ack_cq_events(3)", untaken;
+    "verbs.event.moderate", "in many rounds there are as many events as armings, and every completion",
+        "ibv_get_cq_event(3)", many;
 }
 
 fn ping<B: Descriptors>(pair: &Pair<B>) -> Result<(), Failure> {

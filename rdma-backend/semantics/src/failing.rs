@@ -11,19 +11,25 @@ use super::ends::{Called, End, ONE, Pair, Shape, equal, holds, rnr_retries, took
 use crate::Failure;
 
 super::table! {
-    "verbs.fail.cause-first", "the request that failed completes first, those behind it are flushed in order",
+    "verbs.fail.cause-first", "a failed request completes first, and those behind it are flushed in order",
         "ibv_modify_qp(3), IBA 10.3.1.7", cause_first;
-    "verbs.fail.receives-flushed", "receives are flushed in order", "IBA 10.3.1.7", receives_flushed;
-    "verbs.fail.later-sends", "what is posted later is flushed too, signaled or not", "IBA 10.3.1.7", later_sends;
-    "verbs.fail.later-receives", "so are receives", "IBA 10.3.1.7", later_receives;
-    "verbs.fail.unsignaled", "a failure is told although nobody asked", "IBA 10.7.3.1, ibv_post_send(3)", unsignaled;
-    "verbs.fail.once", "each request completes once", "ibv_poll_cq(3)", once;
-    "verbs.fail.behind-is-not-executed", "what is flushed was not executed", "IBA 10.3.1.7", not_executed;
-    "verbs.fail.source-gone", "a source that is gone is LOC_PROT_ERR", "ibv_poll_cq(3)", source_gone;
-    "verbs.fail.source-gone-alone", "and the other side learns nothing of it", "IBA 9.9.2.4", source_gone_alone;
-    "verbs.fail.silent-peer", "a peer whose queue pair is gone does not answer: RETRY_EXC_ERR", "ibv_poll_cq(3)",
-        silent_peer;
-    "verbs.signal.silent", "a success that nobody asked for is silent", "ibv_post_send(3)", silent;
+    "verbs.fail.receives-flushed", "receives of a failed queue pair are flushed in order",
+        "IBA 10.3.1.7", receives_flushed;
+    "verbs.fail.later-sends", "sends posted after a failure are flushed, signaled or not",
+        "IBA 10.3.1.7", later_sends;
+    "verbs.fail.later-receives", "receives posted after a failure are flushed",
+        "IBA 10.3.1.7", later_receives;
+    "verbs.fail.unsignaled", "the failure of an unsignaled request is reported",
+        "IBA 10.7.3.1, ibv_post_send(3)", unsignaled;
+    "verbs.fail.once", "each request of a failed queue pair completes once", "ibv_poll_cq(3)", once;
+    "verbs.fail.behind-is-not-executed", "a flushed request was not executed", "IBA 10.3.1.7", not_executed;
+    "verbs.fail.source-gone", "a send whose memory was deregistered fails with LOC_PROT_ERR",
+        "ibv_poll_cq(3)", source_gone;
+    "verbs.fail.source-gone-alone", "a send whose memory was deregistered is not noticed by the other side",
+        "IBA 9.9.2.4", source_gone_alone;
+    "verbs.fail.silent-peer", "a request to a destroyed queue pair is not answered: RETRY_EXC_ERR",
+        "ibv_poll_cq(3)", silent_peer;
+    "verbs.signal.silent", "an unsignaled success is not reported", "ibv_post_send(3)", silent;
     "verbs.signal.covers", "a completion gives back the slots of the unsignaled requests before it",
         "ibv_post_send(3)", covers;
 }

@@ -17,20 +17,22 @@ use crate::Failure;
 use suite::resources::{self, ProcessResources};
 
 super::table! {
-    "verbs.own.every-order", "an end's handles may be dropped in every order, and the other side hears of the end",
+    "verbs.own.every-order", "an end's handles can be dropped in every order, and the other end is told",
         "ibv_destroy_qp(3), ibv_destroy_cq(3), ibv_dealloc_pd(3), rdma_destroy_id(3)", every_order;
-    "verbs.own.queue-pair-keeps", "a queue pair works although nobody else has what it needs",
+    "verbs.own.queue-pair-keeps", "a queue pair keeps alive what it needs",
         "ibv_destroy_cq(3), ibv_dealloc_pd(3)", queue_pair_keeps;
     "verbs.own.domain-kept", "a region keeps its domain", "ibv_dealloc_pd(3)", domain_kept;
-    "verbs.own.channel-kept", "an identifier keeps its event channel", "rdma_destroy_event_channel(3)", channel_kept;
+    "verbs.own.channel-kept", "an identifier keeps its event channel alive",
+        "rdma_destroy_event_channel(3)", channel_kept;
     "verbs.own.unread-events", "an identifier with unread events can be destroyed", "rdma_destroy_id(3)",
         unread_events;
-    "verbs.own.other-threads", "what one thread made another may destroy", "ibv_alloc_td(3)", other_threads;
-    "verbs.own.fresh-memory", "a new region is zeroed, and its key is not that of the one before", "ibv_reg_mr(3)",
-        fresh_memory;
-    "verbs.own.memory-of-a-program", "memory that exists is registered where it is, and kept until it is deregistered",
+    "verbs.own.other-threads", "objects of one thread can be destroyed by another",
+        "ibv_alloc_td(3)", other_threads;
+    "verbs.own.fresh-memory", "a new region is zeroed, and has another key than the one before",
+        "ibv_reg_mr(3)", fresh_memory;
+    "verbs.own.memory-of-a-program", "existing memory is registered in place, and kept until deregistered",
         "ibv_reg_mr(3)", memory_of_a_program;
-    "verbs.own.nothing-left", "connections leave nothing behind", "rdma_destroy_id(3)", nothing_left;
+    "verbs.own.nothing-left", "connections leave no resources behind", "rdma_destroy_id(3)", nothing_left;
 }
 
 fn orders(items: &[usize]) -> Vec<Vec<usize>> {

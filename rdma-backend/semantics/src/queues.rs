@@ -3,7 +3,7 @@
 use crate::Descriptors;
 use rdma_backend::{
     Completed, Completion, CompletionQueue as _, CompletionStatus, Domain as _, ErrorKind, Failure as _,
-    Identifier as _, QueuePair as _, QueuePairLimits, RnrTimer, SendOp, SendRequest, Slice,
+    Identifier as _, QueuePair as _, QueuePairLimits, RecvRequest, RnrTimer, SendOp, SendRequest, Slice,
 };
 use std::time::Instant;
 
@@ -12,24 +12,29 @@ use super::ends::{Called, LEN, PATIENCE, Pair, QUIET, Shape, equal, holds, resol
 use crate::Failure;
 
 super::table! {
-    "verbs.queue.depth", "a queue takes at least what was asked for", "ibv_create_qp(3)", depth;
-    "verbs.queue.send-full", "a full send queue takes a part of a chain and says exactly how much",
+    "verbs.queue.depth", "a queue holds at least as much as requested", "ibv_create_qp(3)", depth;
+    "verbs.queue.send-full", "a full send queue takes a part of a chain and reports how much",
         "ibv_post_send(3)", send_full;
-    "verbs.queue.receive-full", "so does a full receive queue", "ibv_post_recv(3)", receive_full;
-    "verbs.queue.room-again", "there is room again once completions were polled", "ibv_post_send(3)", room_again;
-    "verbs.queue.bad-part", "a request that is wrong ends its chain, those before it are executed",
+    "verbs.queue.receive-full", "a full receive queue takes a part of a chain and reports how much",
+        "ibv_post_recv(3)", receive_full;
+    "verbs.queue.room-again", "polling completions makes room in a full send queue",
+        "ibv_post_send(3)", room_again;
+    "verbs.queue.bad-part", "an invalid request ends its chain, and those before it are executed",
         "ibv_post_send(3)", bad_part;
-    "verbs.queue.empty-chain", "a chain of nothing is nothing", "ibv_post_send(3)", empty_chain;
+    "verbs.queue.empty-chain", "posting an empty chain does nothing", "ibv_post_send(3)", empty_chain;
     "verbs.queue.long-chain", "a chain may be as long as the queue", "ibv_post_send(3)", long_chain;
     "verbs.limits.depth", "a queue deeper than the device allows is refused", "ibv_create_qp(3)", too_deep;
-    "verbs.limits.completions", "so is such a completion queue", "ibv_create_cq(3)", too_many_completions;
-    "verbs.limits.region", "so is a region that cannot be", "ibv_reg_mr(3), mmap(2)", too_large;
-    "verbs.limits.inline", "inline is granted as far as the device goes, and no further", "ibv_create_qp(3)", inline;
-    "verbs.limits.vector", "any completion vector is taken modulo their number", "ibv_create_cq(3)", vector;
-    "verbs.limits.sane", "the device reports what the protocol needs", "ibv_query_device(3)", sane;
-    "verbs.queue.batches", "a poll takes at most what it has room for, and nothing is lost", "ibv_poll_cq(3)",
-        batches;
-    "verbs.queue.overrun", "a completion too many is an error, not a loss in silence",
+    "verbs.limits.completions", "a completion queue larger than the device allows is refused",
+        "ibv_create_cq(3)", too_many_completions;
+    "verbs.limits.region", "a region of an impossible length is refused", "ibv_reg_mr(3), mmap(2)", too_large;
+    "verbs.limits.inline", "inline data is granted as far as the device goes, and no further",
+        "ibv_create_qp(3)", inline;
+    "verbs.limits.vector", "a completion vector is taken modulo the device's number of vectors",
+        "ibv_create_cq(3)", vector;
+    "verbs.limits.sane", "the device reports the limits that the protocol needs", "ibv_query_device(3)", sane;
+    "verbs.queue.batches", "a poll takes at most what it has room for, and loses nothing",
+        "ibv_poll_cq(3)", batches;
+    "verbs.queue.overrun", "an overrun of a completion queue is reported as an error",
         "ibv_create_cq(3), ibv_get_async_event(3)", overrun;
 }
 
@@ -97,13 +102,15 @@ fn room_again<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn bad_part<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair()?;
+    let Pair { server, client, .. } =
+        &setting.pair_of(Shape { receives: 10, ..Shape::USUAL }, Shape::USUAL)?;
     let good = |id| client.request(id, SendOp::Send, 0, 4);
     let foreign = SendRequest { local: Slice { region: &server.region, offset: 0, len: 4 }, ..good(9) };
     let outside = client.request(9, SendOp::Send, LEN - 3, 4);
+    let overflow = client.request(9, SendOp::Send, usize::MAX, 2);
     let too_long = SendRequest { inline: true, ..client.request(9, SendOp::Send, 0, LEN) };
     let inline_read = SendRequest { inline: true, ..client.request(9, SendOp::Read(server.remote(0)), 0, 4) };
-    for (round, bad) in [foreign, outside, too_long, inline_read].into_iter().enumerate() {
+    for (round, bad) in [foreign, outside, overflow, too_long, inline_read].into_iter().enumerate() {
         let result = client.qp.post_send(&[good(1), good(2), bad, good(3)]);
         let Err(error) = result else { return Err(Failure::wrong(format!("number {round} was posted"))) };
         equal("the error", (error.posted, error.error.kind()), (2, ErrorKind::Argument))?;
@@ -112,7 +119,13 @@ fn bad_part<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
             server.completes("the receiver", (2 * round) as u64 + id - 1, took(4))?;
         }
     }
-    client.quiet("what is behind it")
+    client.quiet("what is behind it")?;
+    for (region, offset) in [(&client.inbox, 0), (&server.inbox, LEN - 3)] {
+        let bad = RecvRequest { id: 9, local: Slice { region, offset, len: 4 } };
+        let Err(error) = server.qp.post_recv(&[bad]) else { return Err(Failure::wrong("it was posted")) };
+        equal("a receive", (error.posted, error.error.kind()), (0, ErrorKind::Argument))?;
+    }
+    Ok(())
 }
 
 fn empty_chain<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
@@ -197,6 +210,7 @@ fn sane<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let enough = caps.max_queue_depth >= 1024
         && caps.max_completions >= 2048
         && caps.max_region >= 1 << 20
+        && caps.max_read_depth > 0
         && caps.completion_vectors > 0;
     holds(&format!("too little: {caps:?}"), enough)?;
     Ok(format!("{caps:?}"))
@@ -230,16 +244,24 @@ fn overrun<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     client.post(&chain)?;
     let last = server.next(QUIET)?;
     let mut batch = [Completion::EMPTY; 2 * MANY as usize];
-    match client.cq.poll(&mut batch) {
-        Err(error) => {
-            Ok(format!("{error}; what was behind {}", if last.is_some() { "ran" } else { "did not run" }))
-        }
-        Ok(taken) => {
-            let flushed = batch[..taken].iter().filter_map(|completion| completion.result.err());
-            let flushed = flushed.filter(|error| error.status == CompletionStatus::WR_FLUSH_ERR).count();
-            Err(Failure::wrong(format!(
-                "{taken} of {MANY} completions, {flushed} of them flushed, and no error"
-            )))
+    let (mut taken, mut flushed) = (0, 0);
+    // What the program could see before the overrun may come first.
+    loop {
+        match client.cq.poll(&mut batch) {
+            Err(error) => {
+                let behind = if last.is_some() { "ran" } else { "did not run" };
+                return Ok(format!("{error}; what was behind {behind}"));
+            }
+            Ok(0) => {
+                return Err(Failure::wrong(format!(
+                    "{taken} of {MANY} completions, {flushed} of them flushed, and no error"
+                )));
+            }
+            Ok(count) => {
+                taken += count;
+                let errors = batch[..count].iter().filter_map(|completion| completion.result.err());
+                flushed += errors.filter(|error| error.status == CompletionStatus::WR_FLUSH_ERR).count();
+            }
         }
     }
 }

@@ -9,17 +9,20 @@ use crate::Failure;
 use std::os::fd::AsFd;
 
 super::table! {
-    "verbs.receive.send-takes-one", "every SEND takes one receive, an empty one too", "ibv_post_send(3)", send;
-    "verbs.receive.immediate-takes-one", "every WRITE with immediate takes one, an empty one too",
+    "verbs.receive.send-takes-one", "every SEND consumes one receive, an empty one too",
+        "ibv_post_send(3)", send;
+    "verbs.receive.immediate-takes-one", "every WRITE with immediate consumes one receive, an empty one too",
         "ibv_post_send(3)", write_immediate;
-    "verbs.receive.write-takes-none", "a WRITE is executed where no receive is posted", "ibv_post_send(3)", write;
-    "verbs.receive.read-takes-none", "so is a READ", "ibv_post_send(3)", read;
-    "verbs.receive.length", "a receive takes any length up to its own, and tells it", "ibv_poll_cq(3)", lengths;
-    "verbs.receive.before-connect", "receives posted before the connection is made serve it",
+    "verbs.receive.write-takes-none", "a WRITE is executed without a receive", "ibv_post_send(3)", write;
+    "verbs.receive.read-takes-none", "a READ is executed without a receive", "ibv_post_send(3)", read;
+    "verbs.receive.length", "a receive takes any length up to its own, and reports it",
+        "ibv_poll_cq(3)", lengths;
+    "verbs.receive.before-connect", "receives posted before the connection is established are used",
         "rdma_connect(3), rdma_accept(3)", before_connect;
-    "verbs.receive.before-established", "what arrives before the passive side has read Established is kept",
+    "verbs.receive.before-established", "a message that arrives before Established was read is kept",
         "rdma_get_cm_event(3), IBA 12.9.8.6", before_established;
-    "verbs.receive.taken-later", "a receive posted while a SEND waits for it is taken", "ibv_post_recv(3)", later;
+    "verbs.receive.taken-later", "a receive posted while a SEND waits for it is consumed",
+        "ibv_post_recv(3)", later;
 }
 
 /// Of three, two find a receive. The third waits for one.

@@ -11,29 +11,37 @@ use super::ends::{Called, End, LEN, ONE, Pair, SLOT, Shape, equal, read, remote}
 use crate::Failure;
 
 super::table! {
-    "verbs.access.bad-key", "a key that nobody gave is REM_ACCESS_ERR", "ibv_poll_cq(3), IBA 9.9.3", bad_key;
-    "verbs.access.beyond-end", "so is a byte beyond the region's end", "ibv_reg_mr(3)", beyond_end;
-    "verbs.access.before-start", "so is a byte before its start", "ibv_reg_mr(3)", before_start;
-    "verbs.access.other-domain", "so is a region of another domain than the queue pair's", "ibv_alloc_pd(3)",
-        other_domain;
-    "verbs.access.write-not-allowed", "so is a WRITE without REMOTE_WRITE", "ibv_reg_mr(3)", write_not_allowed;
-    "verbs.access.read-not-allowed", "so is a READ without REMOTE_READ", "ibv_reg_mr(3)", read_not_allowed;
-    "verbs.access.deregistered", "so is a region that is gone, from the moment it is", "ibv_dereg_mr(3)",
-        deregistered;
-    "verbs.access.nothing-written", "what is refused writes nothing", "IBA 9.7.4.1.2", nothing_written;
-    "verbs.access.both-in-error", "a refusal takes the refusing side's queue pair down, too", "IBA 9.9.3 (class C)",
-        both_in_error;
-    "verbs.access.immediate-receive", "a receive taken by a refused WRITE with immediate is LOC_ACCESS_ERR",
+    "verbs.access.bad-key", "an unknown key is refused with REM_ACCESS_ERR",
+        "ibv_poll_cq(3), IBA 9.9.3", bad_key;
+    "verbs.access.beyond-end", "a byte beyond the end of a region is refused with REM_ACCESS_ERR",
+        "ibv_reg_mr(3)", beyond_end;
+    "verbs.access.before-start", "a byte before the start of a region is refused with REM_ACCESS_ERR",
+        "ibv_reg_mr(3)", before_start;
+    "verbs.access.other-domain", "a region of another domain is refused with REM_ACCESS_ERR",
+        "ibv_alloc_pd(3)", other_domain;
+    "verbs.access.write-not-allowed", "a WRITE without REMOTE_WRITE is refused with REM_ACCESS_ERR",
+        "ibv_reg_mr(3)", write_not_allowed;
+    "verbs.access.read-not-allowed", "a READ without REMOTE_READ is refused with REM_ACCESS_ERR",
+        "ibv_reg_mr(3)", read_not_allowed;
+    "verbs.access.deregistered", "a region is refused with REM_ACCESS_ERR as soon as it is deregistered",
+        "ibv_dereg_mr(3)", deregistered;
+    "verbs.access.nothing-written", "a refused WRITE writes nothing", "IBA 9.7.4.1.2", nothing_written;
+    "verbs.access.both-in-error", "a refusal puts both queue pairs into the error state",
+        "IBA 9.9.3 (class C)", both_in_error;
+    "verbs.access.immediate-receive", "a receive consumed by a refused WRITE fails with LOC_ACCESS_ERR",
         "ibv_poll_cq(3)", immediate_receive;
-    "verbs.length.sender", "a SEND longer than its receive is REM_INV_REQ_ERR to the sender", "ibv_poll_cq(3)",
-        too_long_sender;
-    "verbs.length.receiver", "and LOC_LEN_ERR to the receiver", "ibv_poll_cq(3)", too_long_receiver;
-    "verbs.length.nothing-beyond", "and writes nothing beyond the receive", "ibv_post_recv(3)", too_long_bytes;
-    "verbs.receive-memory.gone-sender", "a receive whose memory is gone is REM_OP_ERR to the sender",
+    "verbs.length.sender", "a SEND longer than its receive fails with REM_INV_REQ_ERR",
+        "ibv_poll_cq(3)", too_long_sender;
+    "verbs.length.receiver", "a receive shorter than its SEND fails with LOC_LEN_ERR",
+        "ibv_poll_cq(3)", too_long_receiver;
+    "verbs.length.nothing-beyond", "a SEND longer than its receive writes nothing beyond that",
+        "ibv_post_recv(3)", too_long_bytes;
+    "verbs.receive-memory.gone-sender", "a SEND to a receive whose memory is gone fails with REM_OP_ERR",
         "ibv_poll_cq(3)", gone_sender;
-    "verbs.receive-memory.gone-receiver", "and LOC_PROT_ERR to the receiver", "ibv_poll_cq(3)", gone_receiver;
-    "verbs.receive-memory.not-writable", "memory without LOCAL_WRITE takes no receive", "ibv_reg_mr(3)",
-        not_writable;
+    "verbs.receive-memory.gone-receiver", "a receive whose memory is gone fails with LOC_PROT_ERR",
+        "ibv_poll_cq(3)", gone_receiver;
+    "verbs.receive-memory.not-writable", "a receive in memory without LOCAL_WRITE is refused",
+        "ibv_reg_mr(3)", not_writable;
 }
 
 fn refused<B: Descriptors>(

@@ -10,14 +10,20 @@ use super::ends::{Called, ONE, PATIENCE, Pair, Shape, equal, holds, next_event, 
 use crate::Failure;
 
 super::table! {
-    "verbs.rnr.zero", "with a count of 0 the first missing receive is RNR_RETRY_EXC_ERR", "rdma_accept(3)", zero;
-    "verbs.rnr.three", "with 3 it is tried again three times, a timer apart", "rdma_connect(3), IBA 9.7.5.2.8", three;
-    "verbs.rnr.seven", "with 7 it is tried again for ever", "rdma_connect(3)", seven;
-    "verbs.rnr.whose-count", "each side's count is the one that the other side gave", "rdma_accept(3)", whose_count;
-    "verbs.rnr.timer-of-responder", "the pace is that of the side without a receive", "ibv_modify_qp(3)", pace;
-    "verbs.rnr.timer-untouched", "the connection manager leaves the slowest timer, 655 ms", "IBA 9.7.5.2.8", slowest;
-    "verbs.rnr.success-refills", "what got through gives the retries back", "IBA 9.7.5.2.8", refills;
-    "verbs.rnr.holds-up", "what was posted behind waits too", "IBA 9.5", holds_up;
+    "verbs.rnr.zero", "with an RNR retry count of 0, the first missing receive is RNR_RETRY_EXC_ERR",
+        "rdma_accept(3)", zero;
+    "verbs.rnr.three", "with an RNR retry count of 3, a SEND is retried three times, a timer apart",
+        "rdma_connect(3), IBA 9.7.5.2.8", three;
+    "verbs.rnr.seven", "with an RNR retry count of 7, a SEND is retried without end",
+        "rdma_connect(3)", seven;
+    "verbs.rnr.whose-count", "each side's RNR retry count is the one that the other side gave",
+        "rdma_accept(3)", whose_count;
+    "verbs.rnr.timer-of-responder", "the RNR timer is that of the side without a receive",
+        "ibv_modify_qp(3)", pace;
+    "verbs.rnr.timer-untouched", "the connection manager leaves the slowest RNR timer, 655 ms",
+        "IBA 9.7.5.2.8", slowest;
+    "verbs.rnr.success-refills", "a successful request restores the RNR retries", "IBA 9.7.5.2.8", refills;
+    "verbs.rnr.holds-up", "requests behind one that waits for a receive wait too", "IBA 9.5", holds_up;
     "verbs.rnr.responder-unharmed", "the side without a receive stays connected", "IBA 9.7.5.2.8", unharmed;
 }
 

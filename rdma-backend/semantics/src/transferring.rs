@@ -16,34 +16,39 @@ use super::ends::{
 use crate::Failure;
 
 super::table! {
-    "verbs.move.send", "a SEND puts its bytes where the receive says, and nothing beside them",
+    "verbs.move.send", "a SEND writes its bytes where the receive says, and nothing beside them",
         "ibv_post_send(3)", send;
-    "verbs.move.write", "a WRITE changes exactly the bytes it names, and the peer's queues see nothing",
+    "verbs.move.write", "a WRITE changes exactly the bytes it names, and completes nothing at the peer",
         "ibv_post_send(3)", write;
-    "verbs.move.write-immediate", "a WRITE with immediate writes, then tells", "ibv_post_send(3)", write_immediate;
-    "verbs.move.immediate-intact", "immediates arrive as the number they were", "ibv_post_send(3)", immediates;
+    "verbs.move.write-immediate", "a WRITE with immediate writes, then notifies",
+        "ibv_post_send(3)", write_immediate;
+    "verbs.move.immediate-intact", "immediates arrive unchanged", "ibv_post_send(3)", immediates;
     "verbs.move.inline-copied", "inline bytes are copied when posted", "ibv_post_send(3)", inline;
-    "verbs.move.source-late", "other bytes are read when the request is executed, not when posted",
+    "verbs.move.source-late", "bytes that are not inline are read when the request is executed",
         "ibv_post_send(3)", source_late;
-    "verbs.move.source-permission", "a source needs no permission", "ibv_reg_mr(3)", source_permission;
+    "verbs.move.source-permission", "the source of a request needs no permission",
+        "ibv_reg_mr(3)", source_permission;
     "verbs.move.empty-write-unchecked", "a WRITE of no bytes needs no valid key", "IBA 9.7.4.1.2", empty_write;
-    "verbs.move.empty-immediate", "nor does one with immediate, which tells all the same", "IBA 9.7.4.1.2",
-        empty_immediate;
-    "verbs.order.sends", "SENDs arrive and complete in the order posted, and take receives in theirs",
+    "verbs.move.empty-immediate", "a WRITE with immediate of no bytes needs no valid key, and notifies",
+        "IBA 9.7.4.1.2", empty_immediate;
+    "verbs.order.sends", "SENDs arrive and complete in the order posted, and consume receives in that order",
         "ibv_post_send(3), ibv_post_recv(3)", sends_in_order;
-    "verbs.order.writes-before-notice", "bytes of earlier WRITEs are there when a later immediate is told",
+    "verbs.order.writes-before-notice", "bytes of earlier WRITEs are there when an immediate arrives",
         "IBA 9.5, ibv_post_send(3)", writes_before_notice;
     "verbs.order.kinds", "requests of all kinds complete in the order posted", "ibv_post_send(3)", kinds_in_order;
-    "verbs.order.directions", "a send queue that waits does not hold up what arrives", "IBA 10.2.4 (RC)", directions;
-    "verbs.order.queue-pairs", "a queue pair that waits does not hold up another", "IBA 10.2.4 (RC)", queue_pairs;
-    "verbs.order.shared-queue", "completions of two queue pairs in one queue tell whose they are, each in order",
+    "verbs.order.directions", "a send queue that waits does not delay what arrives",
+        "IBA 10.2.4 (RC)", directions;
+    "verbs.order.queue-pairs", "a queue pair that waits does not delay another",
+        "IBA 10.2.4 (RC)", queue_pairs;
+    "verbs.order.shared-queue", "completions of two queue pairs in one queue name theirs, each in order",
         "ibv_poll_cq(3)", shared_queue;
-    "verbs.read.fetches", "a READ fetches, and the peer's queues see nothing", "ibv_post_send(3)", fetches;
-    "verbs.read.beyond-depth", "more READs than may be outstanding wait for each other", "rdma_connect(3)",
-        beyond_depth;
-    "verbs.read.none-granted", "a connection made without READs executes none", "rdma_connect(3)", none_granted;
-    "verbs.read.target-permission", "a READ into memory without LOCAL_WRITE is LOC_PROT_ERR", "ibv_reg_mr(3)",
-        read_target;
+    "verbs.read.fetches", "a READ fetches bytes, and completes nothing at the peer",
+        "ibv_post_send(3)", fetches;
+    "verbs.read.beyond-depth", "READs beyond the depth wait for earlier ones",
+        "rdma_connect(3)", beyond_depth;
+    "verbs.read.none-granted", "a connection without READs executes none", "rdma_connect(3)", none_granted;
+    "verbs.read.target-permission", "a READ into memory without LOCAL_WRITE fails with LOC_PROT_ERR",
+        "ibv_reg_mr(3)", read_target;
 }
 
 const NOWHERE: RemoteAddress = RemoteAddress { address: 0x1000, rkey: 0xdead_beef };
@@ -250,8 +255,9 @@ fn shared_queue<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 fn fetches<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let Pair { server, client, .. } = &setting.pair()?;
-    holds("write", server.region.memory().write(0, b"what the server has"))?;
-    client.post_one(SendOp::Read(server.remote(0)), 100, 19)?;
+    let source = server.domain.register(64, Access::REMOTE_READ).called("register")?;
+    holds("write", source.memory().write(0, b"what the server has"))?;
+    client.post_one(SendOp::Read(remote::<B>(&source, 0)), 100, 19)?;
     client.completes("the reader", ONE, Completed::Read)?;
     equal("the bytes", client.bytes(100, 19)?, b"what the server has".to_vec())?;
     server.quiet("the peer")

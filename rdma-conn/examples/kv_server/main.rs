@@ -9,24 +9,25 @@
 //! a mio event loop, and another thread listens. Requests go to the threads in turn, and a
 //! connection stays with its thread: [`Threads`].
 
+use std::error::Error;
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use any_backend::{AnyBackend, BackendName, either, softsim};
+use clap::Parser;
+use connection_args::Network;
 use kv_store::{FrameReader, Store, Threads};
 use rdma_conn::{Descriptors, Limits, Options, Stream};
-use rdma_program::Network;
-use rdma_softsim::Fabric;
-use rdma_verbs::Verbs;
 use resp_rs::resp2::Frame;
 
 #[derive(Parser)]
-#[command(about = "A small RESP key-value server over RDMA")]
+#[command(version, about = "A small RESP key-value server over RDMA")]
 struct Arguments {
-    /// Where to run.
-    #[arg(long, value_enum, default_value = "verbs")]
-    backend: Backend,
+    /// Where to run. In softsim, a client here stores a key and reads it back.
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendName,
     /// The address of an RDMA device, and a port.
     #[arg(long, default_value = "0.0.0.0:6379")]
     listen: SocketAddr,
@@ -53,17 +54,18 @@ struct Arguments {
     network: Network,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Backend {
-    /// librdmacm and libibverbs.
-    Verbs,
-    /// An RDMA fabric inside this process, with a client that stores a key and reads it back.
-    Softsim,
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
+    rdma_program::run(|arguments: Arguments| match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kv_server: {error}");
+            ExitCode::from(rdma_program::status(&*error))
+        }
+    })
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
-    let arguments = Arguments::parse();
+fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let mut options = arguments.network.on(Options::default());
     options.protocol.window = arguments.window;
     options.eager_send_buffer = arguments.eager;
@@ -72,27 +74,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.protocol.stall_limit = Some(Duration::from_secs(60));
     let limits = Limits::default().connections(arguments.maxclients);
     let store = Arc::new(Store::default());
-    match arguments.backend {
-        Backend::Verbs => {
-            let backend = Verbs::load()?;
-            let threads =
-                Threads::start(&backend, arguments.listen, options, limits, arguments.threads, &store)?;
-            println!("kv_server: RDMA on {}", threads.local_addr().unwrap_or(arguments.listen));
+    let is_embedded = arguments.backend == BackendName::Softsim;
+    let listen = if is_embedded { ([192, 0, 2, 1], 6379).into() } else { arguments.listen };
+    either!(AnyBackend::open(arguments.backend, listen.ip())?, AnyBackend(backend) => {
+        let threads = Threads::start(&backend, listen, options, limits, arguments.threads, &store)?;
+        if !is_embedded {
+            println!("kv_server: RDMA on {}", threads.local_addr().unwrap_or(listen));
             match threads.run()? {}
         }
-        Backend::Softsim => {
-            let fabric = Fabric::new();
-            let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-            let backend = fabric.host(&[address.ip()]);
-            let threads = Threads::start(&backend, address, options, limits, arguments.threads, &store)?;
-            std::thread::spawn(move || {
-                let Err(error) = threads.run();
-                eprintln!("kv_server: {error}");
-            });
-            let client = Stream::connect(&fabric.host(&[[192, 0, 2, 2].into()]), address)?;
-            Ok(demonstrate(client)?)
-        }
-    }
+        std::thread::spawn(move || {
+            let Err(error) = threads.run();
+            eprintln!("kv_server: {error}");
+        });
+    });
+    Ok(demonstrate(Stream::connect(&softsim([192, 0, 2, 2]), listen)?)?)
 }
 
 fn demonstrate<B: Descriptors>(client: Stream<B>) -> std::io::Result<()> {

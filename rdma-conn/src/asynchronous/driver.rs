@@ -1,12 +1,12 @@
 use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
+use rdma_process::UnsharedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
@@ -20,7 +20,7 @@ use crate::error::Error;
 /// Drives an endpoint while it has a handle. After its runtime, the background thread takes over.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
-    readable: AsyncFd<Arc<OwnedFd>>,
+    readable: AsyncFd<Arc<UnsharedFd>>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -29,8 +29,8 @@ pub(super) fn drive<B: Descriptors>(shared: &Arc<Shared<B>>) -> Result<(), Error
     let runtime = Handle::try_current().map_err(|error| failed(io::Error::other(error)))?;
     #[allow(unsafe_code)]
     // SAFETY: `AsyncFd::register_with_interest` requires that the descriptor stays open, and the
-    // same, for as long as the `AsyncFd` lives. An `OwnedFd` is open and never changes until it is
-    // dropped. The `AsyncFd` keeps it alive through its `Arc`, and nothing here takes it out again.
+    // same, for as long as the `AsyncFd` lives. An `UnsharedFd` is open and never changes until it
+    // is dropped. The `AsyncFd` keeps it alive through its `Arc`, and nothing here takes it out.
     let readable =
         unsafe { AsyncFd::register_with_interest(Arc::clone(&shared.descriptor), Interest::READABLE) };
     let readable = readable.map_err(|error| failed(error.into()))?;
@@ -44,6 +44,7 @@ impl<B: Descriptors> Future for Driver<B> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
+        // The last handle woke this task when it was dropped.
         let Some(shared) = this.shared.upgrade() else { return Poll::Ready(()) };
         loop {
             // Readiness is edge-triggered: later arrivals wake the task, earlier ones are found
@@ -83,6 +84,8 @@ impl<B: Descriptors> Future for Driver<B> {
 impl<B: Descriptors> Drop for Driver<B> {
     fn drop(&mut self) {
         let Some(shared) = self.shared.upgrade() else { return };
+        // A turn that panicked may have lost what a wait needs, so the endpoint fails. A runtime
+        // that ends drops the task: the connections go on, and deliver (VR-CLOSE-001).
         if shared.state.is_poisoned() {
             shared.panicked();
         } else {
@@ -146,7 +149,7 @@ impl<B: Descriptors> Driven for Shared<B> {
         }
     }
 
-    fn descriptor(&self) -> Arc<OwnedFd> {
+    fn descriptor(&self) -> Arc<UnsharedFd> {
         Arc::clone(&self.descriptor)
     }
 
@@ -157,6 +160,11 @@ impl<B: Descriptors> Driven for Shared<B> {
 
 impl<B: Descriptors> Drop for Shared<B> {
     fn drop(&mut self) {
+        // A child has no driver, and another thread of the parent may have held the lock.
+        if rdma_process::is_child() {
+            return;
+        }
+        // The driver finds no endpoint then, and its task ends.
         let driver = self.lock().driver.take();
         if let Some(driver) = driver {
             driver.wake();

@@ -43,6 +43,7 @@ impl<B: Descriptors> ReadHalf<Arc<AsyncStream<B>>> {
         if !Arc::ptr_eq(&self.0, &other.0) {
             return Err((self, other));
         }
+        // Each half has a reference, so that this leaves one.
         drop(other);
         Arc::try_unwrap(self.0).map_err(|_| unreachable!("a stream has two halves"))
     }

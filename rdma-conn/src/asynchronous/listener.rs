@@ -58,6 +58,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// # Errors
     /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&self, options: Options) -> Result<(), Error> {
+        Error::unless_forked()?;
         self.shared.with(|state| state.endpoint.set_options(self.listener, options))
     }
 
@@ -86,6 +87,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// # Errors
     /// The errors are those of [`AsyncListener::accept`].
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<(AsyncStream<B>, SocketAddr), Error>> {
+        Error::unless_forked()?;
         self.shared.with(|state| {
             let Some(accepting) = state.listeners.get_mut(&self.listener) else {
                 return Poll::Ready(Err(Error::NoSuchConnection));
@@ -98,6 +100,7 @@ impl<B: Descriptors> AsyncListener<B> {
             if let Some(error) = state.endpoint.take_accept_error(self.listener).or(state.lost.clone()) {
                 return Poll::Ready(Err(error));
             }
+            // A task may poll often before it is woken.
             if !accepting.waiting.iter().any(|noted| noted.will_wake(cx.waker())) {
                 accepting.waiting.push(cx.waker().clone());
             }
@@ -131,9 +134,10 @@ impl<B: Descriptors> AsFd for AsyncListener<B> {
 
 impl<B: Descriptors> Drop for AsyncListener<B> {
     fn drop(&mut self) {
-        self.shared.with(|state| {
+        self.shared.release(|state| {
             state.endpoint.close_listener(self.listener);
             let accepting = state.listeners.remove(&self.listener).unwrap_or_default();
+            // No other handle knows these connections, so that they would stay for ever.
             for id in accepting.accepted {
                 state.tasks.remove(id);
                 state.endpoint.abort(id);

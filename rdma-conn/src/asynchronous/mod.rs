@@ -13,12 +13,13 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 
 use arrayvec::ArrayVec;
 use rdma_backend::time::Instant;
+use rdma_process::UnsharedFd;
 use tokio::net::ToSocketAddrs;
 
 use crate::background::{self, Driven, Schedule};
@@ -26,6 +27,7 @@ use crate::budget::Limits;
 use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, ListenerId, Usage};
 use crate::error::Error;
+use crate::fork::locked;
 use crate::options::Options;
 use crate::stream::Connect;
 
@@ -72,6 +74,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), descriptor });
         let driven = drive(&shared);
+        // The handle is dropped with the error, and its bytes must still be delivered
+        // (VR-CLOSE-001).
         if driven.is_err() {
             let weak: Weak<Shared<B>> = Arc::downgrade(&shared);
             background::drive(weak);
@@ -84,6 +88,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// # Errors
     /// The errors are those of [`Endpoint::listen`].
     pub fn listen(&self, address: SocketAddr, options: Options) -> Result<AsyncListener<B>, Error> {
+        Error::unless_forked()?;
         // Under one lock: the driver must not see a connection of an unknown listener.
         let listener = self.shared.with(|state| {
             let listener = state.endpoint.listen(address, options)?;
@@ -200,7 +205,7 @@ impl<B: Descriptors> std::fmt::Debug for WeakAsyncEndpoint<B> {
 /// The driver holds no strong reference, so the endpoint drops with its last handle.
 struct Shared<B: Descriptors> {
     state: Mutex<EndpointTasks<B>>,
-    descriptor: Arc<OwnedFd>,
+    descriptor: Arc<UnsharedFd>,
 }
 
 struct EndpointTasks<B: Descriptors> {
@@ -238,7 +243,7 @@ enum Want {
 impl<B: Descriptors> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, EndpointTasks<B>> {
         // A driver that panics with the lock marks the endpoint as lost.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut EndpointTasks<B>) -> T) -> T {
@@ -260,9 +265,11 @@ impl<B: Descriptors> Shared<B> {
         want: Want,
         mut step: impl FnMut(&mut Endpoint<B>) -> Result<Option<T>, Error>,
     ) -> Poll<Result<T, Error>> {
+        Error::unless_forked()?;
         self.with(|state| {
             let mut result = step(&mut state.endpoint).transpose();
             if result.is_none() {
+                // After `step`: what arrived before the loss can still be read.
                 if let Some(error) = &state.lost {
                     return Poll::Ready(Err(error.clone()));
                 }
@@ -289,10 +296,19 @@ impl<B: Descriptors> Shared<B> {
         })
     }
 
+    /// Runs `release` for a handle that is dropped. A forked child leaves all to its parent.
+    fn release(&self, release: impl FnOnce(&mut EndpointTasks<B>)) {
+        if !rdma_process::is_child() {
+            self.with(release);
+        }
+    }
+
     fn abandon(self: &Arc<Self>, id: ConnectionId) {
-        self.with(|state| {
+        self.release(|state| {
             state.tasks.remove(id);
             let linger = state.endpoint.connection(id).map(|connection| connection.options().linger);
+            // Bytes are delivered without a handle, so the endpoint holds a reference to itself
+            // (VR-CLOSE-001). A lost one delivers nothing, and would hold it for ever.
             if state.endpoint.abandon(id, linger.unwrap_or_default()).is_ok() && state.lost.is_none() {
                 state.keep_itself(self);
             }
@@ -348,6 +364,7 @@ impl<B: Descriptors> EndpointTasks<B> {
                 Event::Writable(id) | Event::Returned(id) => (id, false, true),
                 Event::Opened { id, listener: None } | Event::Ended(id) => (id, true, true),
             };
+            // Connections without a handle have no task.
             let Some(tasks) = self.tasks.get_mut(id) else { continue };
             wake.extend(tasks.reader.take_if(|_| reads));
             wake.extend(tasks.writer.take_if(|_| writes));
@@ -361,6 +378,7 @@ impl<B: Descriptors> EndpointTasks<B> {
 
     fn sooner(&mut self) -> Option<Waker> {
         let next = self.endpoint.next_timeout()?;
+        // The driver wakes in time without a call.
         if self.sleeps_until.is_some_and(|at| at <= next) { None } else { self.driver.take() }
     }
 
@@ -371,6 +389,7 @@ impl<B: Descriptors> EndpointTasks<B> {
     fn lose(&mut self, error: Error) -> Vec<Waker> {
         tracing::warn!(%error, "an endpoint is lost");
         self.lost = Some(error);
+        // Nothing drives it any more, so that no close can complete.
         self.itself = None;
         let tasks = self.tasks.values_mut().flat_map(|tasks| [tasks.reader.take(), tasks.writer.take()]);
         let waiting = self.listeners.values_mut().flat_map(|accepting| accepting.waiting.drain(..));

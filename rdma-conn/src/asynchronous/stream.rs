@@ -23,6 +23,7 @@ use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
+use crate::memory::Registrar;
 use crate::stream::{Connect, Stream};
 
 /// A byte stream over RDMA for tokio. It implements [`AsyncRead`] and [`AsyncWrite`].
@@ -67,7 +68,9 @@ impl<B: Descriptors> AsyncStream<B> {
         how: &Connect,
         domain: Option<&ProtectionDomain<B>>,
     ) -> Result<Self, Error> {
+        Error::unless_forked()?;
         let id = shared.with(|state| {
+            // Under one lock: an event that finds no entry wakes no task.
             let id = state.endpoint.dial(peer, how.local, how.timeout, how.options, domain.cloned())?;
             state.tasks.insert(id, Tasks::default());
             Ok::<_, Error>(id)
@@ -93,6 +96,11 @@ impl<B: Descriptors> AsyncStream<B> {
             unreachable!("a stream has a connection, until it is dropped")
         };
         ask(connection)
+    }
+
+    fn registrar(&self) -> Result<Registrar<B>, Error> {
+        Error::unless_forked()?;
+        Ok(self.ask(Connection::registrar))
     }
 
     /// Returns the peer's address.
@@ -125,7 +133,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.ask(Connection::registrar).buffer(len, Access::NONE)
+        self.registrar()?.buffer(len, Access::NONE)
     }
 
     /// Sends bytes of `buffer` without a copy, from the start of `range`, behind earlier writes.
@@ -157,7 +165,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.ask(Connection::registrar).buffer(len, Access::REMOTE_WRITE)
+        self.registrar()?.buffer(len, Access::REMOTE_WRITE)
     }
 
     /// Registers memory that the application already has. See [`Connection::register_memory`].
@@ -169,7 +177,7 @@ impl<B: Descriptors> AsyncStream<B> {
         memory: impl CallerMemory,
         access: Access,
     ) -> Result<RegisteredBuffer<B>, Error> {
-        self.ask(Connection::registrar).register_memory(memory, access)
+        self.registrar()?.register_memory(memory, access)
     }
 
     /// Returns the protection domain, for [`AsyncEndpoint::connect_in`].
@@ -191,6 +199,7 @@ impl<B: Descriptors> AsyncStream<B> {
         range: Range<usize>,
     ) -> Result<Received, Error> {
         let mut receiving = Receiving::new(Arc::clone(buffer), range);
+        // Also if the future is dropped: no further window may lie in the buffer then (VR-MEM-019).
         let _until_the_end = Landing { shared: &self.shared, id: self.id };
         poll_fn(|cx| self.poll(cx, Want::Read, |endpoint, id| endpoint.receive(id, &mut receiving))).await
     }
@@ -206,6 +215,7 @@ impl<B: Descriptors> AsyncStream<B> {
 
     fn poll_close(&self, cx: &mut Context<'_>, linger: Duration) -> Poll<Result<(), Error>> {
         self.poll(cx, Want::Write, |endpoint, id| {
+            // Each poll repeats the close, whose first deadline holds.
             endpoint.close(id, linger)?;
             endpoint.closed(id)
         })
@@ -230,7 +240,7 @@ struct Landing<'a, B: Descriptors> {
 impl<B: Descriptors> Drop for Landing<'_, B> {
     fn drop(&mut self) {
         // The connection exists: its stream is borrowed.
-        let _is_there = self.shared.with(|state| state.endpoint.stop_landing(self.id));
+        self.shared.release(|state| _ = state.endpoint.stop_landing(self.id));
     }
 }
 
@@ -251,7 +261,7 @@ impl<B: Descriptors> Dialing<'_, B> {
 impl<B: Descriptors> Drop for Dialing<'_, B> {
     fn drop(&mut self) {
         if !self.done {
-            self.shared.with(|state| {
+            self.shared.release(|state| {
                 state.tasks.remove(self.id);
                 state.endpoint.abort(self.id);
             });
@@ -262,8 +272,14 @@ impl<B: Descriptors> Drop for Dialing<'_, B> {
 /// Calls of the traits below, shared with the halves.
 impl<B: Descriptors> AsyncStream<B> {
     pub(super) fn read_shared(&self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let unfilled = into.initialize_unfilled();
-        let read = ready!(self.poll(cx, Want::Read, |endpoint, id| endpoint.read(id, unfilled)))?;
+        let read = ready!(self.poll(cx, Want::Read, |endpoint, id| {
+            // A buffer that has grown once has megabytes of spare capacity. Initialise only what
+            // the read fills. Without unread bytes, a read into one byte shows whether the stream
+            // has ended.
+            let unread = endpoint.connection(id).map_or(0, Connection::unread);
+            let most = usize::try_from(unread).unwrap_or(usize::MAX).max(1).min(into.remaining());
+            endpoint.read(id, into.initialize_unfilled_to(most))
+        }))?;
         into.advance(read);
         Poll::Ready(Ok(()))
     }
@@ -279,6 +295,7 @@ impl<B: Descriptors> AsyncStream<B> {
     }
 
     pub(super) fn shutdown_shared(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Error::unless_forked()?;
         let linger = self.ask(|connection| connection.options().linger);
         ready!(self.poll_close(cx, linger))?;
         Poll::Ready(Ok(()))

@@ -1,6 +1,7 @@
 //! Copies application bytes into the send buffer and out of the windows.
 
 use std::io::IoSlice;
+use std::time::Duration;
 
 use rdma_backend::memory::SharedMemory;
 use rdma_backend::{Backend, Region};
@@ -9,6 +10,9 @@ use rdma_proto::{ApiMisuse, Span};
 use super::Connection;
 use crate::arrived::Arrived;
 use crate::error::Error;
+
+/// How long after a refusal the full send buffer is requested again.
+const GROWTH_PAUSE: Duration = Duration::from_millis(100);
 
 impl<B: Backend> Connection<B> {
     /// See [`Endpoint::read`](crate::Endpoint::read).
@@ -28,6 +32,7 @@ impl<B: Backend> Connection<B> {
             self.went_on();
             return Ok(Some(read));
         }
+        // Only now: bytes that arrived before the end are read first (VR-CLOSE-002).
         if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
     }
 
@@ -83,12 +88,12 @@ impl<B: Backend> Connection<B> {
             [all] => all.len(),
             pieces => total(pieces),
         };
-        if self.memory.send_buffer().is_none() {
-            self.add_send_buffer(bytes)?;
+        if self.memory.can_grow() {
+            self.grow_for(bytes);
         }
-        let Some(send_buffer) = self.memory.send_buffer() else { return self.refuse_bytes(bytes) };
         let Some(place) = self.machine.put(bytes) else { return self.refuse_bytes(bytes) };
-        fill(send_buffer, place, from, 0);
+        fill(self.memory.send_buffer(), place, from, 0);
+        // A mark, which `handle_time` turns into a time: a write reads no clock.
         self.used = true;
         let mut written = place.len as usize;
         // A single WRITE of all bytes leaves room.
@@ -103,8 +108,8 @@ impl<B: Backend> Connection<B> {
     fn write_rest(&mut self, from: &[IoSlice<'_>], written: usize, bytes: usize) -> usize {
         // They wrap to the beginning of the send buffer.
         let place = self.machine.put(bytes - written);
-        if let (Some(send_buffer), Some(place)) = (self.memory.send_buffer(), place) {
-            fill(send_buffer, place, from, written);
+        if let Some(place) = place {
+            fill(self.memory.send_buffer(), place, from, written);
         }
         self.note_waits();
         place.map_or(0, |place| place.len as usize)
@@ -115,13 +120,34 @@ impl<B: Backend> Connection<B> {
         self.more = true;
     }
 
-    #[cold]
-    fn add_send_buffer(&mut self, bytes: usize) -> Result<(), Error> {
-        if bytes > 0 && self.machine.takes_bytes() {
-            self.memory.add_send_buffer()?;
-            (self.sooner, self.more) = (true, true);
+    /// Registers the full send buffer for a write that reaches the end of the small one. A
+    /// connection that has sent so much sends more, and a short ring needs more completions.
+    ///
+    /// If it cannot be registered, the small one sends the bytes, more slowly. Memory that an idle
+    /// connection has given back may be in use: that must not end the connection.
+    #[inline(never)]
+    fn grow_for(&mut self, bytes: usize) {
+        let fits = bytes < self.machine.space().len as usize;
+        let length = self.options.protocol.send_buffer;
+        if fits || !self.machine.takes_bytes() || !self.machine.can_replace_send_buffer(length) {
+            return;
         }
-        Ok(())
+        let now = self.now();
+        if now < self.grows_at {
+            return;
+        }
+        match self.memory.add_send_buffer() {
+            Ok(length) => {
+                self.machine.replace_send_buffer(length);
+                // The new buffer has a time of release, which a WRITE within the budget would not
+                // report.
+                (self.sooner, self.more) = (true, true);
+            }
+            Err(error) => {
+                tracing::debug!(peer = %self.peer, %error, "no memory for the send buffer");
+                self.grows_at = now.after(GROWTH_PAUSE);
+            }
+        }
     }
 
     /// Returns why no byte was taken: the connection ended, there is no room, or `bytes` is zero.
@@ -129,6 +155,7 @@ impl<B: Backend> Connection<B> {
     fn refuse_bytes(&mut self, bytes: usize) -> Result<Option<usize>, Error> {
         if !self.machine.takes_bytes() {
             self.check()?;
+            // For its error: after a close, or an end in order, `check` finds none.
             self.machine.commit(0)?;
         }
         self.note_waits();
@@ -181,5 +208,6 @@ fn fill_from(room: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>], mut taken: usi
 
 #[inline(never)]
 fn total(pieces: &[IoSlice<'_>]) -> usize {
+    // Pieces may name the same memory many times, so that their sum may overflow.
     pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.len()))
 }

@@ -18,6 +18,8 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn handle_time(&mut self, now: Instant) {
         self.machine.handle_timeout(now);
         if self.machine.state() == State::Open && now >= self.busy.after(self.options.keep_memory) {
+            // Used since the last visit, at an unknown time. So memory stays for one to two times
+            // `keep_memory`.
             if std::mem::take(&mut self.used) {
                 self.busy = now;
             } else {
@@ -27,9 +29,12 @@ impl<B: Backend> Connection<B> {
         self.post(Some(now));
     }
 
+    // The send buffer stays until all of it has arrived: the device may read it again, to repeat a
+    // lost packet (VR-XFER-011).
     fn release_memory(&mut self, now: Instant) {
-        if self.machine.unconfirmed() == 0 {
-            self.memory.drop_send_buffer();
+        if self.machine.unconfirmed() == 0 && self.memory.has_full_send_buffer() {
+            let length = self.memory.drop_send_buffer();
+            self.machine.replace_send_buffer(length);
         }
         if let Some(index) = self.machine.drop_region() {
             self.memory.drop_window(index);
@@ -40,6 +45,7 @@ impl<B: Backend> Connection<B> {
     #[cold]
     pub(super) fn refused(&mut self, call: &'static str, error: B::Error) {
         tracing::debug!(peer = %self.peer, %error, call, "refused");
+        // Only the first error counts (VR-CLOSE-006).
         if self.check().is_ok() {
             self.cause = Cause::Known(Error::backend(call)(error));
         }
@@ -60,6 +66,11 @@ impl<B: Backend> Connection<B> {
                 let now = self.now();
                 self.machine.handle_established(now, peer.rnr_retry_count);
                 self.post(Some(now));
+            }
+            // The server gave up a connection before it saw the handshake's last message: an end.
+            CmEventKind::Rejected { .. } if matches!(self.machine.state(), State::Open | State::Closing) => {
+                self.machine.handle_disconnected();
+                self.post(None);
             }
             // Every outcome other than a connection is an error (VR-CONN-006).
             CmEventKind::Rejected { reason } => self.fail(Error::rejected(self.peer, reason)),
@@ -106,6 +117,7 @@ impl<B: Backend> Connection<B> {
         if self.check().is_ok() {
             self.cause = Cause::Known(failure);
         }
+        // To the machine this is an end like any other. `cause` has the reason.
         self.machine.handle_disconnected();
         self.post(None);
     }
@@ -186,6 +198,8 @@ impl<B: Backend> Connection<B> {
                     // A flush explains nothing if a cause is known.
                     (CompletionStatus::WR_FLUSH_ERR, _, Cause::Suspect(_) | Cause::Known(_))
                     | (CompletionStatus::RETRY_EXC_ERR, None, Cause::Known(_)) => {}
+                    // Both follow from an orderly end, too: an unread event may say so
+                    // (VR-CLOSE-009).
                     (CompletionStatus::WR_FLUSH_ERR, ..) | (CompletionStatus::RETRY_EXC_ERR, None, _) => {
                         self.cause = Cause::Suspect(failure);
                     }
@@ -200,6 +214,7 @@ impl<B: Backend> Connection<B> {
     /// Attributes a failure on a shared queue that names no queue pair. Returns true if this queue
     /// pair has stopped for an unknown reason.
     pub(crate) fn has_failed_by(&mut self, failure: CompletionError) -> bool {
+        // After the end a flush is no error, and a known cause stays (VR-CLOSE-008).
         if !matches!(self.cause, Cause::Machine) || self.machine.has_ended() {
             return false;
         }
@@ -218,8 +233,9 @@ impl<B: Backend> Connection<B> {
         matches!(self.cause, Cause::Suspect(_))
     }
 
-    /// Blames the peer for a failure that no event explained. First read all events: after an
-    /// orderly disconnect, a late program finds unacknowledged requests too (VR-CLOSE-005).
+    /// Blames the peer for a failure that no event explained. First read all events
+    /// (VR-CLOSE-009): after an orderly disconnect, a late program finds unacknowledged requests
+    /// too (VR-CLOSE-005).
     pub(crate) fn conclude(&mut self) {
         if let Cause::Suspect(failure) = self.cause {
             self.cause = Cause::Machine;
@@ -244,8 +260,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Posts `count` receives, at most [`BATCH`], in place of those consumed (VR-RES-003).
-    #[inline]
+    /// Posts `count` receives, at most [`BATCH`], in place of those consumed (VR-RES-003). Call it
+    /// before the connection acts on what consumed them (VR-RES-012).
     pub(super) fn post_receives(&mut self, count: usize) {
         if self.machine.has_ended() {
             return;
@@ -313,6 +329,7 @@ impl<B: Backend> Connection<B> {
         let Some(action) = self.machine.poll_action(now) else { return false };
         let Some(first) = self.memory.request(self.max_inline, action) else { return self.disconnect() };
         self.work.doorbells += 1;
+        // Nearly always nothing follows, and a chain of one needs no array.
         let (posted, mut more) = if self.machine.is_settled() {
             (self.pair.post_send(slice::from_ref(&first)), false)
         } else {
@@ -326,6 +343,7 @@ impl<B: Backend> Connection<B> {
         };
         if let Err(error) = posted {
             self.refused("ibv_post_send", error.error);
+            // A disconnect is due now, by which the peer learns of the end (VR-CLOSE-003).
             more = true;
         }
         more

@@ -71,6 +71,8 @@ pub struct Connection<B: Backend> {
     busy: Instant,
     /// Whether it was used since `busy`.
     used: bool,
+    /// Earliest time to request the full send buffer again, after a refusal.
+    grows_at: Instant,
     /// Whether [`Connection::next_timeout`] has moved nearer.
     sooner: bool,
     /// Whether the last write left no room, so that the next one waits.
@@ -110,8 +112,9 @@ pub struct Work {
 }
 
 impl<B: Backend> Connection<B> {
-    /// Makes a connection with all receives posted, for the peer's first message (VR-CONN-003).
-    /// `options` fit the device, and `completions` has room for [`Options::completions`].
+    /// Makes a connection with all receives posted, for the peer's first message (VR-CONN-003), and
+    /// without a window. `options` fit the device, and `completions` has room for
+    /// [`Options::completions`].
     pub(crate) fn new(
         backend: B,
         id: B::Identifier,
@@ -121,6 +124,7 @@ impl<B: Backend> Connection<B> {
         domain: Option<ProtectionDomain<B>>,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
+        // The side that dials is the client, whatever role the settings name.
         options.protocol.role = role;
         let domain = match domain {
             Some(domain) => {
@@ -138,12 +142,12 @@ impl<B: Backend> Connection<B> {
         let pair = id
             .create_queue_pair(domain.lower(), completions, depth)
             .map_err(Error::backend("creating a queue pair"))?;
-        let mut memory = Memory::register(domain, &options, budget)?;
-        if options.eager_send_buffer {
-            memory.add_send_buffer()?;
-        }
-        let begin = options.protocol.windows(1);
-        let machine = Machine::new(begin, [memory.first_window(), Default::default()])?;
+        let memory = Memory::register(domain, &options, budget)?;
+        // The second window and the full send buffer come with work (docs/decisions.md, 10).
+        let begin = options.protocol.windows(1).send_buffer(Memory::<B>::small(&options));
+        let mut machine = Machine::new(begin, Default::default())?;
+        // Callers open it: that of a listener's connection once the program has it (VR-SEC-007).
+        machine.withhold_window();
         let busy = backend.now();
         let mut connection = Self {
             max_inline: pair.max_inline(),
@@ -159,15 +163,39 @@ impl<B: Backend> Connection<B> {
             peer,
             busy,
             used: false,
+            grows_at: Instant::default(),
             sooner: false,
             lacks_room: false,
             more: false,
         };
+        // A receive that is refused ends the connection, which `check` finds.
         for posted in (0..usize::from(options.receives)).step_by(BATCH) {
             connection.post_receives(BATCH.min(usize::from(options.receives) - posted));
         }
         connection.check()?;
         Ok(connection)
+    }
+
+    /// Registers what a connection has that the program uses: its first window and, if the options
+    /// say so, its send buffer. A stranger costs neither.
+    pub(crate) fn admit(&mut self) -> Result<(), Error> {
+        self.open_window()?;
+        let length = self.options.protocol.send_buffer;
+        if self.options.eager_send_buffer && self.machine.can_replace_send_buffer(length) {
+            let length = self.memory.add_send_buffer()?;
+            self.machine.replace_send_buffer(length);
+        }
+        Ok(())
+    }
+
+    /// Registers the first window, unless there is one, and announces it once established.
+    fn open_window(&mut self) -> Result<(), Error> {
+        if !self.memory.has_window() && !self.has_ended() {
+            let address = self.memory.add_window(0)?;
+            self.machine.open_window(address, self.memory.window());
+            self.post(None);
+        }
+        Ok(())
     }
 
     pub(crate) fn connect(&self) -> Result<(), Error> {
@@ -310,7 +338,8 @@ impl<B: Backend> Connection<B> {
 
     /// Returns when the endpoint must handle the connection next.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let ample = self.memory.send_buffer().is_some()
+        // With windows announced ahead, the peer may write to both, and neither is released.
+        let ample = self.memory.has_full_send_buffer()
             || self.memory.has_both_windows() && !self.machine.announces_ahead();
         let ample = ample && self.machine.state() == State::Open;
         let release = ample.then(|| self.busy.after(self.options.keep_memory));
@@ -335,6 +364,14 @@ impl<B: Backend> Connection<B> {
 
     /// See [`Endpoint::close`](crate::Endpoint::close). Also works before it is established.
     pub(crate) fn close(&mut self, linger: Duration) {
+        // A refused peer may send a request before it reads why, and needs no more room than that.
+        // Without it, the peer may miss the reason.
+        if self.machine.unconfirmed() > 0 && !self.memory.has_window() {
+            self.memory.be_brief();
+            if let Err(error) = self.open_window() {
+                tracing::debug!(peer = %self.peer, %error, "no window for a refused peer");
+            }
+        }
         let now = self.now();
         self.machine.close(now, linger);
         self.post(Some(now));
@@ -410,6 +447,7 @@ impl<B: Backend> Connection<B> {
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
         self.check()?;
+        // For its error only: after a close, or an end in order, `check` finds none.
         self.machine.lend(0)?;
         if buffer.domain() != self.memory.domain() {
             return Err(Error::ForeignBuffer);
@@ -425,6 +463,7 @@ impl<B: Backend> Connection<B> {
         }
         self.machine.lend(bytes)?;
         if bytes > 0 {
+            // The position behind everything taken so far, which ends with these bytes.
             let until = self.machine.confirmed() + self.machine.unconfirmed();
             self.memory.lendings.add(Arc::clone(buffer), range.start, until);
             self.work.lent += bytes as u64;

@@ -17,6 +17,7 @@ impl<I: Iterator<Item = Completion> + Clone> Run<I> {
     /// Takes the next run out of `polled`.
     #[inline(always)]
     pub(crate) fn next(polled: &mut I) -> Option<Self> {
+        // Kept to take the completions one by one, if they cannot be handled as a sum.
         let begin = polled.clone();
         let first = polled.next()?;
         let mut run = Self { queue_pair: first.queue_pair, count: 0, announces: true, bytes: 0, begin };
@@ -35,6 +36,7 @@ impl<I: Iterator<Item = Completion> + Clone> Run<I> {
     fn add(&mut self, completion: &Completion) {
         self.count += 1;
         match completion.result {
+            // At most a batch of u32, which a u64 holds.
             Ok(Completed::RecvWrite { immediate }) => self.bytes += u64::from(immediate.0),
             _ => self.announces = false,
         }

@@ -102,6 +102,7 @@ impl Awake {
         }
         self.phase = Phase::Unfinished;
         self.unasked = self.unasked.saturating_add(1);
+        // A steady flow of completions must not hide other events.
         self.events_wait || self.is_long_unasked()
     }
 
@@ -112,9 +113,12 @@ impl Awake {
     /// Decides what follows a look. `armed` says whether all queues were armed before it.
     #[inline]
     fn after_look(&mut self, found: Found, armed: bool) -> Next {
+        // Completions that are there already raise no wake-up (ibv_req_notify_cq(3)), so take them
+        // first.
         if found == Found::More {
             return Next::Look;
         }
+        // Not once armed: busy-polling is to save that call.
         if !armed && self.spin.goes_on(found == Found::All, self.seen) {
             self.phase = Phase::Spinning;
             return Next::Spin;
@@ -123,9 +127,12 @@ impl Awake {
         if self.unasked > 0 {
             return Next::Ask;
         }
+        // What arrived since the last look raises no wake-up either, so arming is followed by a
+        // look.
         if !armed {
             return Next::Arm;
         }
+        // Everything that came before arming is taken, and what comes later raises a wake-up.
         self.phase = Phase::Armed;
         Next::Rest
     }
@@ -155,6 +162,8 @@ pub(super) trait Turns {
     /// first, so that one look is enough if it takes everything.
     #[inline(always)]
     fn turn(&mut self) -> Result<(), Self::Error> {
+        // A queue that is armed may have raised its wake-up, which disarmed it. Only the kernel
+        // knows.
         let mut asks = self.awake().begin() || self.any_armed();
         let mut arms = self.awake().spin.is_off();
         for _ in 0..ROUNDS {
@@ -169,6 +178,7 @@ pub(super) trait Turns {
                 Next::Spin | Next::Rest => return Ok(()),
             }
         }
+        // Bounded, because an event loop has other work, too (VR-RES-007). The next turn goes on.
         self.awake().has_more();
         Ok(())
     }
@@ -179,14 +189,17 @@ pub(super) trait Turns {
         let awake = self.awake();
         awake.unasked = awake.unasked.saturating_add(1);
         let asks = asks && awake.is_long_unasked();
+        // A waker ends the wait that finds its call, although nothing has arrived.
         if asks && self.ask(Some(Duration::ZERO))? || self.look_for(limit)? {
             self.awake().has_more();
             return Ok(());
         }
+        // It found work: what is left behind that may raise no wake-up.
         if self.look(true)? != Found::Nothing {
             self.awake().has_more();
             return Ok(());
         }
+        // Before `idle_for`, to which another phase means work.
         self.awake().phase = Phase::Armed;
         let limit = match (self.idle_for(), limit) {
             (Some(idle), Some(limit)) => Some(idle.min(limit)),
@@ -210,6 +223,7 @@ pub(super) trait Turns {
             let deaf = self.any_deaf();
             let awake = self.awake();
             let by = begun.get_or_insert_with(|| limit.map(|limit| awake.seen.after(limit)));
+            // If every queue is armed, sleeping costs no further call of the device.
             let goes_on = awake.spin.goes_on(found, awake.seen) && deaf;
             if found || !goes_on || by.is_some_and(|by| awake.seen >= by) {
                 return Ok(found);

@@ -23,7 +23,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// Also returns an error if there is no such connection.
     #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
+        Error::unless_forked()?;
         let connection = self.members.get_mut(id.0).and_then(|member| member.connection.as_mut());
+        // This empties no window, so nothing is posted and no due time comes nearer.
         match connection.and_then(|connection| connection.read_at_once(into)) {
             Some(read) => Ok(Some(read)),
             None => self.read_in_steps(id, into),
@@ -65,6 +67,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns an error if there is no such connection.
     pub fn stop_landing(&mut self, id: ConnectionId) -> Result<(), Error> {
+        Error::unless_forked()?;
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.stop_landing();
         member.note_sooner(id, &mut self.touched);
@@ -77,6 +80,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an error, and consumes none, if fewer have arrived or there is no such connection.
     #[inline]
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
+        Error::unless_forked()?;
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.consume(bytes)?;
         member.note_sooner(id, &mut self.touched);
@@ -88,10 +92,10 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// Returns the error that ended the connection, or an error if it has ended or this side has
-    /// closed it. Also returns an error if the send buffer cannot be registered, which does not end
-    /// the connection, or if there is no such connection.
+    /// closed it, or if there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        Error::unless_forked()?;
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
         let written = connection.write(from)?;
@@ -127,6 +131,7 @@ impl<B: Descriptors> Endpoint<B> {
         buffer: &Arc<RegisteredBuffer<B>>,
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
+        Error::unless_forked()?;
         let wanted = range.len();
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let lent = member.live()?.try_lend(buffer, range)?;
@@ -164,6 +169,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an error if there is no such connection.
     pub fn close(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
         self.member(id)?.close(linger);
+        self.refused(id);
         self.settle(id);
         Ok(())
     }
@@ -182,17 +188,25 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns an error if there is no such connection.
     pub fn abandon(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
+        // Before `close`, which then forgets a connection that has already ended.
         self.member(id)?.abandoned = true;
         self.close(id, linger)
     }
 
     /// Ends a connection at once, if it has not ended, and forgets it. Written bytes may be lost.
     pub fn abort(&mut self, id: ConnectionId) {
+        // A child ends nothing of its parent's (VR-RES-010).
+        if rdma_process::is_child() {
+            return;
+        }
         let Some(mut member) = self.members.remove(id.0) else { return };
         self.timers.set(id, &mut member.due, None);
         self.identifiers.remove(&member.key);
+        self.newcomers.has_room();
+        self.events.forget(member.key);
         let (queue, options) = (member.queue, member.options);
         let pair = member.connection.as_ref().map(|connection| connection.queue_pair_number());
+        // The queue pair goes first (VR-RES-001): only then can no more of its completions come.
         drop(member);
         if let Some(queue) = queue {
             self.queues.leave(queue, pair, &options);

@@ -10,7 +10,7 @@ use rdma_proto::Role;
 use super::member::Member;
 use super::watch::Descriptors;
 use super::{ConnectionId, Endpoint, Event, ListenerId};
-use crate::budget::{Budget, Place};
+use crate::budget::{Budget, Newcomer, Place};
 use crate::connecting::{Connecting, set_ack_timeout};
 use crate::connection::Connection;
 use crate::domain::ProtectionDomain;
@@ -30,7 +30,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// Listens on `address`. Port 0 picks a free port. Accepted connections use `options`.
     ///
     /// # Errors
-    /// Returns an error if no RDMA device has the address, it is taken, or an option is invalid.
+    /// Returns an error if no RDMA device has the address, it is taken, or an option is invalid. An
+    /// endpoint with [`SharedEvents`](crate::SharedEvents) cannot listen.
     pub fn listen(&mut self, address: SocketAddr, options: Options) -> Result<ListenerId, Error> {
         self.listen_for(address, options, false)
     }
@@ -42,8 +43,11 @@ impl<B: Descriptors> Endpoint<B> {
         options: Options,
         hands_over: bool,
     ) -> Result<ListenerId, Error> {
+        Error::unless_forked()?;
         options.check()?;
-        let id = self.events.listen(address, 0).map_err(Error::backend("listening"))?;
+        // Requests that wait in an inbox would hold memory without a limit.
+        let Some(channel) = self.events.own() else { return Err(Error::Listening) };
+        let id = channel.listen(address, 0).map_err(Error::backend("listening"))?;
         let key = id.key();
         self.listeners.insert(key, Listening { id, options, hands_over, error: None });
         Ok(ListenerId(key))
@@ -68,7 +72,11 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Stops listening. Accepted connections continue.
     pub fn close_listener(&mut self, listener: ListenerId) {
+        if rdma_process::is_child() {
+            return;
+        }
         self.listeners.remove(&listener.0);
+        self.newcomers.close_listener(listener.0);
     }
 
     /// Returns the error that kept a listener from accepting, after [`Event::AcceptFailed`]. If its
@@ -87,9 +95,11 @@ impl<B: Descriptors> Endpoint<B> {
         if let Some(listening) = self.listeners.get_mut(&listener.0) {
             listening.hands_over = false;
         }
+        // A listener's endpoint was made for itself alone. Now all that it accepts share its
+        // queues.
         self.queues.share();
         if let Some(request) = self.requests.take() {
-            self.request(listener.0, request);
+            self.request(listener.0, request, self.backend.now());
         }
     }
 
@@ -143,11 +153,15 @@ impl<B: Descriptors> Endpoint<B> {
         options: Options,
         domain: Option<ProtectionDomain<B>>,
     ) -> Result<ConnectionId, Error> {
+        Error::unless_forked()?;
         options.check()?;
         let place = self.budget.place()?;
-        let (connecting, key) =
-            Connecting::<B>::dial(&self.events, (peer, local), &options, self.now(), timeout)?;
-        let mut member = Member::new(connecting, (key, peer), options, place, (Role::Client, None));
+        // Shared events have an inbox for it from here on, which an error must remove.
+        let id = self.events.create_id().map_err(Error::backend("creating a connection identifier"))?;
+        let key = id.key();
+        let connecting = Connecting::<B>::dial(id, (peer, local), &options, self.now(), timeout)
+            .inspect_err(|_| self.events.forget(key))?;
+        let mut member = Member::new(connecting, (key, peer), options, place, Role::Client);
         member.domain = domain;
         Ok(self.enter(member))
     }
@@ -164,31 +178,6 @@ impl<B: Descriptors> Endpoint<B> {
             member.fail(error);
         }
         self.settle(id);
-    }
-
-    pub(super) fn request(&mut self, listener: IdentifierKey, identifier: B::Identifier) {
-        let Some(listening) = self.listeners.get(&listener) else { return };
-        if listening.hands_over {
-            self.requests = Some(identifier);
-            return;
-        }
-        let options = listening.options;
-        let peer = identifier.peer_addr();
-        // Dropping an identifier rejects its peer, so it learns of every error (VR-RES-006).
-        let accepted = self
-            .budget
-            .place()
-            .and_then(|place| self.accept(identifier, options, place, Some(ListenerId(listener))));
-        match accepted {
-            Ok(_) => self.usage.accepted += 1,
-            Err(error) => {
-                self.usage.rejected += 1;
-                tracing::warn!(?peer, %error, "a connection was rejected");
-                if error.concerns_everybody() {
-                    self.accept_failed(listener, error);
-                }
-            }
-        }
     }
 
     pub(super) fn accept_failed(&mut self, listener: IdentifierKey, error: Error) {
@@ -215,9 +204,10 @@ impl<B: Descriptors> Endpoint<B> {
         Request { identifier }: Request<B>,
         options: Options,
     ) -> Result<ConnectionId, Error> {
+        Error::unless_forked()?;
         options.check()?;
         let place = self.budget.place()?;
-        identifier.migrate(&self.events).map_err(Error::backend("moving a request to the endpoint"))?;
+        self.events.migrate(&identifier).map_err(Error::backend("moving a request to the endpoint"))?;
         self.accept(identifier, options, place, None)
     }
 
@@ -231,26 +221,32 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<(Self, ConnectionId), Error> {
         // Check the budget before anything is made for it.
         budget.has(Memory::<B>::idle(&options))?;
+        // With a channel of its own: the end of the listener's would end it, too (VR-CONN-014).
         let mut endpoint = Self::of_one(backend, Arc::clone(budget))?;
-        identifier
-            .migrate(&endpoint.events)
+        endpoint
+            .events
+            .migrate(&identifier)
             .map_err(Error::backend("moving a connection to its own event channel"))?;
         let id = endpoint.accept(identifier, options, place, None)?;
         Ok((endpoint, id))
     }
 
-    fn accept(
+    /// Accepts a request, of a listener unless the program has examined it.
+    pub(super) fn accept(
         &mut self,
         identifier: B::Identifier,
         options: Options,
         place: Place,
-        listener: Option<ListenerId>,
+        arrives: Option<(ListenerId, Newcomer)>,
     ) -> Result<ConnectionId, Error> {
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
         set_ack_timeout::<B>(&identifier, &options)?;
         let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
-        let whose = (Role::Server, listener);
-        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, whose));
+        let mut member = Member::new(connecting, (identifier.key(), peer), options, place, Role::Server);
+        if let Some((listener, newcomer)) = arrives {
+            member = member.arrives(listener, newcomer);
+        }
+        let id = self.enter(member);
         let made = self.connect_queue(id, identifier, peer, Role::Server, options);
         let accepted = made.and_then(|()| match self.connection(id) {
             Some(connection) => connection.accept(),
@@ -262,6 +258,7 @@ impl<B: Descriptors> Endpoint<B> {
                 Ok(id)
             }
             Err(error) => {
+                // This drops the identifier, which rejects the peer (VR-RES-006).
                 self.abort(id);
                 Err(error)
             }
@@ -278,7 +275,10 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<(), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
         let options = options.fitted(&limits);
+        // Before anything is made for it.
         self.budget.has(Memory::<B>::idle(&options))?;
+        // The completion channel gets the descriptor that `with_events` took for it.
+        drop(self.place.take());
         let at = self.queues.book(&identifier, &options, &self.watch)?;
         // A new queue is not armed yet.
         self.awake.has_more();
@@ -293,13 +293,23 @@ impl<B: Descriptors> Endpoint<B> {
         }
         let budget = Arc::clone(&self.budget);
         let backend = self.backend.clone();
-        let domain = self.members.get(id.0).and_then(|member| member.domain.clone());
-        match Connection::new(backend, identifier, queue.completions(), (peer, role), options, domain, budget)
-        {
+        let member = self.members.get(id.0);
+        let domain = member.and_then(|member| member.domain.clone());
+        let has_window = !member.is_some_and(Member::is_newcomer);
+        let made =
+            Connection::new(backend, identifier, queue.completions(), (peer, role), options, domain, budget);
+        let made = made.and_then(|mut connection| {
+            if has_window {
+                connection.admit()?;
+            }
+            Ok(connection)
+        });
+        match made {
             Ok(connection) => {
                 queue.enter(connection.queue_pair_number(), id);
                 if let Some(member) = self.members.get_mut(id.0) {
                     member.queue = Some(at);
+                    // As booked: `Queues::leave` gives back what these options need.
                     member.options = options;
                     member.connection = Some(Box::new(connection));
                 }

@@ -10,7 +10,7 @@ use rdma_proto::{Role, State, TransportError};
 
 use super::observed::Observed;
 use super::{ConnectionId, Event, ListenerId};
-use crate::budget::Place;
+use crate::budget::{Newcomer, Place};
 use crate::connecting::Connecting;
 use crate::connection::Connection;
 use crate::domain::ProtectionDomain;
@@ -42,6 +42,8 @@ pub(super) struct Member<B: Backend> {
     /// Whether it is queued to report events.
     telling: bool,
     observed: Observed,
+    /// Its place in the backlog, until the program has it. It has no window before.
+    newcomer: Option<Newcomer>,
     /// Its place in the connection limit, also while it closes.
     _place: Place,
 }
@@ -107,7 +109,7 @@ impl<B: Backend> Member<B> {
         (key, peer): (IdentifierKey, SocketAddr),
         options: Options,
         place: Place,
-        (role, listener): (Role, Option<ListenerId>),
+        role: Role,
     ) -> Self {
         Self {
             connecting: Some(connecting),
@@ -122,14 +124,44 @@ impl<B: Backend> Member<B> {
             touched: false,
             waits: Waits::default(),
             abandoned: false,
-            listener,
+            listener: None,
             open: false,
             closed: false,
             pending: PendingEvents::default(),
             telling: false,
             observed: Observed::begun(role, peer),
+            newcomer: None,
             _place: place,
         }
+    }
+
+    /// Makes it a connection that a listener accepted and that the program does not have yet.
+    pub(super) fn arrives(mut self, listener: ListenerId, newcomer: Newcomer) -> Self {
+        (self.listener, self.newcomer) = (Some(listener), Some(newcomer));
+        self
+    }
+
+    pub(super) const fn listener(&self) -> Option<ListenerId> {
+        self.listener
+    }
+
+    pub(super) const fn is_newcomer(&self) -> bool {
+        self.newcomer.is_some()
+    }
+
+    /// Returns whether the program does not use a newcomer: it has not heard of it, or has closed
+    /// it.
+    pub(super) const fn is_dispensable(&self) -> bool {
+        self.is_newcomer() && (!self.open || self.closed)
+    }
+
+    /// Registers its window: the program has it now. Does nothing if the program has closed it.
+    pub(super) fn admit(&mut self) -> Result<(), Error> {
+        if let Some(connection) = self.connection.as_mut().filter(|_| !self.closed) {
+            connection.admit()?;
+            self.newcomer = None;
+        }
+        Ok(())
     }
 
     #[inline]
@@ -151,6 +183,8 @@ impl<B: Backend> Member<B> {
             (None, None) => Ok(()),
             (Some(connection), None) => {
                 connection.check()?;
+                // An end in order is an error to a connect (VR-CONN-006), and to a close whose
+                // bytes did not all arrive (VR-CLOSE-004).
                 let lost = connection.state() == State::Closed
                     && (!self.open || self.closed && connection.unconfirmed() > 0);
                 if lost { Err(connection.end()) } else { Ok(()) }
@@ -221,6 +255,7 @@ impl<B: Backend> Member<B> {
     pub(super) fn fail(&mut self, error: Error) {
         match &mut self.connection {
             Some(connection) => connection.fail(error),
+            // Only the first error counts (VR-CLOSE-006).
             None => _ = self.failure.get_or_insert(error),
         }
     }
@@ -229,6 +264,7 @@ impl<B: Backend> Member<B> {
         self.closed = true;
         match &mut self.connection {
             Some(connection) => connection.close(linger),
+            // Without a queue pair it has taken no byte to deliver, so the attempt is given up.
             None => self.fail(TransportError::Disconnected.into()),
         }
     }
@@ -268,7 +304,7 @@ impl<B: Backend> Member<B> {
         } else if self.has_ended() {
             self.connecting = None;
             if self.listener.is_some() {
-                tracing::debug!(peer = %self.peer, error = ?self.check().err(), "never came about");
+                tracing::debug!(peer = %self.peer, error = ?self.check().err(), "never established");
                 self.abandoned = true;
             }
         }
@@ -276,6 +312,8 @@ impl<B: Backend> Member<B> {
 
     /// Records new events. Returns true if the connection must be queued to report them.
     fn notice(&mut self) -> bool {
+        // Compares with what was reported last. So it does not matter which call or completion
+        // changed the connection, or how often.
         if self.open != self.pending.was_opened || self.has_ended() != self.pending.has_ended {
             self.notice_stage();
         }
@@ -284,6 +322,7 @@ impl<B: Backend> Member<B> {
         let pending = &mut self.pending;
         pending.add(RETURNED, came_back > pending.came_back);
         pending.came_back = came_back;
+        // No descriptor tells of room, so the connection is asked: only for calls that found none.
         if self.waits.any() || connection.lacks_room {
             self.notice_answers();
         }
@@ -301,6 +340,7 @@ impl<B: Backend> Member<B> {
     fn has_more_bytes(&mut self) -> bool {
         let Some(connection) = &self.connection else { return false };
         let received = connection.bytes_received();
+        // Bytes may come before it is established (VR-CONN-007). They are reported after `Opened`.
         if !self.open || received <= self.pending.received {
             return false;
         }
@@ -314,6 +354,7 @@ impl<B: Backend> Member<B> {
         let (Some(connection), waits) = (&mut self.connection, &mut self.waits) else { return };
         let room = connection.lacks_room && connection.has_room();
         let lend = waits.lend && connection.can_lend();
+        // An error is an answer, too.
         let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
         connection.lacks_room &= !room;
         waits.lend &= !lend;
@@ -342,6 +383,7 @@ impl<B: Backend> Member<B> {
 
     #[inline]
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
+        // Recorded before the connection was abandoned.
         if self.abandoned {
             self.pending.events = 0;
         }

@@ -5,8 +5,10 @@ mod calls;
 mod ids;
 mod making;
 mod member;
+mod newcomers;
 mod observed;
 mod queues;
+mod shared;
 mod spin;
 mod turn;
 mod watch;
@@ -18,6 +20,7 @@ use std::sync::Arc;
 
 use rdma_backend::time::Instant;
 use rdma_backend::{CompletionQueue, IdentifierKey};
+use rdma_process::UnsharedFd;
 use slotmap::SlotMap;
 
 use crate::budget::{Budget, Limits};
@@ -30,10 +33,13 @@ use awake::Awake;
 use ids::MemberKey;
 use making::Listening;
 use member::Member;
+use newcomers::Newcomers;
 use queues::{Batch, Queues};
-use watch::{Watch, Watched};
+use shared::{Sharer, Source};
+use watch::Watch;
 
 pub use ids::{ConnectionId, ConnectionMap};
+pub use shared::SharedEvents;
 pub use watch::Descriptors;
 pub(crate) use watch::readable;
 
@@ -42,6 +48,10 @@ const SHARERS: u32 = 64;
 
 /// Requests answered in one turn. Each registers memory while connections wait (VR-RES-007).
 const ACCEPTS: u32 = 16;
+
+/// Connection-manager events handled in one turn. At the end of a connection each may take all of a
+/// completion queue (VR-RES-007).
+const EVENTS: u32 = 32;
 
 /// Identifies a listener of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,9 +149,8 @@ pub struct Usage {
 /// or edge-triggered. A call returns `None` while it has no result, and an event follows when it
 /// has one. Until a connection has a queue pair, most calls find no such connection.
 ///
-/// An epoll instance stops watching the descriptor when the endpoint is dropped, unless a forked
-/// child still holds it. If your process forks, remove the descriptor from the instance
-/// (`EPOLL_CTL_DEL`) before you drop the endpoint.
+/// An epoll instance stops watching the descriptor when the endpoint is dropped. The
+/// [crate page](crate#forks) says what a forked child may do.
 ///
 /// Each connection has its own [`ProtectionDomain`](crate::ProtectionDomain) (VR-SEC-002), unless
 /// [`Endpoint::connect_in`] made it. An idle one keeps little memory
@@ -152,9 +161,12 @@ pub struct Endpoint<B: Descriptors> {
     listeners: HashMap<IdentifierKey, Listening<B>>,
     /// A request that a listener hands over.
     requests: Option<B::Identifier>,
+    newcomers: Newcomers<B>,
     queues: Queues<B>,
-    events: Watched<B::EventChannel>,
+    events: Source<B>,
     watch: Watch,
+    /// The place of the completion channel's descriptor until there is a channel.
+    place: Option<UnsharedFd>,
     backend: B,
     budget: Arc<Budget>,
     identifiers: HashMap<IdentifierKey, ConnectionId>,
@@ -172,6 +184,7 @@ pub struct Endpoint<B: Descriptors> {
     /// Whether events are turned off, for a stream that asks its one connection directly.
     quiet: bool,
     accepts: u32,
+    events_left: u32,
     failures: u32,
     /// After a temporary failure, no event is read before this time.
     rests_until: Instant,
@@ -203,15 +216,46 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn with(backend: &B, budget: Arc<Budget>, sharers: u32) -> Result<Self, Error> {
+        Error::unless_forked()?;
+        // Before there is anything that a child must not use.
+        rdma_process::watch_forks();
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let watch = Watch::new()?;
-        Ok(Self {
+        Ok(Self::of_parts(backend, budget, sharers, Source::Own(watch.events(events)?), watch))
+    }
+
+    /// Returns an endpoint that takes its events from `events`. Of its own it has a descriptor for
+    /// each connection ([`Endpoint::completions_fd`]), and `waker`, which is its [`AsFd`].
+    ///
+    /// A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
+    /// socket pair or pipe. The event loop takes them out, and calls [`Endpoint::progress`] when
+    /// they come and when the descriptor of a connection is readable. [`Endpoint::wait`] returns
+    /// without sleeping.
+    ///
+    /// # Errors
+    /// Returns an error if the process has no descriptor left for a connection.
+    pub fn with_events(events: &Arc<SharedEvents<B>>, limits: Limits, waker: OwnedFd) -> Result<Self, Error> {
+        Error::unless_forked()?;
+        // Taken now, so that the limit is an error of this call and not of a connection later.
+        let place = waker.try_clone().map_err(|error| Error::Wait(Arc::new(error)))?;
+        let waker = Waker::of(waker);
+        let source = Source::Shared(Sharer::new(events, waker.clone()));
+        let watch = Watch::Outside(waker);
+        let mut endpoint = Self::of_parts(&events.backend, Budget::new(limits), 1, source, watch);
+        endpoint.place = Some(UnsharedFd::new(place));
+        Ok(endpoint)
+    }
+
+    fn of_parts(backend: &B, budget: Arc<Budget>, sharers: u32, events: Source<B>, watch: Watch) -> Self {
+        Self {
             members: SlotMap::with_key(),
             listeners: HashMap::new(),
             requests: None,
+            newcomers: Newcomers::new(),
             queues: Queues::new(sharers),
-            events: watch.events(events)?,
+            events,
             watch,
+            place: None,
             backend: backend.clone(),
             budget,
             identifiers: HashMap::new(),
@@ -223,15 +267,17 @@ impl<B: Descriptors> Endpoint<B> {
             suspects: Vec::new(),
             quiet: false,
             accepts: ACCEPTS,
+            events_left: EVENTS,
             failures: 0,
             rests_until: Instant::default(),
             usage: Usage::default(),
             awake: Awake::new(),
             batch: B::CompletionQueue::batch(BATCH),
-        })
+        }
     }
 
     pub(crate) fn set_quiet(&mut self, quiet: bool) {
+        // Events so far are dropped: a new owner asks the connection before it waits for one.
         while self.next_event().is_some() {}
         self.quiet = quiet;
     }
@@ -264,15 +310,19 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns the latest time for the next call of [`Endpoint::progress`].
     pub fn next_timeout(&self) -> Option<Instant> {
         let tells = !self.telling.is_empty() || !self.notices.is_empty();
+        // Events that the program has not taken wait for no arrival: it must come back at once.
         if self.awake.is_unfinished() || tells {
             return Some(self.backend.now());
         }
         let reads = self.awake.events_wait() || !self.suspects.is_empty();
         let read_at = reads.then(|| self.rests_until.max(self.backend.now()));
-        read_at.into_iter().chain(self.next_timer()).min()
+        let newcomers = self.newcomers.due();
+        let newcomers = (newcomers != Instant::NEVER).then(|| newcomers.max(self.backend.now()));
+        read_at.into_iter().chain(newcomers).chain(self.next_timer()).min()
     }
 
     fn next_timer(&self) -> Option<Instant> {
+        // Times that are not recorded yet count, too.
         let touched = self.touched.iter().filter_map(|id| self.members.get(id.0)?.next_timeout());
         touched.chain(self.timers.nearest()).min()
     }
@@ -285,12 +335,19 @@ impl<B: Descriptors> Endpoint<B> {
         self.watch.waker()
     }
 
+    /// Returns the descriptor of a connection's completion queue, which is readable when there is
+    /// something to do. `None` while the connection has no queue. Event loops need it only for
+    /// [`Endpoint::with_events`].
+    pub fn completions_fd(&self, id: ConnectionId) -> Option<BorrowedFd<'_>> {
+        Some(self.queues.get(self.members.get(id.0)?.queue?)?.completions().as_fd())
+    }
+
     /// Returns the time of the backend's clock, which [`Endpoint::next_timeout`] uses.
     pub fn now(&self) -> Instant {
         self.backend.now()
     }
 
-    pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
+    pub(crate) fn descriptor(&self) -> Arc<UnsharedFd> {
         self.watch.descriptor()
     }
 
@@ -308,6 +365,10 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let told = member.tell(id);
+            if matches!(told, Some(Event::Opened { .. })) && member.is_newcomer() {
+                // From here on the program counts it: its window is registered in the next turn.
+                self.newcomers.take(id);
+            }
             if member.is_telling() {
                 self.telling.push_front(id);
             }
@@ -328,6 +389,9 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let (kinds, listener) = member.tell_all();
+            if listener.is_some() {
+                self.newcomers.take(id);
+            }
             if kinds != 0 {
                 return Some(Events { kinds, id: Some(id), listener });
             }
@@ -352,7 +416,20 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn member(&mut self, id: ConnectionId) -> Result<&mut Member<B>, Error> {
+        Error::unless_forked()?;
         self.members.get_mut(id.0).ok_or(Error::NoSuchConnection)
+    }
+}
+
+impl<B: Descriptors> Drop for Endpoint<B> {
+    fn drop(&mut self) {
+        // A forked child ends nothing of its parent's, and takes no lock that another thread may
+        // have held: of a backend, of a subscriber of traces, of a recorder of metrics.
+        if rdma_process::is_child() {
+            std::mem::forget(std::mem::replace(&mut self.members, SlotMap::with_key()));
+            std::mem::forget(std::mem::take(&mut self.listeners));
+            std::mem::forget(self.requests.take());
+        }
     }
 }
 

@@ -50,6 +50,7 @@ impl Observed {
         }
         #[cfg(feature = "metrics")]
         {
+            // Only what was opened is in the gauge.
             if self.open {
                 metrics::gauge!("rdma_conn_open", "role" => self.role).decrement(1.0);
             }

@@ -37,6 +37,9 @@ pub(super) type Batch<B> = <<B as Backend>::CompletionQueue as CompletionQueue<B
 /// queue pair it does not know.
 pub(super) const UNNAMED: u32 = 0;
 
+/// Connections that share the first queue of an endpoint.
+const FEW: u32 = 4;
+
 pub(super) struct Lost {
     pub(super) error: Error,
     pub(super) owners: Vec<ConnectionId>,
@@ -49,6 +52,7 @@ impl<B: Descriptors> Queue<B> {
 
     #[inline]
     pub(super) fn owner(&self, pair: u32) -> Option<ConnectionId> {
+        // A stream's queue has one connection, which needs no search.
         if let [(number, id)] = *self.pairs {
             return (number == pair).then_some(id);
         }
@@ -95,6 +99,7 @@ impl<B: Descriptors> Queue<B> {
 
     #[inline]
     pub(super) fn take_wakeups(&mut self) -> Result<(), Box<Lost>> {
+        // A wake-up disarms the queue (ibv_req_notify_cq(3)): one for each arming.
         let taken = self.completions.take_events().map_err(|error| self.lose("ibv_get_cq_event", error))?;
         self.armed &= taken == 0;
         self.idle &= self.armed;
@@ -122,6 +127,7 @@ impl<B: Descriptors> Queue<B> {
     #[cold]
     fn lose(&mut self, call: &'static str, error: B::Error) -> Box<Lost> {
         self.lost = true;
+        // Stale completions do not come any more: a loop that waits for them would not end.
         self.stale = 0;
         Box::new(Lost { error: Error::backend(call)(error), owners: self.owners() })
     }
@@ -181,14 +187,21 @@ impl<B: Descriptors> Queues<B> {
         awake.into_iter().any(Queue::is_deaf)
     }
 
+    pub(super) const fn places(&self) -> usize {
+        self.queues.len()
+    }
+
+    pub(super) fn get(&self, at: usize) -> Option<&Queue<B>> {
+        self.queues.get(at)?.as_ref()
+    }
+
     #[inline]
     pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Queue<B>> {
         self.queues.get_mut(at)?.as_mut()
     }
 
     pub(super) fn batches(&self, at: usize) -> u32 {
-        let queue = self.queues.get(at).and_then(Option::as_ref);
-        queue.map_or(0, |queue| queue.capacity.div_ceil(BATCH as u32))
+        self.get(at).map_or(0, |queue| queue.capacity.div_ceil(BATCH as u32))
     }
 
     /// Reserves room for a connection on the device of `id`, in a new queue if necessary.
@@ -211,7 +224,12 @@ impl<B: Descriptors> Queues<B> {
             return Ok(at);
         }
         let limits = id.capabilities().map_err(Error::backend("asking for the device's limits"))?;
-        let capacity = need.saturating_mul(self.sharers).min(limits.max_completions).max(need);
+        // A queue takes memory for all that may share it. Most endpoints have few connections.
+        let is_first = self.iter().all(|queue| queue.device != device || queue.vector != vector);
+        let sharers = if is_first { self.sharers.min(FEW) } else { self.sharers };
+        // Never less than one connection needs: a device may refuse that, but it must not overrun
+        // (VR-RES-011).
+        let capacity = need.saturating_mul(sharers).min(limits.max_completions).max(need);
         let completions = id
             .create_completion_queue(capacity, vector)
             .map_err(Error::backend("creating a completion queue"))?;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use rdma_backend::time::Instant;
-use rdma_backend::{CmEvent, CmEventKind, CompletionError, EventChannel};
+use rdma_backend::{CmEvent, CmEventKind, CompletionError};
 
 use super::awake::{Awake, Found, Turns};
 use super::queues::{Lost, UNNAMED};
 use super::watch::{MANY, Sources, Woken};
-use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
+use super::{ACCEPTS, ConnectionId, Descriptors, EVENTS, Endpoint};
 use crate::connection::{BATCH, Run};
 use crate::error::Error;
 
@@ -33,17 +33,21 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 
     #[inline(always)]
     fn ask(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
-        self.accepts = ACCEPTS;
+        (self.accepts, self.events_left) = (ACCEPTS, EVENTS);
         self.usage.sleeps += 1;
         self.awake.asks();
         let (mut limit, mut waker) = (limit, false);
         let mut buffer: Sources = [const { MaybeUninit::uninit() }; MANY];
         loop {
-            let sources = self.watch.sleep(limit, &mut buffer)?;
+            let Some(sources) = self.watch.sleep(limit, &mut buffer)? else {
+                self.ask_each();
+                break;
+            };
             for source in sources {
                 match Woken::from(source) {
                     Woken::Events => self.awake.set_events_wait(true),
                     Woken::Waker => {
+                        // Level-triggered: it would end the next sleep, too.
                         self.watch.clear_waker();
                         waker = true;
                     }
@@ -102,7 +106,11 @@ impl<B: Descriptors> Endpoint<B> {
     /// be read. Also returns an error if `epoll_wait(2)` fails. A failure of one connection ends
     /// only that connection. A failure of a completion queue ends only the connections that share
     /// it.
+    // An event loop calls it in one place. As a function of its own, a turn costs 24 instructions
+    // more (`benches/counts`).
+    #[inline(always)]
     pub fn progress(&mut self) -> Result<(), Error> {
+        Error::unless_forked()?;
         self.usage.turns += 1;
         self.turn()
     }
@@ -113,6 +121,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// The errors are those of [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        Error::unless_forked()?;
         self.usage.turns += 1;
         // A stream's single connection has no other events: when it ends, completions stop.
         self.sleep(limit, !self.quiet)
@@ -138,6 +147,9 @@ impl<B: Descriptors> Endpoint<B> {
         if self.has_due(now) {
             found = found.max(self.handle_times(now));
         }
+        if self.newcomers.due() <= now {
+            self.see_to_newcomers(now);
+        }
         Ok(found)
     }
 
@@ -145,6 +157,7 @@ impl<B: Descriptors> Endpoint<B> {
     #[cold]
     fn look_at_events(&mut self, now: Instant) -> Result<Found, Error> {
         let any = self.take_events(now)?;
+        // All events are read, so that none can explain these failures any more (VR-CLOSE-009).
         if !self.awake.events_wait() {
             while let Some(id) = self.suspects.pop() {
                 if let Some(connection) =
@@ -218,6 +231,7 @@ impl<B: Descriptors> Endpoint<B> {
             }
         }
         drop(polled);
+        // After the loop: this may destroy a connection, and with it a place in the queue.
         for id in &others {
             self.settle(*id);
         }
@@ -225,6 +239,21 @@ impl<B: Descriptors> Endpoint<B> {
             self.find_failed(at, failure);
         }
         if count < BATCH { Found::All } else { Found::More }
+    }
+
+    /// Takes wake-ups out of the sources of an endpoint that has no epoll instance.
+    fn ask_each(&mut self) {
+        if self.events.take_filled() {
+            self.awake.set_events_wait(true);
+        }
+        for at in 0..self.queues.places() {
+            // A queue that is not armed has no wake-up, or none that must be taken now.
+            if self.queues.get(at).is_some_and(|queue| !queue.is_deaf() && !queue.is_lost())
+                && let Err(lost) = self.queues.take_wakeups(at)
+            {
+                self.lose(*lost);
+            }
+        }
     }
 
     /// Finds whose failure it is, if it names no queue pair: those in the error state have failed.
@@ -239,14 +268,15 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes connection-manager events, up to the accept limit. Returns whether there were any.
+    /// Takes connection-manager events, up to the limits of a turn. Returns whether there were any.
     fn take_events(&mut self, now: Instant) -> Result<bool, Error> {
         let mut any = false;
-        while self.accepts > 0 && self.requests.is_none() && now >= self.rests_until {
+        // A request that is handed over waits for its caller. The others wait in the channel.
+        while self.accepts > 0 && self.events_left > 0 && self.requests.is_none() && now >= self.rests_until {
             let event = match self.events.next_event() {
                 Ok(event) => event,
                 Err(error) => {
-                    self.events_failed(Error::backend("reading connection events")(error), now)?;
+                    self.events_failed(error, now)?;
                     break;
                 }
             };
@@ -256,19 +286,20 @@ impl<B: Descriptors> Endpoint<B> {
                 return Ok(any);
             };
             any = true;
+            self.events_left -= 1;
             match (kind, self.identifiers.get(&key).copied()) {
-                (CmEventKind::ConnectRequest { id, .. }, _) => {
-                    self.accepts -= 1;
-                    self.request(key, id);
-                }
+                (CmEventKind::ConnectRequest { id, .. }, _) => self.request(key, id, now),
                 (CmEventKind::DeviceRemoval, None) => self.accept_failed(key, Error::DeviceRemoved),
                 (CmEventKind::Async(event), None) if event.is_fatal() => {
                     self.accept_failed(key, Error::Device { event });
                 }
+                // Of a connection that was forgotten, or a listener that goes on.
                 (_, None) => {}
                 (event, Some(id)) => {
                     // What the peer sent before counts as received (VR-CLOSE-002). It is here now.
                     if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
+                        // As many as a full queue has: completions that come later do not hold up
+                        // the event.
                         for _ in 0..self.queues.batches(at) {
                             if self.take_batch(at, now, false) != Found::More {
                                 break;
@@ -283,6 +314,7 @@ impl<B: Descriptors> Endpoint<B> {
                 }
             }
         }
+        // The rest is for the next turn.
         self.awake.set_events_wait(true);
         Ok(any)
     }
@@ -308,6 +340,7 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn note_times(&mut self) {
+        // Only nearer times are recorded. A recorded one that has moved away costs one visit.
         while let Some(id) = self.touched.pop() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             member.touched = false;

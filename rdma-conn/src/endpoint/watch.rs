@@ -2,11 +2,12 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_backend::Backend;
+use rdma_process::UnsharedFd;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
@@ -18,19 +19,20 @@ pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 
 impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 
-/// An epoll instance that is readable when the event channel or a completion channel is.
-pub(super) struct Watch {
-    epoll: Arc<OwnedFd>,
-    waker: Option<Watched<Waker>>,
+/// An epoll instance that is readable when the event channel or a completion channel is. Or none:
+/// then the event loop watches the completion channels itself, and is woken by its own descriptor.
+pub(super) enum Watch {
+    Epoll(Arc<UnsharedFd>, Option<Watched<Waker>>),
+    Outside(Waker),
 }
 
-/// A source that an epoll instance watches until this is dropped.
+/// A source that an epoll instance, if there is one, watches until this is dropped.
 ///
-/// Closing the descriptor does not end the watch while a forked child holds it, until it executes
-/// another program. The instance would report events that cannot be taken out, epoll(7).
+/// Closing the descriptor does not end the watch while another process holds it, such as a child
+/// by clone(2). The instance would report events that cannot be taken out, epoll(7).
 pub(super) struct Watched<S: AsFd> {
     source: S,
-    epoll: Arc<OwnedFd>,
+    epoll: Option<Arc<UnsharedFd>>,
 }
 
 impl<S: AsFd> Deref for Watched<S> {
@@ -44,8 +46,10 @@ impl<S: AsFd> Deref for Watched<S> {
 
 impl<S: AsFd> Drop for Watched<S> {
     fn drop(&mut self) {
-        // It was added, and only this removes it.
-        _ = epoll::delete(&self.epoll, &self.source);
+        if let Some(epoll) = &self.epoll {
+            // It was added, and only this removes it.
+            _ = epoll::delete(epoll, &self.source);
+        }
     }
 }
 
@@ -78,11 +82,15 @@ impl From<&epoll::Event> for Woken {
 
 impl Watch {
     pub(super) fn new() -> Result<Self, Error> {
-        Ok(Self { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?), waker: None })
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        Ok(Self::Epoll(Arc::new(UnsharedFd::new(epoll)), None))
     }
 
-    pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
-        Arc::clone(&self.epoll)
+    pub(super) fn descriptor(&self) -> Arc<UnsharedFd> {
+        match self {
+            Self::Epoll(epoll, _) => Arc::clone(epoll),
+            Self::Outside(waker) => waker.descriptor(),
+        }
     }
 
     pub(super) fn events<S: AsFd>(&self, events: S) -> Result<Watched<S>, Error> {
@@ -94,38 +102,51 @@ impl Watch {
     }
 
     pub(super) fn waker(&mut self) -> Result<Waker, Error> {
-        if let Some(waker) = &self.waker {
-            return Ok(Waker::clone(waker));
+        match self {
+            Self::Epoll(_, Some(waker)) => Ok(Waker::clone(waker)),
+            Self::Outside(waker) => Ok(waker.clone()),
+            Self::Epoll(_, None) => {
+                // Made now, because most endpoints need none, and each costs a descriptor.
+                let waker = Waker::new()?;
+                let watched = self.watch(waker.clone(), WAKER)?;
+                if let Self::Epoll(_, place) = self {
+                    *place = Some(watched);
+                }
+                Ok(waker)
+            }
         }
-        let waker = Waker::new()?;
-        self.waker = Some(self.watch(waker.clone(), WAKER)?);
-        Ok(waker)
     }
 
     fn watch<S: AsFd>(&self, source: S, data: u64) -> Result<Watched<S>, Error> {
-        epoll::add(&self.epoll, &source, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
-            .map_err(failed)?;
-        Ok(Watched { source, epoll: Arc::clone(&self.epoll) })
+        let Self::Epoll(epoll, _) = self else { return Ok(Watched { source, epoll: None }) };
+        // Level-triggered: what is not taken out is named again by the next call.
+        epoll::add(epoll, &source, epoll::EventData::new_u64(data), epoll::EventFlags::IN).map_err(failed)?;
+        Ok(Watched { source, epoll: Some(Arc::clone(epoll)) })
     }
 
     /// Sleeps until a source has something to take out, for at most `limit`, and names the sources
-    /// ([`Woken`]). If there are [`MANY`], take out what they have and call again.
+    /// ([`Woken`]). If there are [`MANY`], take out what they have and call again. `None`: there is
+    /// no epoll instance, so each source must be asked.
     #[inline]
     pub(super) fn sleep<'a>(
         &self,
         limit: Option<Duration>,
         sources: &'a mut Sources,
-    ) -> Result<&'a [epoll::Event], Error> {
+    ) -> Result<Option<&'a [epoll::Event]>, Error> {
+        let Self::Epoll(epoll, _) = self else { return Ok(None) };
         let limit = limit.map(in_millis);
-        match epoll::wait(&self.epoll, &mut sources[..], limit.as_ref()) {
-            Ok((events, _)) => Ok(events),
-            Err(Errno::INTR) => Ok(&[]),
+        match epoll::wait(epoll, &mut sources[..], limit.as_ref()) {
+            Ok((events, _)) => Ok(Some(events)),
+            // Like a spurious wake-up: callers look again before they sleep.
+            Err(Errno::INTR) => Ok(Some(&[])),
             Err(errno) => Err(failed(errno)),
         }
     }
 
     pub(super) fn clear_waker(&self) {
-        self.waker.iter().for_each(|waker| waker.clear());
+        if let Self::Epoll(_, Some(waker)) = self {
+            waker.clear();
+        }
     }
 }
 
@@ -154,7 +175,10 @@ pub(crate) fn readable(descriptor: &impl AsFd, limit: Option<Duration>) -> Resul
 
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        match self {
+            Self::Epoll(epoll, _) => epoll.as_fd(),
+            Self::Outside(waker) => waker.as_fd(),
+        }
     }
 }
 

@@ -4,14 +4,14 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_conn::{AsyncStream, Connect, Limits, Listener, Options, Stream};
+use rdma_conn::{AsyncStream, Connect, Listener, Options};
 use rdma_proto::Keepalive;
 use rdma_softsim::Fabric;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::{LONG, pair, pair_by, pair_with};
-use crate::world::pattern;
+use crate::world::{pattern, streams};
 
 /// VR-CLOSE-001: dropping does not wait, but still delivers.
 #[tokio::test]
@@ -101,21 +101,9 @@ async fn a_stream_that_is_ended_before_it_is_established_delivers() {
 /// Without a runtime, conversion fails, and a stream's written bytes arrive as if it were dropped.
 #[test]
 fn a_stream_that_finds_no_runtime_delivers() {
-    let fabric = Fabric::new();
-    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let server = fabric.host(&[address.ip()]);
-    let listener = Listener::bind_with(&server, address, Options::default().linger(LONG), Limits::default())
-        .expect("a free address");
     let mut options = Options::default();
     options.protocol.window = 1000;
-    let client = fabric.host(&[[192, 0, 2, 2].into()]);
-    let (mut stream, mut accepted) = std::thread::scope(|scope| {
-        let how = Connect::default().options(options);
-        let connecting = scope.spawn(move || Stream::connect_with(&client, address, &how));
-        let (mut accepted, _) = listener.accept_timeout(LONG).expect("a request");
-        accepted.flush().expect("a client");
-        (connecting.join().expect("no panic").expect("somebody listens"), accepted)
-    });
+    let (mut stream, mut accepted) = streams(options, Options::default().linger(LONG));
     let sent = pattern(100_000);
     accepted.write_all(&sent).expect("there is room");
     AsyncStream::try_from(accepted).expect_err("there is no runtime");

@@ -14,7 +14,7 @@ use rdma_conn::{
     SharedMemory,
 };
 use rdma_softsim::{Fabric, SoftSim};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
 use crate::world::pattern;
@@ -83,6 +83,33 @@ async fn readers_and_writers_do_not_forget_each_other() {
     for task in tasks {
         timeout(LONG, task).await.expect("nobody waits for ever").expect("does not panic");
     }
+}
+
+/// A decoder's buffer that has grown once has megabytes of spare capacity at every later read.
+#[tokio::test]
+async fn a_read_prepares_only_the_bytes_that_it_fills() {
+    let (mut client, mut server) = pair().await;
+    let sent = pattern(3 << 20);
+    let mut spare = Box::new_uninit_slice(16 << 20);
+    for bytes in [&sent[..1], &sent[..64], &sent[..]] {
+        let mut received = 0;
+        let reader = async {
+            while received < bytes.len() {
+                let mut into = ReadBuf::uninit(&mut spare);
+                poll_fn(|cx| Pin::new(&mut server).poll_read(cx, &mut into)).await.expect("bytes");
+                let read = into.filled().len();
+                assert_eq!(into.initialized().len(), read);
+                assert!(*into.filled() == bytes[received..received + read]);
+                received += read;
+            }
+        };
+        let writer = async { client.write_all(bytes).await.expect("written") };
+        timeout(LONG, async { tokio::join!(reader, writer) }).await.expect("in time");
+    }
+    drop(client);
+    let mut into = ReadBuf::uninit(&mut spare);
+    poll_fn(|cx| Pin::new(&mut server).poll_read(cx, &mut into)).await.expect("an end in order");
+    assert!(into.filled().is_empty() && into.initialized().len() <= 1);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 #define COMMON_H
 
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

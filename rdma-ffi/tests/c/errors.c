@@ -1,7 +1,4 @@
 /* Each error has a code, a fault and a text, and harms nothing else. */
-#include <errno.h>
-#include <sys/wait.h>
-
 #include "common.h"
 
 /* Only in debug builds. */
@@ -55,7 +52,8 @@ static void wrong_sizes(void) {
     vkrdma_endpoint *endpoint;
     vkrdma_options options = server_options();
     CHECK(options.size == sizeof options);
-    const size_t wrong[] = {0, 1, sizeof options - 1, 4097, SIZE_MAX};
+    /* `settings` was appended to the first version. */
+    const size_t wrong[] = {0, 1, offsetof(vkrdma_options, settings) - 1, 4097, SIZE_MAX};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         options.size = wrong[i];
         FAILS(VKRDMA_INVALID_OPTIONS, VKRDMA_FAULT_CALLER, "no size",
@@ -105,6 +103,28 @@ static void out_of_bounds(void) {
     BEYOND(negotiate, 2);
     BEYOND(eager_send_buffer, 2);
     BEYOND(keep_memory, 999);
+
+    options = client_options();
+    const vkrdma_options before = options;
+#define UNKNOWN(name, value, text)                                                                                     \
+    FAILS(VKRDMA_INVALID_OPTIONS, VKRDMA_FAULT_CALLER, text, vkrdma_options_set(&options, name, value, &failed));      \
+    CHECK(memcmp(&options, &before, sizeof before) == 0)
+    UNKNOWN("windws", "2", "there is no option windws; there are window windows");
+    UNKNOWN("traffic", "2", "ack_timeout=0..31");
+    UNKNOWN("size", "2", "there is no option");
+    UNKNOWN("windows", "3", "must be");
+    UNKNOWN("windows", "-1", "which '-1' is not");
+    UNKNOWN("ack_timeout", "32", "must be");
+    FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null", vkrdma_options_set(&options, NULL, "1", &failed));
+    MUST(vkrdma_options_set(&options, "ack_timeout", "16", NULL));
+    MUST(vkrdma_options_set(&options, "Spin", "50", NULL));
+    CHECK(options.spin == 50 && strstr(options.settings, "ack_timeout=16"));
+    /* As of a program that was compiled with the first version of the header. */
+    options = before;
+    options.size = offsetof(vkrdma_options, settings);
+    MUST(vkrdma_options_set(&options, "spin", "50", NULL));
+    CHECK(options.spin == 50);
+    EXPECT(VKRDMA_INVALID_OPTIONS, vkrdma_options_set(&options, "ack_timeout", "16", NULL));
     CHECK(usage_of(clients).connections == 0);
 }
 
@@ -329,48 +349,6 @@ static void limits(uint16_t port) {
     vkrdma_endpoint_free(endpoint);
 }
 
-/* A forked child can do nothing, and harms nothing of the parent. */
-static void forked(uint64_t listener, uint16_t port) {
-    uint64_t here, there;
-    size_t bytes;
-    vkrdma_buffer *buffer;
-    connect_one(port, &here, &there);
-    MUST(vkrdma_register(clients, here, 4096, VKRDMA_LEND, &buffer, &failed));
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        vkrdma_device *device;
-        vkrdma_event event;
-        int64_t left;
-        FAILS(VKRDMA_FORKED, VKRDMA_FAULT_CALLER, "child",
-              vkrdma_progress(clients, &event, 1, sizeof event, &bytes, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_wait(clients, -1, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_next_timeout(clients, &left, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_write(clients, here, "no", 2, &bytes, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_abort(clients, here, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_listener_close(servers, listener, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_wake(clients, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_softsim_open("10.0.0.9", &device, &failed));
-        EXPECT(VKRDMA_FORKED, vkrdma_verbs_open(&device, &failed));
-        CHECK(vkrdma_descriptor(clients) == -1);
-        vkrdma_buffer_free(buffer);
-        vkrdma_endpoint_free(clients);
-        vkrdma_endpoint_free(servers);
-        free_devices();
-        /* At _exit valgrind would report the memory of the parent's threads as lost. */
-        execl("/bin/true", "true", (char *)NULL);
-        _exit(2);
-    }
-    int status;
-    while (waitpid(child, &status, 0) != child) CHECK(errno == EINTR);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    MUST(vkrdma_lend(clients, here, buffer, 0, 4096, &bytes, &failed));
-    CHECK(bytes == 4096);
-    await_bytes(servers, there, 4096);
-    vkrdma_buffer_free(buffer);
-    MUST(vkrdma_abort(clients, here, &failed));
-}
-
 #ifdef PANICS
 static void panics(uint16_t port) {
     uint64_t here, there;
@@ -407,7 +385,6 @@ int main(int count, char **arguments) {
     misuse(port);
     rebound(&listener, port);
     limits(port);
-    forked(listener, port);
 #ifdef PANICS
     panics(port);
 #endif

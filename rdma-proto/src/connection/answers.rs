@@ -28,6 +28,8 @@ impl Answers {
     }
 
     pub(super) fn push(&mut self, select: u16) -> Result<(), PeerMisbehaved> {
+        // A question is refused and not dropped: each must be answered (VR-FEAT-002). More equal
+        // ones than can be counted are a flood, too (VR-FEAT-007).
         if let Some(last) = self.runs.iter_mut().rev().find(|run| run.count > 0)
             && last.select == select
         {
@@ -44,6 +46,7 @@ impl Answers {
         let select = first.select;
         first.count = first.count.saturating_sub(1);
         if first.count == 0 {
+            // The free place goes last: answers keep the order of their questions (VR-FEAT-002).
             self.runs.rotate_left(1);
         }
         Some(select)

@@ -10,7 +10,8 @@ use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, Stage};
 
 impl Machine {
-    /// Reports that the connection is established.
+    /// Reports that the connection is established. Only then does the machine announce a window,
+    /// write or ask (VR-CONN-018).
     ///
     /// `peer_rnr_retry_count`, from the peer's `rdma_connect` or `rdma_accept`, is how often *our*
     /// queue pair retries a send that found no receive.
@@ -43,6 +44,7 @@ impl Machine {
         self.due = Due::Anything;
         self.timers.heard(now);
         self.counters.messages_received = self.counters.messages_received.wrapping_add(1);
+        // Before a proof in the message lowers the number.
         self.note_in_flight();
         if let Err(error) = self.receive_message(bytes) {
             self.fail(error);
@@ -94,6 +96,7 @@ impl Machine {
         }
         self.credits.got_answer();
         self.timers.receives_came();
+        // Answers to later questions, which are for credits, change no features (VM-001).
         if matches!(self.negotiation, Negotiation::Asked) {
             self.negotiation = Negotiation::Answered(features.common(self.config.features));
         }
@@ -120,9 +123,11 @@ impl Machine {
         counters.data_notifications_received =
             counters.data_notifications_received.wrapping_add(count as u64);
         counters.bytes_received = counters.bytes_received.wrapping_add(bytes);
+        // The next window is to be announced, or memory for it is lacking.
         if filled {
             self.due = Due::Anything;
         }
+        // An immediate of 0 needs no window, so that it proves no registration (VR-XFER-005).
         if self.credits.awaits_data() && bytes != 0 {
             self.got_first_data();
         }
@@ -164,8 +169,12 @@ impl Machine {
         let error = match failure.status {
             // VR-CTRL-008.
             CompletionStatus::LOC_LEN_ERR => Error::InvalidMessage(InvalidMessage::TooLong),
+            // VR-SEC-009, VR-SEC-011.
             CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::ReachedOutside),
+            // VR-MEM-009.
             CompletionStatus::REM_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WindowRefused),
+            // Credits stay within the limit, so the peer keeps fewer receives than that
+            // (VR-RES-002).
             CompletionStatus::RNR_RETRY_EXC_ERR => {
                 Error::PeerMisbehaved(PeerMisbehaved::TooFewReceives { limit: self.config.peer_receives })
             }
@@ -213,6 +222,7 @@ impl Machine {
         }
         self.due = Due::Anything;
         if self.timers.close_is_due(now) {
+            // The last completion may come together with the deadline: then the close is complete.
             match self.send.unconfirmed() {
                 0 => self.end(),
                 unconfirmed => self.fail(Error::Transport(TransportError::CloseTimedOut { unconfirmed })),

@@ -59,6 +59,8 @@ pub(super) struct Budget {
 impl Budget {
     #[inline]
     pub(super) const fn covers(&self, posted: Progress, bytes: usize) -> bool {
+        // Less, not equal: a WRITE that reaches the limit fills the window, or needs a signal.
+        // Neither is checked for within the budget.
         posted.notices < self.notices && (bytes as u64) < self.bytes.wrapping_sub(posted.bytes)
     }
 }
@@ -68,6 +70,7 @@ impl Machine {
     #[inline(always)]
     pub fn poll_action(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
         if self.is_one_write() {
+            // Debug builds compare this shortcut with the general path, on a copy of the machine.
             let expected = cfg!(debug_assertions).then(|| { *self }.next_action());
             self.due = Due::Nothing;
             // At most the window's room, a u32.
@@ -91,9 +94,12 @@ impl Machine {
     fn poll_anything(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
         let action = self.next_action();
         let waits = self.flush.is_some() || !self.send.all_posted();
+        // A closing connection is never done here: behind its last byte come the fence and the
+        // disconnect (VR-CLOSE-001).
         if self.stage == Stage::Open && !waits && !self.wants_message() {
             self.due = Due::Nothing;
             self.timers.note_free();
+            // A sender of messages is not about to write, so that a budget would go unused.
             let messages = matches!(action, Some(Action::Send { .. }));
             self.budget = if messages { Budget::default() } else { self.budget() };
         } else if action.is_none() {
@@ -108,6 +114,8 @@ impl Machine {
     #[inline]
     fn budget(&self) -> Budget {
         let (notices, bytes) = self.send.budget(self.slots_kept_back);
+        // Acknowledgements return the credits of a patient peer, so it is never asked
+        // (VR-FLOW-015).
         let proof = if self.patient { u64::MAX } else { self.credits.before_proof() };
         Budget {
             notices: notices.min(self.credits.for_data()).min(proof),
@@ -182,6 +190,8 @@ impl Machine {
     }
 
     fn keepalive_finds_receive(&mut self) -> bool {
+        // An acknowledged keepalive shows that the device is alive. Only the program posts
+        // receives, so what the program sends counts (VR-KEEP-008).
         if self.timers.heard_since_keepalive() {
             self.credits.peer_spoke(self.send.done().notices);
         }
@@ -200,6 +210,7 @@ impl Machine {
             }
             if let Some(select) = self.answers.pop() {
                 let features = self.config.features;
+                // A choice that came before this answer enables nothing (VM-001).
                 if self.negotiation == Negotiation::None {
                     self.negotiation = Negotiation::Offered;
                 }
@@ -212,12 +223,14 @@ impl Machine {
             if self.keepalive_finds_receive()
                 && self.timers.take_keepalive(self.send.posted().slots.saturating_add(1))
             {
+                // Signalled: the limit of VR-KEEP-006 is for its acknowledgement.
                 return Some(self.send(Message::Keepalive, true));
             }
         }
         if (self.wants_proof() || self.negotiation == Negotiation::Due)
             && self.credits.allow(sent, Purpose::Question)
         {
+            // One question asks for features and proves notifications: the messages are the same.
             if self.negotiation == Negotiation::Due {
                 self.negotiation = Negotiation::Asked;
             }
@@ -241,6 +254,7 @@ impl Machine {
             1 => second,
             _ => self.landing,
         };
+        // Never saturates: own regions have offset 0, and `land` refuses memory that wraps.
         let address = address.saturating_add(offset.into());
         let window = Window { address, length: self.config.window, rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
@@ -282,9 +296,11 @@ impl Machine {
             self.fail(Error::Bug("a flush longer than the peer's window"));
             return None;
         };
+        // At most `left`, which `next_source` was asked for.
         let left = flush.left.wrapping_sub(from.len());
         let ends = left == 0;
         let id = self.send.post(from.len(), ends);
+        // The budget ends before the next request that needs a signal.
         let signaled = !within_budget && self.send.take_signal(false);
         let immediate = if ends {
             if !within_budget {
@@ -318,6 +334,7 @@ impl Machine {
 
     /// Its completion shows that all before it are done, and that the peer's device is alive.
     fn write_nothing(&mut self) -> Action {
+        // It takes no receive of the peer, and its key is not checked (docs/decisions.md, 7).
         let from = self.send.next_source(0);
         let id = self.send.post(0, false);
         let signaled = self.send.take_signal(true);
@@ -325,6 +342,8 @@ impl Machine {
     }
 
     fn blocked(&self) -> Option<Blocked> {
+        // One wait is measured at a time: for a window while bytes wait for one, otherwise for
+        // receives (VR-RES-013).
         if !self.is_established() {
             None
         } else if self.send.unposted() > 0 && !self.tx.is_registered() {

@@ -68,15 +68,18 @@ impl Timers {
 
     #[inline]
     pub(super) fn heard(&mut self, now: Instant) {
+        // This only moves times away, so `sooner` stays as it is.
         self.heard = now;
         self.alive = now;
     }
 
     pub(super) fn window_came(&mut self) {
+        // A window is progress: the limit begins anew (VR-RES-013).
         self.blocked = None;
     }
 
     pub(super) fn receives_came(&mut self) {
+        // A proof is progress of this wait alone (VR-RES-013).
         if let Some((Blocked::NoReceives, _)) = self.blocked {
             self.blocked = None;
         }
@@ -87,6 +90,7 @@ impl Timers {
         if let Some(slot) = self.keepalive_in_flight
             && slot <= slots_done
         {
+            // `probe_at` counts again, and may be nearer than the time that is known.
             self.keepalive_in_flight = None;
             self.sooner = true;
         }
@@ -122,6 +126,7 @@ impl Timers {
 
     pub(super) fn note_blocked(&mut self, now: Instant, blocked: Option<Blocked>) {
         self.blocked = blocked.map(|cause| match self.blocked {
+            // A limit counts lack of progress: another cause begins anew (VR-RES-013).
             Some((same, since)) if same == cause => (cause, since),
             _ => {
                 self.sooner = true;
@@ -148,12 +153,14 @@ impl Timers {
     }
 
     fn probe_at(&self) -> Instant {
+        // One question at a time (VR-KEEP-004). Meanwhile `unacknowledged_at` is the limit.
         if self.keepalive_in_flight.is_some() || self.keepalive_due {
             return Instant::NEVER;
         }
         self.alive.after(self.probe)
     }
 
+    /// When the peer has made no progress for too long (VR-RES-013).
     fn stall_at(&self) -> Instant {
         self.blocked.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
     }
@@ -167,6 +174,7 @@ impl Timers {
     }
 
     pub(super) fn silent(&self, now: Instant) -> Option<Duration> {
+        // Not `alive`: acknowledgements by the peer's device do not count (VR-KEEP-005).
         (now >= self.heard.after(self.silence)).then_some(self.silence)
     }
 
@@ -183,6 +191,7 @@ impl Timers {
         if !self.awaits_life() {
             return Instant::NEVER;
         }
+        // Whatever the peer or its device sends meanwhile shows that it is there (VR-KEEP-006).
         self.asked.max(self.alive).after(UNACKNOWLEDGED)
     }
 
@@ -196,6 +205,8 @@ impl Timers {
             self.asked = now;
         }
         if now >= self.keepalive_at {
+            // Not while the last is unacknowledged: they must not pile up (VR-KEEP-001,
+            // VR-KEEP-004).
             self.keepalive_due = self.keepalive_in_flight.is_none();
             // From now, not from `at`: after a long sleep one keepalive is enough.
             self.keepalive_at = now.after(self.every);

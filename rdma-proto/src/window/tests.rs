@@ -9,7 +9,7 @@ use proptest::test_runner::{Config, TestCaseError, TestRunner};
 
 use super::{Readable, RxWindow, TxWindow};
 use crate::wire::Window;
-use crate::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
+use crate::{ApiMisuse, Error, PeerMisbehaved};
 
 const LIMIT: u32 = 1 << 24;
 
@@ -303,53 +303,6 @@ proptest! {
             }
         }
     }
-}
-
-#[test]
-fn immediates_before_a_window_are_refused_but_zero() {
-    let mut rx = RxWindow::new(8, 2);
-    assert_eq!(rx.receive(0), Some(false));
-    assert_eq!(rx.receive(1), None);
-    assert_eq!(rx.refusal(1), PeerMisbehaved::NoWindow { immediate: 1 });
-}
-
-/// VR-MEM-003: with two regions, when the first is full; with one, when it is read.
-#[test]
-fn the_second_region_is_announced_at_full() {
-    for (windows, due) in [(1, None), (2, Some((1, 0)))] {
-        let mut rx = RxWindow::new(8, windows);
-        rx.announce();
-        assert_eq!(rx.receive(8), Some(true));
-        assert_eq!(rx.unannounced(), due);
-    }
-}
-
-#[test]
-fn bad_registrations_are_refused() {
-    let mut tx = TxWindow::new();
-    let misbehaved = |error| Err(Error::PeerMisbehaved(error));
-    assert_eq!(tx.register(window(0), LIMIT, false), misbehaved(PeerMisbehaved::EmptyWindow));
-    assert_eq!(
-        tx.register(window(u32::MAX), LIMIT, false),
-        Err(Error::PeerIncompatible(PeerIncompatible::WindowTooLarge { length: u32::MAX, limit: LIMIT }))
-    );
-    let wraps = Window { address: u64::MAX - 6, length: 8, rkey: 0 };
-    assert_eq!(
-        tx.register(wraps, LIMIT, false),
-        misbehaved(PeerMisbehaved::WindowWraps { address: wraps.address, length: 8 })
-    );
-    assert_eq!(tx.register(window(8), LIMIT, false), Ok(()));
-    assert!(tx.take(7).is_some());
-    assert_eq!(
-        tx.register(window(8), LIMIT, false),
-        misbehaved(PeerMisbehaved::EarlyRegistration { used: 7, length: 8 })
-    );
-    assert!(tx.take(1).is_some());
-    assert_eq!(
-        tx.register(window(9), LIMIT, false),
-        Ok(()),
-        "another length is fine once the window is full"
-    );
 }
 
 /// VM-002, VM-003: in turn, each to its last byte. One too many, or any without queues, is refused.

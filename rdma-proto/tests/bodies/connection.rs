@@ -74,7 +74,7 @@ impl World {
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
-        match step % 21 {
+        match step % 22 {
             0 => {
                 let rnr_retry = script.byte() % 8;
                 if self.machine.state() == State::Connecting
@@ -192,6 +192,16 @@ impl World {
                 let open = self.is_open();
                 let fits = bytes <= self.machine.lendable() as usize;
                 assert_eq!(self.machine.lend(bytes).is_ok(), open && fits);
+            }
+            20 => {
+                let length = script.within(1..=64);
+                if self.machine.can_replace_send_buffer(length) {
+                    self.machine.replace_send_buffer(length);
+                    self.config.send_buffer = length;
+                    if let Some(send_queue) = &mut self.send_queue {
+                        send_queue.replace_send_buffer(length);
+                    }
+                }
             }
             _ => self.drain(),
         }

@@ -121,6 +121,7 @@ fn answers_that_are_taken_one_by_one() {
 }
 
 /// Returned credits are progress, even by the peer's first bytes in a new window.
+/// VR-RES-013.
 #[test]
 fn a_proof_by_bytes_begins_the_wait_anew() {
     let client = limited(Config::client()).peer_receives(6);

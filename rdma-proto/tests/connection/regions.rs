@@ -2,7 +2,7 @@ use core::time::Duration;
 
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
-use rdma_proto::{Action, ApiMisuse, Config, Machine, Readable, RegionAddress};
+use rdma_proto::{Action, ApiMisuse, Config, Error, Machine, PeerMisbehaved, Readable, RegionAddress};
 use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 use crate::pair::quiet;
@@ -129,5 +129,30 @@ fn a_landing_given_up_lets_the_next_window_go_ahead() {
     machine.consume(WINDOW).expect("there are as many");
     assert_eq!(announced(&mut machine), None, "memory of the application comes next, in its turn");
     machine.stop_landing();
+    assert_eq!(announced(&mut machine), window(1));
+}
+
+/// VR-MEM-001, VR-MEM-008: a server may first decide whether it registers one, and how long it is.
+#[test]
+fn the_first_window_can_be_withheld() {
+    let config = quiet(Config::server()).window(2 * WINDOW).windows(1);
+    let mut machine = Machine::new(config, Default::default()).expect("in bounds");
+    machine.withhold_window();
+    machine.handle_established(NOW, RNR_RETRY_INFINITE);
+    assert_eq!((announced(&mut machine), machine.lacks_region()), (None, None));
+    assert_eq!(machine.land(region(7), 100), Ok(None), "the length of windows is not known yet");
+    let mut hasty = machine;
+    hasty.handle_immediate(NOW, Immediate(1));
+    let no_window = PeerMisbehaved::NoWindow { immediate: 1 };
+    assert_eq!(hasty.failure(), Some(&Error::PeerMisbehaved(no_window)), "VR-FLOW-003");
+    machine.handle_immediate(NOW, Immediate(0));
+    assert_eq!((announced(&mut machine), machine.failure()), (None, None));
+
+    machine.open_window(region(1), WINDOW);
+    machine.open_window(region(2), 2 * WINDOW);
+    assert_eq!((announced(&mut machine), announced(&mut machine)), (window(1), None));
+    machine.handle_immediate(NOW, Immediate(WINDOW));
+    assert_eq!(machine.lacks_region(), Some(1));
+    machine.consume(WINDOW).expect("there are as many");
     assert_eq!(announced(&mut machine), window(1));
 }

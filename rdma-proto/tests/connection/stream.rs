@@ -1,6 +1,7 @@
-use rdma_proto::{Action, ApiMisuse, Config, Error};
+use rdma_proto::wire::{Message, Window};
+use rdma_proto::{Action, ApiMisuse, Config, Error, Machine, RNR_RETRY_INFINITE, Source, Span};
 
-use crate::pair::{Client, Pair, Server, peer, quiet};
+use crate::pair::{Client, Pair, Server, at, peer, quiet};
 
 fn windows_of(window: u32, windows: u8) -> Pair {
     let base = |base| quiet(base).window(window).windows(windows);
@@ -221,4 +222,52 @@ fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
     let beyond = pair.client.machine.lend((1 << 30) + 1);
     let misuse = ApiMisuse::LendBeyondLimit { bytes: (1 << 30) + 1, lendable: 1 << 30 };
     assert_eq!(beyond, Err(Error::ApiMisuse(misuse)));
+}
+
+/// Puts as many bytes as fit into contiguous room, and returns where they are taken from, and
+/// whether that is signalled.
+fn written(machine: &mut Machine, bytes: usize) -> (u64, Span, bool) {
+    machine.put(bytes).expect("there is room");
+    let Some(Action::Write { id, from: Source::Buffer(span), signaled, .. }) = machine.poll_action(|| at(1))
+    else {
+        panic!("it is not written")
+    };
+    (id, span, signaled)
+}
+
+/// VR-XFER-011: bytes in flight are not overwritten, and their room is not given twice.
+#[test]
+fn a_send_buffer_is_replaced_while_bytes_are_in_flight() {
+    let config = quiet(Config::client()).send_buffer(8);
+    let mut machine = Machine::new(config, Default::default()).expect("in bounds");
+    machine.handle_established(at(1), RNR_RETRY_INFINITE);
+    while machine.poll_action(|| at(1)).is_some() {}
+    machine.put(1).expect("there is room");
+    assert!(!machine.can_replace_send_buffer(64), "a byte waits for the window");
+    machine.replace_send_buffer(64);
+    assert_eq!(machine.space().len, 7);
+    let window = Window { address: 1 << 32, length: 1000, rkey: 1 };
+    machine.handle_message(at(1), &Message::RegisterXferMemory(window).encode());
+    while machine.poll_action(|| at(1)).is_some() {}
+    let (first, span, signaled) = written(&mut machine, 7);
+    assert_eq!((span, signaled, machine.has_space()), (Span { offset: 1, len: 7 }, true, false));
+
+    assert!(!machine.can_replace_send_buffer(4), "bytes in flight would not fit");
+    machine.replace_send_buffer(64);
+    let (second, span, _) = written(&mut machine, 100);
+    assert_eq!((span, machine.has_space()), (Span { offset: 0, len: 56 }, false));
+    machine.handle_sent(at(1), first);
+    assert_eq!(machine.space(), Span { offset: 56, len: 8 });
+    machine.handle_sent(at(1), second);
+    assert_eq!((machine.unconfirmed(), machine.poll_action(|| at(1))), (0, None));
+
+    machine.replace_send_buffer(4);
+    let mut at_once = machine;
+    assert_eq!(written(&mut at_once, 10).1, Span { offset: 0, len: 4 });
+    // A byte at a time: a signal comes before the shorter one is full.
+    let mut parts = (0..4).map(|_| written(&mut machine, 1)).collect::<Vec<_>>();
+    assert!(parts.iter().map(|(_, span, _)| span.offset).eq(0..4), "{parts:?}");
+    parts.retain(|(_, _, signaled)| *signaled);
+    machine.handle_sent(at(1), parts.first().expect("none is signalled").0);
+    assert!(machine.has_space());
 }

@@ -56,6 +56,10 @@ impl SendQueue {
         }
     }
 
+    pub(crate) fn replace_send_buffer(&mut self, length: u32) {
+        self.config.send_buffer = length;
+    }
+
     pub(crate) fn established(&mut self, rnr_retry: u8) {
         self.patient |= rnr_retry >= RNR_RETRY_INFINITE;
     }

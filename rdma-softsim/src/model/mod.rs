@@ -1,206 +1,162 @@
 //! The fabric itself: one deterministic, single-threaded model.
 //!
 //! Nothing here reads a clock, starts a thread or opens a descriptor. Operations change the model
-//! and schedule events on an [event queue](event_queue::EventQueue). [`Model::advance`] executes
-//! what is due, in one total order, and [`Model::deadline`] returns the time of the next event.
-//! Channels that may have sleepers are returned as [`Wake`]s. Two runs with the same calls at the
-//! same times are the same.
+//! and schedule events on an [event queue](base::event_queue::EventQueue). [`Model::advance`]
+//! executes what is due, in one total order, and [`Model::deadline`] returns the time of the next
+//! event. Channels that may have sleepers are returned as [`Wake`]s. Two runs with the same calls
+//! at the same times are the same.
+//!
+//! The state is divided into parts. Each has a folder, private fields and methods of its own, and
+//! takes the other parts that it uses as arguments. A part uses only parts that stand above it
+//! here, and plain types of any, such as answers and packets:
+//!
+//! | Part | What it holds |
+//! |---|---|
+//! | [`Environment`] | time and scheduled events, random choices and faults, the trace |
+//! | [`Hosts`], [`Contexts`] | hosts with their addresses, links and listeners; opened devices |
+//! | [`Regions`] | protection domains, memory regions |
+//! | [`Pairs`] | queue pairs, their numbers, shared receive queues |
+//! | [`Queues`] | completion queues |
+//! | [`Manager`] | the connection manager: event channels, identifiers, handshakes |
+//! | [`Flights`] | bytes in flight that are moved without the fabric's lock |
+//!
+//! [`Model`] holds them, and is the only one that orchestrates them. A message that arrives may
+//! fail a queue pair, which ends messages in flight, which may fail others. Such chains are methods
+//! of `Model`, in the files beside this one, which no part imports.
 
-mod arena;
-mod bulk;
-mod capture;
-mod carried;
-mod completions;
-mod context;
-mod datagrams;
-mod event_queue;
-mod events;
-mod freight;
-mod handshake;
-mod host;
-mod identifier;
-mod memory;
-mod mirror;
-mod numbers;
+mod base;
+mod endings;
+mod flights;
+mod hosts;
+mod identifier_calls;
+mod injection;
+mod manager;
+mod moving;
 mod objects;
-mod ownership;
-mod parts;
-mod party;
-mod queue_pair;
-mod requester;
-mod responder;
-mod shared;
-mod simulation;
+mod pairs;
+mod posting;
+mod queues;
+mod receiving;
+mod recording;
+mod regions;
+mod reporting;
+mod sending;
+pub(crate) mod sizes;
 #[cfg(test)]
 mod tests;
+mod transitions;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::IpAddr;
-use std::sync::Arc;
+use core::time::Duration;
 
 use rdma_backend::AsyncEvent;
 use rdma_backend::time::Instant;
 
-use crate::settings::Parameters;
-use arena::{Arena, Id};
-pub(crate) use bulk::Bulk;
-use completions::WorkQueue;
-pub use completions::{Detail, Source};
-use event_queue::EventQueue;
-use numbers::Numbers;
-use requester::Answer;
+use crate::capture::Capture;
+use crate::settings::{Link, Parameters};
+use base::environment::Environment;
+use base::event::Event;
+use flights::Flights;
+use hosts::Hosts;
+use hosts::context::Contexts;
+use manager::Manager;
+use pairs::Pairs;
+use queues::Queues;
+use regions::Regions;
 
-pub use context::About;
-pub(crate) use events::NoticeKind;
-pub(crate) use freight::Freight;
-pub use memory::ForeignMemory;
-pub(crate) use memory::{Bytes, Memory, Registration};
-pub use mirror::{Arming, Calls, Look, Mirror};
-pub(crate) use objects::PairAttributes;
-pub(crate) use parts::{Part, Parts};
-pub(crate) use queue_pair::{PostedReceive, PostedSend, QueuePairState, Request};
-pub(crate) use simulation::SimulationState;
-
-pub(crate) type HostId = Id<host::Host>;
-pub(crate) type ContextId = Id<context::Context>;
-pub(crate) type ChannelId = Id<events::EventChannel>;
-pub(crate) type IdentifierId = Id<identifier::Identifier>;
-pub(crate) type DomainId = Id<memory::Domain>;
-pub(crate) type RegionId = Id<memory::Region>;
-pub(crate) type QueueId = Id<completions::CompletionQueue>;
-pub(crate) type SharedId = Id<shared::SharedQueue>;
-pub(crate) type PairId = Id<queue_pair::QueuePair>;
-
-/// A channel that became readable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Wake {
-    Events(ChannelId),
-    Completions(QueueId),
-    /// Asynchronous events of an opened device.
-    Asynchronous(ContextId),
-}
-
-/// A scheduled event.
-enum Event {
-    /// A message reaches the peer.
-    Arrive { from: PairId, epoch: u32, sequence: u64 },
-    /// An answer comes back.
-    Answer { to: PairId, epoch: u32, sequence: u64, answer: Answer },
-    /// The delay of an RNR NAK has passed.
-    Again { pair: PairId, epoch: u32 },
-    /// The acknowledgement timer ends.
-    Timeout { pair: PairId, epoch: u32 },
-    /// Look for messages whose bytes are late.
-    Sweep,
-    /// A completion queue was overrun.
-    Overrun(QueueId),
-    /// Address or route resolution ends.
-    Resolved { id: IdentifierId, resolution: u64, how: NoticeKind },
-    /// A message of the connection manager arrives.
-    Packet(Box<handshake::Packet>),
-    /// The timewait state ends.
-    TimewaitExit(IdentifierId),
-    /// A delayed completion reaches its queue.
-    Report { pair: PairId, of: WorkQueue },
-    /// A failed queue pair begins to flush.
-    Flush(PairId),
-    /// The link of a host is repaired.
-    LinkUp(HostId),
-    /// Messages of one queue pair pass again.
-    PairUp(PairId),
-}
+pub(crate) use base::event::Wake;
+pub(crate) use base::ids::{
+    ChannelId, ContextId, DomainId, HostId, IdentifierId, PairId, QueueId, RegionId, SharedId,
+};
+pub(crate) use base::seeded::SimulationState;
+pub(crate) use flights::freight::Freight;
+pub use hosts::context::About;
+pub(crate) use manager::event_channel::NoticeKind;
+pub use manager::identifier::listen_backlog;
+pub(crate) use pairs::queue_pair::{PairAttributes, PostedReceive, PostedSend, QueuePairState, Request};
+pub use queues::completion::{Detail, Source};
+pub use queues::mirror::{Arming, Calls, Look, Mirror};
+pub(crate) use regions::Registration;
+pub use regions::memory::ForeignMemory;
+pub(crate) use regions::memory::{Bytes, Memory};
+pub(crate) use regions::parts::{Part, Parts};
 
 pub(crate) struct Model {
-    parameters: Parameters,
-    event_queue: EventQueue<Event>,
-    hosts: Arena<host::Host>,
-    down: BTreeSet<IpAddr>,
-    contexts: Arena<context::Context>,
-    channels: Arena<events::EventChannel>,
-    identifiers: Arena<identifier::Identifier>,
-    domains: Arena<memory::Domain>,
-    regions: Arena<memory::Region>,
-    queues: Arena<completions::CompletionQueue>,
-    shared: Arena<shared::SharedQueue>,
-    pairs: Arena<queue_pair::QueuePair>,
-    wakes: Vec<Wake>,
-    /// Bytes of long messages to copy.
-    bulks: VecDeque<Bulk>,
-    /// Bytes of messages with an end in another process to move.
-    freights: VecDeque<Freight>,
-    /// Whether a driver does either, so that it need not be done at once.
-    carries: bool,
-    /// Messages whose bytes are in flight, by number.
-    carried: BTreeMap<u64, carried::Carried>,
-    /// Number of all such messages.
-    freight_count: u64,
-    /// What they share.
-    store: Arc<freight::Store>,
-    /// When the next sweep for late ones is.
-    sweep: Option<Instant>,
-    /// Identifiers ever created: the next key.
-    keys: u64,
-    numbers: Numbers,
-    /// Regions ever registered, modulo the width of the key.
-    registrations: u8,
-    /// Bytes of address space ever given to regions.
-    address_space: u64,
-    capture: Option<Box<dyn crate::Capture>>,
-    simulation: Option<Box<SimulationState>>,
+    env: Environment,
+    hosts: Hosts,
+    contexts: Contexts,
+    regions: Regions,
+    pairs: Pairs,
+    queues: Queues,
+    manager: Manager,
+    flights: Flights,
+    capture: Option<Box<dyn Capture>>,
 }
 
 impl Model {
     pub(crate) fn new(parameters: Parameters) -> Self {
+        Self::within(Environment::new(parameters))
+    }
+
+    pub(crate) fn simulated(simulation: SimulationState) -> Self {
+        Self::within(Environment::simulated(simulation))
+    }
+
+    fn within(env: Environment) -> Self {
         Self {
-            parameters,
-            event_queue: EventQueue::new(),
-            hosts: Arena::new(),
-            down: BTreeSet::new(),
-            contexts: Arena::new(),
-            channels: Arena::new(),
-            identifiers: Arena::new(),
-            domains: Arena::new(),
-            regions: Arena::new(),
-            queues: Arena::new(),
-            shared: Arena::new(),
-            pairs: Arena::new(),
-            wakes: Vec::new(),
-            bulks: VecDeque::new(),
-            freights: VecDeque::new(),
-            carries: false,
-            carried: BTreeMap::new(),
-            freight_count: 0,
-            store: Arc::default(),
-            sweep: None,
-            keys: 0,
-            numbers: Numbers::default(),
-            registrations: 0,
-            address_space: 0,
+            env,
+            hosts: Hosts::new(),
+            contexts: Contexts::new(),
+            regions: Regions::new(),
+            pairs: Pairs::new(),
+            queues: Queues::new(),
+            manager: Manager::new(),
+            flights: Flights::default(),
             capture: None,
-            simulation: None,
         }
     }
 
     /// Executes everything that is due at `now`, in order of time. Time does not go back: an
     /// earlier `now` counts as the latest one seen.
     pub(crate) fn advance(&mut self, now: Instant) {
-        while let Some(event) = self.event_queue.next(now) {
+        while let Some(event) = self.env.next(now) {
             self.happen(event);
         }
     }
 
+    /// Executes a bounded part of what [`Model::advance`] does, in the same order. Returns whether
+    /// that is all. Otherwise time has passed only as far as it was executed.
+    ///
+    /// A caller executes what others have scheduled, under the fabric's lock: much of it, if timers
+    /// of many queue pairs end together.
+    pub(crate) fn advance_some(&mut self, now: Instant) -> bool {
+        const MOST: usize = 64;
+        for _ in 0..MOST {
+            let Some(event) = self.env.next(now) else { return true };
+            self.happen(event);
+        }
+        false
+    }
+
     fn happen(&mut self, event: Event) {
-        self.count_event();
+        // First: a fault of the plan may strike before this event.
+        self.env.count_event();
+        // More than one may be due at the same event.
+        while let Some((target, fault)) = self.env.own_fault() {
+            self.befall(target, fault);
+        }
         match event {
             Event::Arrive { from, epoch, sequence } => self.arrive(from, epoch, sequence),
             Event::Answer { to, epoch, sequence, answer } => self.answered(to, epoch, sequence, answer),
             Event::Again { pair, epoch } => self.again(pair, epoch),
             Event::Timeout { pair, epoch } => self.timed_out(pair, epoch),
             Event::Sweep => self.sweep(),
-            Event::Overrun(queue) => self.overrun(queue),
-            Event::Resolved { id, resolution, how } => self.resolved(id, resolution, how),
+            Event::Overrun { queue, after } => self.overrun(queue, after),
+            Event::Resolved { id, resolution, how } => {
+                self.manager.resolved(&mut self.env, id, resolution, how);
+            }
             Event::Packet(packet) => self.packet(packet),
-            Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
+            // A destroyed identifier gets no event: `notify` does not find it.
+            Event::TimewaitExit(id) => self.manager.notify(&mut self.env, id, NoticeKind::TimewaitExit),
             Event::Report { pair, of } => self.report_held(pair, of),
             Event::Flush(pair) => {
                 // If it was reset meanwhile, it has nothing to flush.
@@ -208,35 +164,61 @@ impl Model {
                     self.flush(pair);
                 }
             }
+            // The end of a `Fault::LinkDown` of single connections.
             Event::PairUp(pair) => {
                 if let Some(pair) = self.pairs.get_mut(pair) {
                     pair.cut = false;
                 }
             }
             Event::LinkUp(host) => {
-                for address in self.addresses(host) {
-                    self.set_link(address, crate::settings::Link::Up);
+                for address in self.hosts.addresses(host) {
+                    self.set_link(address, Link::Up);
                 }
                 self.tell_all(host, NoticeKind::Async(AsyncEvent::PortActive));
             }
         }
     }
 
+    pub(crate) const fn reach(&self) -> Duration {
+        self.env.parameters().reach
+    }
+
     pub(crate) const fn now(&self) -> Instant {
-        self.event_queue.now()
+        self.env.now()
     }
 
     /// Executes what is due without moving the clock.
     pub(crate) fn settle(&mut self) {
-        self.advance(self.event_queue.now());
+        self.advance(self.env.now());
     }
 
     /// Returns when [`Model::advance`] has something to do next.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.event_queue.deadline()
+        self.env.deadline()
     }
 
     pub(crate) fn wakes(&mut self) -> std::vec::Drain<'_, Wake> {
-        self.wakes.drain(..)
+        self.env.wakes()
+    }
+
+    /// Executes the next event, at its time. Returns false if there is none.
+    pub(crate) fn step(&mut self) -> bool {
+        // `next` would move the clock to the end of time.
+        if self.env.deadline().is_none() {
+            return false;
+        }
+        let next = self.env.next(Instant::from_start(Duration::MAX));
+        if let Some(event) = next {
+            self.happen(event);
+        }
+        true
+    }
+
+    /// Makes the program lose its processor between two calls, while the fabric continues.
+    pub(crate) fn pause(&mut self) {
+        if self.env.by_chance(|simulation| simulation.settings.pauses) {
+            let pause = self.env.by_duration(|simulation| simulation.settings.pause);
+            self.advance(self.env.now().after(pause));
+        }
     }
 }

@@ -1,55 +1,38 @@
-//! Objects of a device, made for an identifier or for a program that opened the device.
+//! Hosts and the objects of their devices: made, listed and destroyed.
 
-use rdma_backend::QueuePairLimits;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use super::completions::{CompletionQueue, PendingCompletions};
-use super::memory::Domain;
-use super::ownership::Ownership;
-use super::queue_pair::{Owner, QueuePair, QueuePairState};
-use super::requester::Requester;
-use super::responder::Responder;
-use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, SharedId};
-use crate::Error;
+use super::hosts::context::AsyncNotice;
+use super::pairs::queue_pair::{Owner, PairAttributes, QueuePair, QueuePairState};
+use super::queues::completion_queue::CompletionQueue;
+use super::regions::Registration;
+use super::regions::memory::{Bytes, Memory};
+use super::regions::parts::Parts;
+use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, RegionId, SharedId, Wake};
+use crate::error::Error;
 use crate::failure_class::FailureClass;
-use crate::request::{Rights, Service};
+use crate::request::{Rights, Sge};
+use crate::settings::{Limits, Link, Resources};
+use crate::state::{Connection, PairState};
 use crate::trace::EntryKind;
 
-/// The attributes that `ibv_create_qp(3)` is given.
-pub(crate) struct PairAttributes {
-    pub(crate) domain: DomainId,
-    pub(crate) send_queue: QueueId,
-    pub(crate) receive_queue: QueueId,
-    /// The shared receive queue, if any.
-    pub(crate) shared: Option<SharedId>,
-    pub(crate) service: Service,
-    pub(crate) limits: QueuePairLimits,
-}
-
 impl Model {
-    pub(super) fn make_domain(&mut self, host: HostId) -> Result<DomainId, Error> {
-        if self.strikes_creation(host) {
-            return Err(Error::Exhausted { what: "protection domains", limit: "", value: 0 });
-        }
-        Ok(self.domains.insert(Domain { host }))
-    }
-
     pub(super) fn make_queue(
         &mut self,
         host: HostId,
         depth: u32,
         context: Option<(ContextId, u64)>,
     ) -> Result<QueueId, Error> {
-        let limits = self.alive(host)?.limits;
+        let limits = self.hosts.alive(host)?.limits;
         if depth == 0 || depth > limits.max_completions {
             return Err(Error::Argument("a completion queue holds 1 to Limits::max_completions completions"));
         }
         let value = limits.max_completion_queues;
         // Devices may make more room than requested (`ibv_create_cq(3)`).
-        let rounds_up = self.behaviour().is_some_and(|behaviour| behaviour.rounds_up);
+        let rounds_up = self.env.behaviour().is_some_and(|behaviour| behaviour.rounds_up);
         let depth = if rounds_up { depth.next_power_of_two() } else { depth };
-        if self.strikes_creation(host)
-            || self.queues.iter().filter(|(_, queue)| queue.host == host).count() >= value as usize
-        {
+        if self.env.strikes_creation(host) || self.queues.count_on(host) >= value as usize {
             let (what, limit) = ("completion queues", "max_completion_queues");
             return Err(Error::Exhausted { what, limit, value: value.into() });
         }
@@ -64,19 +47,20 @@ impl Model {
         attributes: &PairAttributes,
         owner: Owner,
     ) -> Result<(PairId, u32, usize), Error> {
-        let &PairAttributes { domain, send_queue, receive_queue, shared, service, mut limits } = attributes;
+        let &PairAttributes { domain, send_queue, receive_queue, shared, mut limits, .. } = attributes;
         if let Some(shared) = shared
-            && self.shared.get(shared).ok_or(Error::Gone("shared receive queue"))?.host != host
+            && self.pairs.shared_host(shared)? != host
         {
             return Err(Error::Argument("the shared receive queue is of another device"));
         }
-        let device = self.alive(host)?.limits;
-        let domain_host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
+        let device = self.hosts.alive(host)?.limits;
+        let domain_host = self.regions.domain_host(domain)?;
         for queue in [send_queue, receive_queue] {
-            let completions = self.queues.get(queue).ok_or(Error::Gone("completion queue"))?;
+            let completions = self.queues.find(queue)?;
             if domain_host != host || completions.host != host {
                 return Err(Error::Argument("the domain or the completion queue is of another device"));
             }
+            // Nothing would report the work of the queue pair.
             if completions.is_lost() {
                 return Err(Error::State("the completion queue was overrun"));
             }
@@ -86,53 +70,300 @@ impl Model {
         }
         let value = device.max_queue_pairs;
         if limits.inline > device.max_inline || limits.send_depth == device.max_queue_depth {
-            self.count_injected(FailureClass::DeviceLimits);
-            self.count_observed(FailureClass::DeviceLimits);
+            self.env.count_injected(FailureClass::DeviceLimits);
+            self.env.count_observed(FailureClass::DeviceLimits);
         }
-        if self.strikes_creation(host)
-            || self.pairs.iter().filter(|(_, pair)| pair.host == host).count() >= value as usize
-        {
+        if self.env.strikes_creation(host) || self.pairs.count_on(host) >= value as usize {
             let (what, limit) = ("queue pairs", "max_queue_pairs");
             return Err(Error::Exhausted { what, limit, value: value.into() });
         }
+        // As far as the device goes, and no error: case `verbs.limits.inline`.
         limits.inline = limits.inline.min(device.max_inline);
-        let rest = self.behaviour().map_or(0, |behaviour| behaviour.resting_numbers);
-        let number = self.numbers.give(rest);
-        let pair = self.pairs.insert(QueuePair {
-            host,
-            domain,
-            send_queue,
-            receive_queue,
-            shared,
-            owner,
-            identifier: None,
-            number,
-            limits,
-            key: match service {
-                Service::Connected => None,
-                Service::Datagram => Some(0),
-            },
-            state: match owner {
-                // rdma_create_qp(3) initialises it.
-                Owner::Identifier(_) => QueuePairState::Idle,
-                Owner::Context(..) => QueuePairState::Reset,
-            },
-            rights: Rights::ALL,
-            path: None,
-            requester: Requester::new(),
-            responder: Responder::new(),
-            held: PendingCompletions::default(),
-            ownership: Ownership::default(),
-            cut: false,
-            bulks: 0,
-        });
-        self.numbers.assign(number, pair);
+        let rest = self.env.behaviour().map_or(0, |behaviour| behaviour.resting_numbers);
+        let attributes = PairAttributes { limits, ..*attributes };
+        let new = |number| QueuePair::new(host, &attributes, owner, number);
+        let (pair, number) = self.pairs.insert(rest, new);
+        for queue in [send_queue, receive_queue] {
+            if let Some(queue) = self.queues.get_mut(queue) {
+                queue.pairs.insert(pair);
+            }
+        }
+        self.regions.enter_domain(domain);
         let identifier = match owner {
-            Owner::Identifier(id) => self.identifiers.get(id).map_or(0, |owner| owner.key.0),
+            Owner::Identifier(id) => self.manager.get(id).map_or(0, |owner| owner.key.0),
             Owner::Context(..) => 0,
         };
         let on = host.index();
-        self.note(|| EntryKind::Created { host: on, pair: number, identifier });
+        self.env.note(|| EntryKind::Created { host: on, pair: number, identifier });
         Ok((pair, number, limits.inline as usize))
+    }
+
+    pub(crate) fn create_domain_in(&mut self, id: ContextId) -> Result<DomainId, Error> {
+        let host = self.contexts.host(id)?;
+        self.regions.create_domain(&mut self.env, host)
+    }
+
+    pub(crate) fn create_queue_in(&mut self, id: ContextId, name: u64, depth: u32) -> Result<QueueId, Error> {
+        let host = self.contexts.host(id)?;
+        self.make_queue(host, depth, Some((id, name)))
+    }
+
+    pub(crate) fn create_pair_in(
+        &mut self,
+        id: ContextId,
+        name: u64,
+        attributes: &PairAttributes,
+    ) -> Result<(PairId, u32, usize), Error> {
+        let host = self.contexts.host(id)?;
+        self.make_pair(host, attributes, Owner::Context(id, name))
+    }
+
+    pub(crate) fn open(&mut self, host: HostId) -> Result<ContextId, Error> {
+        self.hosts.alive(host)?;
+        Ok(self.contexts.open(host))
+    }
+
+    pub(crate) fn close(&mut self, id: ContextId) {
+        self.contexts.close(id);
+    }
+
+    /// Takes the next asynchronous event, and returns whether it was the last.
+    pub(crate) fn take_async(&mut self, id: ContextId) -> Result<(Option<AsyncNotice>, bool), Error> {
+        self.contexts.take(id)
+    }
+
+    pub(crate) fn destroy_domain(&mut self, id: DomainId) {
+        self.regions.destroy_domain(&mut self.env, id);
+    }
+
+    /// Checks that `len` more bytes may be registered, and returns the host. Called before the
+    /// memory is allocated, without the fabric's lock.
+    pub(crate) fn may_register(&self, domain: DomainId, len: u64) -> Result<HostId, Error> {
+        self.regions.may_register(&self.hosts, domain, len)
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        domain: DomainId,
+        memory: Arc<Memory>,
+        rights: impl Into<Rights>,
+    ) -> Result<Registration, Error> {
+        self.regions.register(&mut self.env, &mut self.hosts, domain, memory, rights)
+    }
+
+    /// Registers memory that peers access at `address`.
+    pub(crate) fn register_at(
+        &mut self,
+        domain: DomainId,
+        address: u64,
+        memory: Bytes,
+        rights: impl Into<Rights>,
+    ) -> Result<Registration, Error> {
+        self.regions.register_at(&mut self.env, &mut self.hosts, domain, address, memory, rights)
+    }
+
+    /// Returns the parts of regions that a work request names, in a queue pair's domain.
+    pub(crate) fn named(&self, domain: Option<DomainId>, list: &[Sge]) -> Parts {
+        list.iter().map(|sge| self.regions.named(domain, sge.address, sge.len, sge.lkey)).collect()
+    }
+
+    pub(crate) fn deregister(&mut self, id: RegionId) {
+        // Only in simulations: it looks at all queue pairs.
+        if self.env.is_observed()
+            && self.pairs.use_region(id)
+            && let Some(host) = self.regions.get(id).map(|region| region.host.index())
+        {
+            self.env.note(|| EntryKind::Busy { host, what: "region" });
+        }
+        let Some(rkey) = self.regions.remove(&mut self.hosts, id) else { return };
+        // After the removal: the messages arrive, and must not find it.
+        self.cut_short_into(id);
+        self.env.remember_stale(rkey);
+    }
+
+    /// Adds a host. An address of another host moves here, as when a machine takes over for
+    /// another. Resolutions that await one of the addresses find it.
+    pub(crate) fn add_host(&mut self, addresses: &[IpAddr], limits: Limits) -> HostId {
+        self.manager.found(&mut self.env, addresses);
+        self.hosts.insert(None, addresses, limits)
+    }
+
+    pub(crate) fn add_device(&mut self, host: HostId, addresses: &[IpAddr], limits: Limits) -> HostId {
+        self.manager.found(&mut self.env, addresses);
+        self.hosts.insert(Some(self.hosts.machine(host)), addresses, limits)
+    }
+
+    pub(crate) fn host_at(&self, ip: IpAddr) -> Option<HostId> {
+        self.hosts.at(ip)
+    }
+
+    pub(crate) fn limits(&self, id: HostId) -> Result<Limits, Error> {
+        Ok(self.hosts.alive(id)?.limits)
+    }
+
+    pub(crate) fn set_link(&mut self, ip: IpAddr, link: Link) {
+        self.hosts.set_link(ip, link);
+    }
+
+    pub(crate) fn is_killed(&self, host: u32) -> bool {
+        self.hosts.is_killed(host)
+    }
+
+    /// Ends the process on a host's machine. Its kernel closes everything it held, and notifies the
+    /// peers as usual.
+    pub(crate) fn kill_host(&mut self, id: HostId) {
+        for device in self.hosts.devices(id) {
+            self.kill_device(device);
+        }
+    }
+
+    fn kill_device(&mut self, id: HostId) {
+        if !self.hosts.kill(id) {
+            return;
+        }
+        // Sleepers on descriptors wake up to the error.
+        for channel in self.manager.channels_on(id) {
+            self.env.wake(Wake::Events(channel));
+        }
+        for queue in self.queues.on(id) {
+            self.env.wake(Wake::Completions(queue));
+        }
+        // Users before what they use, as handles do it: a used object would be noted as busy.
+        for pair in self.pairs.on(id) {
+            self.destroy_pair(pair);
+        }
+        for identifier in self.manager.on(id) {
+            self.destroy_identifier(identifier);
+        }
+        for channel in self.manager.channels_on(id) {
+            self.destroy_channel(channel);
+        }
+        for queue in self.queues.on(id) {
+            self.destroy_queue(queue);
+        }
+        for region in self.regions.on(id) {
+            self.deregister(region);
+        }
+        for domain in self.regions.domains_on(id) {
+            self.destroy_domain(domain);
+        }
+    }
+
+    pub(crate) fn resources(&self, id: HostId) -> Resources {
+        Resources {
+            event_channels: self.manager.count_channels_on(id),
+            identifiers: self.manager.count_on(id),
+            domains: self.regions.count_domains_on(id),
+            regions: self.regions.count_on(id),
+            registered_bytes: self.hosts.get(id).map_or(0, |host| host.registered),
+            completion_queues: self.queues.count_on(id),
+            queue_pairs: self.pairs.count_on(id),
+        }
+    }
+
+    pub(crate) fn create_shared(
+        &mut self,
+        context: ContextId,
+        name: u64,
+        domain: DomainId,
+        depth: u32,
+        limit: u32,
+    ) -> Result<SharedId, Error> {
+        let host = self.contexts.host(context)?;
+        let most = self.hosts.alive(host)?.limits.max_queue_depth;
+        if self.regions.domain_host(domain)? != host {
+            return Err(Error::Argument("the domain is of another device"));
+        }
+        if depth == 0 || depth > most || limit > depth {
+            return Err(Error::Argument("a shared queue holds 1 to Limits::max_queue_depth receives"));
+        }
+        if self.env.strikes_creation(host) {
+            return Err(Error::Exhausted { what: "shared receive queues", limit: "", value: 0 });
+        }
+        Ok(self.pairs.create_shared(host, (context, name), depth, limit))
+    }
+
+    pub(crate) fn destroy_shared(&mut self, id: SharedId) {
+        self.pairs.destroy_shared(id);
+    }
+
+    /// `ibv_modify_srq(3)`: sets when an event comes.
+    pub(crate) fn set_shared_limit(&mut self, id: SharedId, limit: u32) -> Result<(), Error> {
+        self.pairs.set_shared_limit(id, limit)
+    }
+
+    /// `ibv_query_srq(3)`: the limit, 0 once its event has come.
+    pub(crate) fn shared_limit(&mut self, id: SharedId) -> Result<u32, Error> {
+        self.pairs.shared_limit(id)
+    }
+
+    /// Destroys it. If its owner's memory may be being written, resets it and returns false.
+    pub(crate) fn retire_pair(&mut self, id: PairId) -> bool {
+        if self.lands_for(id) {
+            let _gone = self.reset(id);
+            return false;
+        }
+        self.destroy_pair(id);
+        true
+    }
+
+    pub(crate) fn destroy_pair(&mut self, id: PairId) {
+        // Before the removal: it finds its program by the queue pair.
+        self.pairs.end_repeat(&mut self.env, &mut self.contexts, id);
+        let Some(pair) = self.pairs.remove(id) else { return };
+        // Its completions stay in their queue, as on soft-RoCE. Some devices remove them.
+        for queue in [pair.send_queue, pair.receive_queue] {
+            if let Some(queue) = self.queues.get_mut(queue) {
+                queue.pairs.remove(&id);
+            }
+        }
+        self.regions.leave_domain(pair.domain);
+        self.capture_end(id);
+        // Messages to it go unanswered, and those from it have no completion.
+        self.cut_short_of(id);
+        if let Some(identifier) = pair.identifier.and_then(|id| self.manager.get_mut(id)) {
+            // An identifier whose queue pair is left is busy when it is destroyed.
+            identifier.pair = None;
+        }
+        if pair.requester.has_work() || !pair.responder.receives.is_empty() {
+            self.env.count_injected(FailureClass::TeardownOrder);
+            if pair.state == QueuePairState::Error {
+                // Flushed by destruction, unobserved.
+                self.env.count_observed(FailureClass::Flush);
+            }
+        }
+    }
+
+    /// Returns at most `most` queue pairs with numbers from `from` on, and where further ones may
+    /// begin. Looks at a bounded number of them.
+    pub(crate) fn connections(&self, from: u32, most: usize) -> (Vec<Connection>, Option<u32>) {
+        const MOST: u32 = 256;
+        let (end, next) = (self.pairs.end_of_numbers(), from.saturating_add(MOST));
+        let mut found = Vec::new();
+        // By number: queue pairs that come and go between two calls do not move others.
+        for number in from..next.min(end) {
+            if found.len() >= most {
+                return (found, Some(number));
+            }
+            found.extend(self.pairs.with_number(number).and_then(|id| self.connection(id)));
+        }
+        (found, (next < end).then_some(next))
+    }
+
+    fn connection(&self, id: PairId) -> Option<Connection> {
+        let pair = self.pairs.get(id)?;
+        let identifier = pair.identifier.and_then(|id| self.manager.get(id));
+        let ends = pair.path.map(|path| (path.local, path.remote));
+        let address = |managed: Option<SocketAddr>, ip: Option<IpAddr>| {
+            managed.or_else(|| ip.map(|ip| SocketAddr::new(ip, 0)))
+        };
+        Some(Connection {
+            pair: pair.number,
+            host: self.hosts.addresses(pair.host),
+            state: PairState::from(pair.state),
+            local: address(identifier.and_then(|id| id.local), ends.map(|(local, _)| local)),
+            remote: address(identifier.and_then(|id| id.remote), ends.map(|(_, remote)| remote)),
+            peer: pair.path.map(|path| self.pairs.number(path.peer)),
+        })
     }
 }

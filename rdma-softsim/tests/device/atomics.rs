@@ -1,6 +1,5 @@
 //! Atomic operations.
 
-use super::kept_memory::{Keeping, keeping};
 use super::*;
 
 const INVALID: CompletionStatus = CompletionStatus::REM_INV_REQ_ERR;
@@ -107,17 +106,6 @@ fn what_is_not_allowed_is_refused_and_not_done() {
     assert_eq!((a.completions(), number(&b, 64)), (vec![Err(CompletionStatus::LOC_PROT_ERR)], 0));
 }
 
-/// A repeated operation is done once, whether its answer or the link was lost.
-#[test]
-fn it_is_done_once() {
-    let (fabric, a, b) = two(true);
-    let when = Ok(When::Pass(Site::Answer, 0));
-    assert!(fabric.inject(address(1), Connections::All, Fault::LoseAnswer, when));
-    a.try_post(Op::Atomic(at(&b, 64), Atomic::FetchAdd(1)), Local::Memory(&[a.sge(0, 8)])).unwrap();
-    assert_eq!(await_completions(&a), [Ok(Completed::Read)]);
-    assert_eq!((number(&a, 0), number(&b, 64)), (0, 1));
-}
-
 /// Several queue pairs add to one number at once.
 #[test]
 fn they_are_atomic_among_themselves() {
@@ -151,18 +139,4 @@ fn they_are_atomic_among_themselves() {
         }
     });
     assert_eq!(number(&b, 64), 4 * TIMES);
-}
-
-/// An operation whose page does not come in time fails, and is not repeated.
-#[test]
-fn an_operation_that_takes_too_long_is_not_repeated() {
-    let parameters = Parameters { reach: Duration::from_millis(20), ..Parameters::default() };
-    let (_fabric, a, b) = connected_on(Fabric::with_parameters(parameters));
-    let (program, memory, begun, leave) = keeping();
-    let b = allow(End { program, ..b }, Arc::<Keeping>::clone(&memory) as _, true);
-    a.try_post(Op::Atomic(at(&b, 64), Atomic::FetchAdd(1)), Local::Memory(&[a.sge(0, 8)])).unwrap();
-    begun.recv().unwrap();
-    assert_eq!(await_completions(&a), [Err(CompletionStatus::REM_OP_ERR)]);
-    assert!(begun.try_recv().is_err(), "it was tried once");
-    drop(leave);
 }

@@ -20,7 +20,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 4, initiator_depth: 3, retry_count: 6, rnr_retry_count: 7 };
 
-pub(crate) const LEN: usize = 64 * 1024;
+const LEN: usize = 64 * 1024;
+
+const RECEIVES: usize = 16;
+
+const SLOT: usize = 64;
 
 pub(crate) struct Lab {
     pub(crate) verbs: Verbs,
@@ -53,107 +57,60 @@ pub(crate) fn lab_at(name: &str) -> Option<Lab> {
     Some(Lab { verbs, ip, _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner) })
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct Shape {
-    pub(crate) limits: QueuePairLimits,
-    pub(crate) receives: usize,
-    pub(crate) params: ConnectParams,
-}
-
-impl Default for Shape {
-    fn default() -> Self {
-        let limits = QueuePairLimits { send_depth: 128, recv_depth: 128, inline: 64 };
-        Self { limits, receives: 16, params: PARAMS }
-    }
-}
-
 /// Fields are dropped in this order.
 pub(crate) struct End {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
-    /// The peer may do anything here; the first bytes are 0, 1, 2, …
+    /// The peer may do anything here. The bytes are 0, 1, 2, …
     pub(crate) region: Region,
     /// Receives land here, 64 bytes each.
-    pub(crate) inbox: Region,
+    _inbox: Region,
     pub(crate) domain: Domain,
     pub(crate) id: Identifier,
 }
 
 impl End {
-    pub(crate) fn new(id: Identifier, shape: Shape) -> Self {
-        Self::try_new(id, shape).unwrap()
+    pub(crate) fn new(id: Identifier) -> Self {
+        Self::try_new(id).unwrap()
     }
 
-    pub(crate) fn try_new(id: Identifier, shape: Shape) -> Result<Self, Error> {
+    pub(crate) fn try_new(id: Identifier) -> Result<Self, Error> {
         let domain = id.create_domain()?;
         let cq = id.create_completion_queue(1024, 1)?;
-        let qp = id.create_queue_pair(&domain, &cq, shape.limits)?;
-        let all = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
-        let region = domain.register(LEN, all)?;
+        let limits = QueuePairLimits { send_depth: 128, recv_depth: 128, inline: 64 };
+        let qp = id.create_queue_pair(&domain, &cq, limits)?;
+        let region = domain.register(LEN, Access::REMOTE_WRITE.and(Access::REMOTE_READ))?;
         let pattern: Vec<u8> = (0..LEN).map(|index| index as u8).collect();
         assert!(region.memory().write(0, &pattern));
-        let inbox = domain.register(LEN, Access::LOCAL_WRITE)?;
-        let end = Self { qp, cq, region, inbox, domain, id };
-        end.receive(0..shape.receives);
-        Ok(end)
-    }
-
-    pub(crate) fn receive(&self, numbers: std::ops::Range<usize>) {
-        let requests: Vec<_> = numbers
-            .map(|number| RecvRequest {
-                id: number as u64,
-                local: Slice { region: &self.inbox, offset: number % 1024 * 64, len: 64 },
-            })
-            .collect();
-        self.qp.post_recv(&requests).unwrap();
-    }
-
-    pub(crate) const fn request(
-        &self,
-        id: u64,
-        op: SendOp,
-        offset: usize,
-        len: usize,
-    ) -> SendRequest<'_, Region> {
-        let local = Slice { region: &self.region, offset, len };
-        SendRequest { id, op, local, signaled: true, inline: false }
+        let inbox = domain.register(RECEIVES * SLOT, Access::LOCAL_WRITE)?;
+        let slot = |number| Slice { region: &inbox, offset: number * SLOT, len: SLOT };
+        let receives: Vec<_> =
+            (0..RECEIVES).map(|number| RecvRequest { id: number as u64, local: slot(number) }).collect();
+        qp.post_recv(&receives).map_err(|error| error.error)?;
+        Ok(Self { qp, cq, region, _inbox: inbox, domain, id })
     }
 
     pub(crate) fn post(&self, op: SendOp, offset: usize, len: usize) {
-        self.qp.post_send(&[self.request(1000, op, offset, len)]).unwrap();
+        let local = Slice { region: &self.region, offset, len };
+        self.qp.post_send(&[SendRequest { id: 1000, op, local, signaled: true, inline: false }]).unwrap();
     }
 
     pub(crate) fn remote(&self, offset: usize) -> RemoteAddress {
         RemoteAddress { address: self.region.address() + offset as u64, rkey: self.region.rkey() }
     }
 
-    pub(crate) fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
-        read(&self.region, offset, len)
+    pub(crate) fn bytes(&self, offset: usize) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        assert!(self.region.memory().read(offset, &mut bytes));
+        bytes
     }
 
-    pub(crate) fn completion(&self) -> Completion {
+    pub(crate) fn completed(&self) -> Completed {
         let mut one = [Completion::EMPTY];
         await_some("a completion", || (self.cq.poll(&mut one).unwrap() == 1).then_some(()));
         assert_eq!(one[0].queue_pair, self.qp.number());
-        one[0]
+        one[0].result.expect("a success")
     }
-
-    pub(crate) fn completed(&self) -> (u64, Completed) {
-        let completion = self.completion();
-        (completion.id, completion.result.expect("a success"))
-    }
-
-    pub(crate) fn quiet(&self) {
-        let mut one = [Completion::EMPTY];
-        std::thread::sleep(Duration::from_millis(100));
-        assert_eq!(self.cq.poll(&mut one).unwrap(), 0, "{one:?}");
-    }
-}
-
-pub(crate) fn read(region: &Region, offset: usize, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    assert!(region.memory().read(offset, &mut bytes));
-    bytes
 }
 
 pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
@@ -195,23 +152,10 @@ pub(crate) fn resolved(channel: &EventChannel, local: Option<SocketAddr>, remote
     id
 }
 
-pub(crate) fn expect(
-    channel: &EventChannel,
-    id: &Identifier,
-    right: impl FnOnce(&CmEventKind<Verbs>) -> bool,
-) {
+fn expect(channel: &EventChannel, id: &Identifier, right: impl FnOnce(&CmEventKind<Verbs>) -> bool) {
     let event = event(channel);
     assert_eq!(event.id, id.key());
     assert!(right(&event.kind), "{:?}", event.kind);
-}
-
-pub(crate) fn request(channel: &EventChannel, listener: &Identifier) -> (Identifier, ConnectParams) {
-    let event = event(channel);
-    assert_eq!(event.id, listener.key());
-    match event.kind {
-        CmEventKind::ConnectRequest { id, peer } => (id, peer),
-        other => panic!("{other:?}"),
-    }
 }
 
 pub(crate) struct Pair {
@@ -228,21 +172,18 @@ impl Lab {
     }
 
     pub(crate) fn pair(&self) -> Pair {
-        self.pair_of(Shape::default(), Shape::default())
-    }
-
-    pub(crate) fn pair_of(&self, server: Shape, client: Shape) -> Pair {
         let servers = self.verbs.event_channel().unwrap();
         let clients = self.verbs.event_channel().unwrap();
         let listener = servers.listen(self.address(), 8).unwrap();
-        let id = resolved(&clients, None, listener.local_addr().unwrap());
-        let end = End::new(id, client);
-        end.id.connect(&client.params, &[]).unwrap();
-        let (id, _) = request(&servers, &listener);
-        let accepted = End::new(id, server);
-        accepted.id.accept(&server.params, &[]).unwrap();
-        expect(&clients, &end.id, |kind| matches!(kind, CmEventKind::Established { .. }));
-        expect(&servers, &accepted.id, |kind| matches!(kind, CmEventKind::Established { .. }));
-        Pair { server: accepted, client: end, listener, servers, clients }
+        let client = End::new(resolved(&clients, None, listener.local_addr().unwrap()));
+        client.id.connect(&PARAMS, &[]).unwrap();
+        let requested = event(&servers);
+        assert_eq!(requested.id, listener.key());
+        let CmEventKind::ConnectRequest { id, .. } = requested.kind else { panic!("{:?}", requested.kind) };
+        let server = End::new(id);
+        server.id.accept(&PARAMS, &[]).unwrap();
+        expect(&clients, &client.id, |kind| matches!(kind, CmEventKind::Established { .. }));
+        expect(&servers, &server.id, |kind| matches!(kind, CmEventKind::Established { .. }));
+        Pair { server, client, listener, servers, clients }
     }
 }

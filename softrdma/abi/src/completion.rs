@@ -25,7 +25,8 @@ pub(crate) struct Channel {
 }
 
 pub(crate) fn create_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, c_int> {
-    let (name, descriptor) = make_channel(&Request::CreateCompletionChannel)?;
+    let (name, descriptor) =
+        make_channel(&Request::CreateCompletionChannel, Request::DestroyCompletionChannel)?;
     let mut channel: ibv_comp_channel = zeroed();
     channel.context = context;
     channel.fd = descriptor.into_raw_fd();

@@ -7,7 +7,7 @@
 //!
 //! Only the library of `softrdma run --rsockets` exports them (`versions.map`).
 
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
@@ -22,6 +22,7 @@ use softrdma_wire::{Name, Request};
 use crate::commands::carry_out;
 use crate::link::{ask, make_channel, set_errno};
 use crate::process::PerProcess;
+use crate::reachable::{self, is_readable};
 use crate::view::behind;
 
 /// The files that a process has open, and their identifiers.
@@ -115,6 +116,9 @@ pub(crate) fn files() -> MutexGuard<'static, Files> {
     FILES.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The bytes of the longest command: a header, and a body whose length has 16 bits.
+const LONGEST: usize = 8 + u16::MAX as usize;
+
 /// A bit for each descriptor that may be one of the files. Others are never looked up.
 static MARKED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
@@ -161,10 +165,13 @@ static SERVED: AtomicBool = AtomicBool::new(false);
 /// Opens the file if `path` is that of the file, and the file is there.
 ///
 /// # Safety
-/// `path` is a string of C.
+/// `path` is a string of C, or no memory from some byte on.
 pub(crate) unsafe fn opened(path: *const c_char) -> Option<c_int> {
+    const PATH: &[u8] = b"/dev/infiniband/rdma_cm";
+    let mut front = [0; PATH.len() + 1];
     // SAFETY: the caller vouches for `path`.
-    let is_it = SERVED.load(Relaxed) && unsafe { CStr::from_ptr(path) } == c"/dev/infiniband/rdma_cm";
+    let is_it = SERVED.load(Relaxed)
+        && unsafe { reachable::front(path, &mut front) }.and_then(|len| front.get(..len)) == Some(PATH);
     is_it.then(|| {
         open().unwrap_or_else(|errno| {
             set_errno(errno);
@@ -174,7 +181,7 @@ pub(crate) unsafe fn opened(path: *const c_char) -> Option<c_int> {
 }
 
 fn open() -> Result<c_int, c_int> {
-    let (name, descriptor) = make_channel(&Request::CreateEventChannel)?;
+    let (name, descriptor) = make_channel(&Request::CreateEventChannel, Request::DestroyEventChannel)?;
     let Some((word, bit)) = mark(descriptor.as_raw_fd()) else {
         let _gone = ask(&Request::DestroyEventChannel(name));
         return Err(libc::EMFILE);
@@ -233,9 +240,11 @@ fn absent() -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(file: c_int, from: *const c_void, len: usize) -> isize {
-    if is_file(file) && !from.is_null() {
-        // SAFETY: write(2): so many bytes, which the program does not change meanwhile.
-        let command = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
+    // Another address is an error of the C library's function.
+    if is_file(file) && reachable::all(from.addr(), len.min(LONGEST), is_readable) {
+        // SAFETY: write(2): so many bytes, which can be read, and which the program does not change
+        // meanwhile.
+        let command = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len.min(LONGEST)) };
         // SAFETY: the program names memory of its own for the answer (rdma/rdma_user_cm.h).
         return match unsafe { carry_out(file, command) } {
             Ok(()) => isize::try_from(len).unwrap_or(isize::MAX),

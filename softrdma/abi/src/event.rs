@@ -38,7 +38,7 @@ struct Told {
 }
 
 pub(crate) fn create_event_channel() -> Result<*mut rdma_event_channel, c_int> {
-    let (name, descriptor) = make_channel(&Request::CreateEventChannel)?;
+    let (name, descriptor) = make_channel(&Request::CreateEventChannel, Request::DestroyEventChannel)?;
     let channel = rdma_event_channel { fd: descriptor.into_raw_fd() };
     Ok(Box::into_raw(Box::new(Channel { channel, name })).cast())
 }

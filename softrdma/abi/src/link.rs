@@ -17,7 +17,7 @@ use softrdma_wire::{
 };
 
 use crate::device::Opened;
-use crate::process::{PerProcess, watch_forks};
+use crate::process::{PerProcess, SESSION, watch_forks};
 use crate::ring::{notice, posts};
 use crate::room::Room;
 
@@ -131,9 +131,19 @@ pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
     }
 }
 
-pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_int> {
+/// Asks the fabric to make a channel. Without room for its descriptor, which comes with the answer
+/// and is then lost (recvmsg(2), MSG_CTRUNC), the channel is destroyed by `undo`.
+pub(crate) fn make_channel(
+    request: &Request<'_>,
+    undo: impl FnOnce(Name) -> Request<'static>,
+) -> Result<(Name, OwnedFd), c_int> {
     match exchange_with(request, None)? {
         (Reply::Made(name), Some(descriptor)) => Ok((name, descriptor)),
+        (Reply::Made(name), None) => {
+            // If the fabric is gone, so is its channel.
+            let _gone = ask(&undo(name));
+            Err(libc::EMFILE)
+        }
         _ => Err(libc::EPROTO),
     }
 }
@@ -143,6 +153,11 @@ pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_i
 pub(crate) fn make_queue(request: &Request<'_>) -> Result<(Name, u32, OwnedFd), c_int> {
     match exchange_with(request, None)? {
         (Reply::Queue { name, page }, Some(memory)) => Ok((name, page, memory)),
+        (Reply::Queue { name, .. }, None) => {
+            // As for a channel.
+            let _gone = ask(&Request::DestroyQueue(name));
+            Err(libc::EMFILE)
+        }
         _ => Err(libc::EPROTO),
     }
 }
@@ -259,6 +274,15 @@ impl Session {
 fn outcome(exchanged: Result<(Reply, Option<OwnedFd>), Error>) -> Result<(Reply, Option<OwnedFd>), c_int> {
     match exchanged {
         Ok((Reply::Refused(errno), _)) => Err(errno),
+        Ok((Reply::Exceeded(exceeded), _)) => {
+            // Once for each resource.
+            static TOLD: AtomicU32 = AtomicU32::new(0);
+            let bit = 1 << exceeded.resource as u32;
+            if TOLD.fetch_or(bit, Relaxed) & bit == 0 {
+                say(&format!("the fabric refuses a request: {exceeded}"));
+            }
+            Err(exceeded.errno())
+        }
         Ok(answer) => {
             if let Some(name) = made_in(&answer.0) {
                 HIGHEST.fetch_max(name, Relaxed);
@@ -335,10 +359,12 @@ impl Link {
                     let (opened, domain) = (OnceLock::new(), Mutex::new(None));
                     attached.push(Attached { addresses, events, opened, domain });
                 }
+                SESSION.keep_from_children(socket.as_fd());
                 let descriptor = socket.as_fd().as_raw_fd();
                 let session = Mutex::new(Session { socket, kept: (0, Vec::new()), shared: None });
                 Ok(Self { session, socket: descriptor, above, devices: attached, limits })
             }
+            (Reply::Exceeded(exceeded), _) => Err(format!("the fabric refuses this program: {exceeded}")),
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 Err(format!("the fabric refuses this program: {error}"))

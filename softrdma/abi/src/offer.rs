@@ -1,20 +1,39 @@
-//! Copies memory for the fabric where the kernel forbids it to access this process.
+//! Opens this process's memory to the fabric.
 //!
-//! A thread does that. It passes addresses to the kernel and reads no byte itself, so an unmapped
-//! address is an error of the call and does not end the program.
+//! If the kernel forbids the fabric to access it, a thread of this process copies it. The thread
+//! passes addresses to the kernel and reads no byte itself, so an unmapped address is an error of
+//! the call and does not end the program.
 
 use core::ffi::{c_int, c_void};
+use core::ptr;
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use softrdma_wire::{Copy, Request};
 
-use crate::link::{ask_with, last_errno};
+use crate::link::{ask, ask_with, last_errno};
+use crate::process::{COPIER, PerProcess};
 
-/// A byte of this process, which the fabric tries to reach.
-static PROBE: u8 = 0;
+/// A number that no other memory has at its address, such as that of a program which this process
+/// executes later.
+pub(crate) static NUMBER: PerProcess<u64> = PerProcess::new();
+
+/// Opens this process's memory to the fabric, if it is not open yet.
+pub(crate) fn open_memory() -> Result<(), c_int> {
+    let mut drawn = [0_u8; size_of::<u64>()];
+    // SAFETY: getrandom(2): as many bytes as there is room for.
+    if unsafe { libc::getrandom(drawn.as_mut_ptr().cast(), drawn.len(), 0) } != drawn.len().cast_signed() {
+        return Err(libc::EAGAIN);
+    }
+    let number = NUMBER.get(|| u64::from_ne_bytes(drawn));
+    let at = ptr::from_ref(number).expose_provenance() as u64;
+    match ask(&Request::ShowMemory { at, number: *number }) {
+        Err(libc::EPERM) => offer_memory(),
+        shown => shown,
+    }
+}
 
 /// Offers the fabric to copy this process's memory.
-pub(crate) fn offer_memory() -> Result<(), c_int> {
+fn offer_memory() -> Result<(), c_int> {
     let mut ends = [-1; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: socketpair(2): a place for two descriptors.
@@ -24,13 +43,17 @@ pub(crate) fn offer_memory() -> Result<(), c_int> {
     // SAFETY: socketpair(2): both are new, and have no other owner.
     let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
     serve(ours)?;
-    let probe = (&raw const PROBE).expose_provenance() as u64;
-    ask_with(&Request::OfferMemory { probe }, Some(theirs.as_fd()))
+    match ask_with(&Request::OfferMemory, Some(theirs.as_fd())) {
+        // Another thread was faster.
+        Err(libc::EEXIST) => Ok(()),
+        offered => offered,
+    }
 }
 
-/// Starts the thread. It ends when the fabric closes its end, and blocks all signals, which are the
-/// program's.
+/// Starts the thread, whose end of the socket a child does not keep. It ends when the fabric closes
+/// its end, and blocks all signals, which are the program's.
 fn serve(socket: OwnedFd) -> Result<(), c_int> {
+    COPIER.keep_from_children(socket.as_fd());
     // SAFETY: sigset_t consists of integers, which sigfillset(3) writes.
     let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { core::mem::zeroed() };
     // SAFETY: sigfillset(3), pthread_sigmask(3): sets that are read and written; a new thread

@@ -132,6 +132,8 @@ pub(crate) unsafe fn create(
     // SAFETY: the caller vouches for the domain and the queues.
     let (context, domain, send_queue, receive_queue) =
         unsafe { ((*pd).context, (*pd).handle, (*send_cq).handle, (*recv_cq).handle) };
+    // As a device whose queue pairs always have at least one element.
+    let elements = [cap.max_send_sge.max(1), cap.max_recv_sge.max(1)];
     let request = Request::CreatePair {
         domain,
         send_queue,
@@ -141,6 +143,7 @@ pub(crate) unsafe fn create(
         service,
         send_depth: cap.max_send_wr,
         receive_depth: cap.max_recv_wr,
+        elements: elements.map(|most| most as u8),
         inline: cap.max_inline_data,
     };
     if cap.max_inline_data > MAX_INLINE as u32 {
@@ -148,8 +151,7 @@ pub(crate) unsafe fn create(
     }
     let Reply::Pair { name, number, inline } = call(&request)? else { return Err(libc::EPROTO) };
     cap.max_inline_data = inline;
-    // As a device whose queue pairs always have at least one element.
-    (cap.max_send_sge, cap.max_recv_sge) = (cap.max_send_sge.max(1), cap.max_recv_sge.max(1));
+    [cap.max_send_sge, cap.max_recv_sge] = elements;
     let qp = ibv_qp {
         context,
         qp_context,

@@ -3,7 +3,8 @@
 
 use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64};
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::sync::Once;
 
 /// A value that each process makes when it first needs it. It is never freed.
@@ -48,19 +49,66 @@ pub(crate) fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
+/// A descriptor that children close: as long as one holds it, the fabric does not see that this
+/// process has closed it, or has executed another program.
+pub(crate) struct Own {
+    descriptor: AtomicI32,
+    inode: AtomicU64,
+}
+
+/// The session's socket.
+pub(crate) static SESSION: Own = Own::new();
+/// The socket of the thread that copies this process's memory.
+pub(crate) static COPIER: Own = Own::new();
+
+impl Own {
+    const fn new() -> Self {
+        Self { descriptor: AtomicI32::new(-1), inode: AtomicU64::new(0) }
+    }
+
+    /// Makes children close this descriptor.
+    pub(crate) fn keep_from_children(&self, descriptor: BorrowedFd<'_>) {
+        self.inode.store(inode(descriptor.as_raw_fd()), Relaxed);
+        self.descriptor.store(descriptor.as_raw_fd(), Release);
+    }
+
+    /// Closes it in a child, unless the number is of another descriptor by now. Makes only system
+    /// calls.
+    fn close(&self) {
+        let descriptor = self.descriptor.swap(-1, AcqRel);
+        if descriptor != -1 && inode(descriptor) == self.inode.load(Relaxed) {
+            // SAFETY: close(2): a descriptor of the child, which nothing uses there.
+            unsafe { libc::syscall(libc::SYS_close, descriptor) };
+        }
+    }
+}
+
+/// Returns the number of a socket's inode; 0 if there is no such descriptor.
+fn inode(descriptor: RawFd) -> u64 {
+    // SAFETY: zero is a valid value of a structure of integers.
+    let mut told: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: fstat(2): a place for the answer, which has the kernel's form.
+    let known = unsafe { libc::syscall(libc::SYS_fstat, descriptor, &raw mut told) } == 0;
+    if known { told.st_ino } else { 0 }
+}
+
 extern "C" fn forked() {
     GENERATION.fetch_add(1, Relaxed);
     crate::link::LINK.forget();
     crate::names::OBJECTS.forget();
     crate::device_file::FILES.forget();
+    crate::locked::forget();
+    crate::offer::NUMBER.forget();
+    SESSION.close();
+    COPIER.close();
 }
 
 /// Makes children start without their parent's state.
 pub(crate) fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: pthread_atfork(3): a function for the child that stores to atomics and does
-        // nothing else.
+        // SAFETY: pthread_atfork(3): a function for the child that stores to atomics and makes
+        // system calls, and does nothing else.
         let _registered = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });
 }

@@ -10,7 +10,9 @@ use crate::layout::{
     ibv_context, ibv_mr, ibv_pd,
 };
 use crate::link::{ask, call, make, pointer, returned};
-use crate::offer::offer_memory;
+use crate::locked;
+use crate::offer::open_memory;
+use crate::reachable::{is_readable, is_writable};
 
 /// The flags of `IBV_ACCESS_OPTIONAL_RANGE`, among them relaxed ordering, which have no effect
 /// here. Zero-based addresses are not among them.
@@ -75,19 +77,31 @@ unsafe fn register(
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
     let at = addr.expose_provenance() as u64;
     let request = Request::Register { domain, at, address: iova, len: len as u64, access: on_wire(access) };
+    // A device finds a wrong address when the memory is pinned, at any of its pages. Both ends find
+    // one that is no memory at all.
+    let writes = access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
+    let reachable = if writes { is_writable } else { is_readable };
+    if let Some(last) = len.checked_sub(1).and_then(|last| addr.addr().checked_add(last))
+        && !(reachable(addr.addr()) && reachable(last))
+    {
+        return Err(libc::EFAULT);
+    }
+    locked::lock(at, len)?;
     let registered = match call(&request) {
-        // The kernel forbids the fabric to access this process, so this process offers to copy,
-        // once.
-        Err(libc::EPERM | libc::ENOSYS) => offer_memory().and_then(|()| call(&request)),
+        // The fabric has no access to this process's memory yet.
+        Err(libc::EPERM) => open_memory().and_then(|()| call(&request)),
         other => other,
     };
-    match registered? {
-        Reply::Region { name, key } => {
+    let refused = match registered {
+        Ok(Reply::Region { name, key }) => {
             let mr = ibv_mr { context, pd, addr, length: len, handle: name, lkey: key, rkey: key };
-            Ok(Box::into_raw(Box::new(mr)))
+            return Ok(Box::into_raw(Box::new(mr)));
         }
-        _ => Err(libc::EPROTO),
-    }
+        Ok(_) => libc::EPROTO,
+        Err(errno) => errno,
+    };
+    locked::unlock(at, len);
+    Err(refused)
 }
 
 #[unsafe(no_mangle)]
@@ -132,7 +146,8 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let freed = ask(&Request::Deregister(handle));
     if freed.is_ok() {
         // SAFETY: as above; the caller gives it up.
-        drop(unsafe { Box::from_raw(mr) });
+        let mr = unsafe { Box::from_raw(mr) };
+        locked::unlock(mr.addr.addr() as u64, mr.length);
     }
     returned(freed)
 }

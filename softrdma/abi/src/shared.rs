@@ -40,7 +40,8 @@ unsafe fn create(
     (limits.max_sge, limits.srq_limit) = (limits.max_sge.max(1), 0);
     // SAFETY: the caller vouches for the domain.
     let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
-    let handle = make(&Request::CreateShared { domain, depth: limits.max_wr, limit: 0 })?;
+    let elements = limits.max_sge as u8;
+    let handle = make(&Request::CreateShared { domain, depth: limits.max_wr, limit: 0, elements })?;
     let srq = SharedQueue { context, srq_context, pd, handle, ..zeroed() };
     let (depth, most_elements) = (limits.max_wr, limits.max_sge);
     let shared = Shared { srq, depth, most_elements, events: Unacknowledged::default() };

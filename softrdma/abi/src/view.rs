@@ -15,6 +15,8 @@ use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use softrdma_wire::VIEW;
 
+use crate::reachable;
+
 /// The places that the folder replaces, each with everything in it.
 const SHOWN: [&[u8]; 3] = [b"/sys/class/infiniband", b"/sys/class/infiniband_verbs", b"/dev/infiniband"];
 
@@ -29,24 +31,30 @@ fn is_shown(path: &[u8]) -> bool {
     SHOWN.into_iter().any(within)
 }
 
-/// Returns the path in the folder, with its terminating null byte, if there is room for it.
-fn place_in<'a>(folder: &[u8], path: &[u8], room: &'a mut Room) -> Option<&'a CStr> {
-    let len = folder.len().checked_add(path.len())?;
-    let (into, end) = room.split_at_mut_checked(len)?;
-    *end.first_mut()? = 0;
-    let (front, back) = into.split_at_mut_checked(folder.len())?;
+/// Returns the path in the folder, with its terminating null byte, if there is room for it. `copy`
+/// copies the asked path, as much as there is room for, and returns how much that was.
+fn place_in<'a>(
+    folder: &[u8],
+    copy: impl FnOnce(&mut [u8]) -> Option<usize>,
+    room: &'a mut Room,
+) -> Option<&'a CStr> {
+    let (front, back) = room.split_at_mut_checked(folder.len())?;
     front.copy_from_slice(folder);
-    back.copy_from_slice(path);
+    let end = copy(back)?;
+    *back.get_mut(end)? = 0;
     CStr::from_bytes_until_nul(room).ok()
 }
 
 /// Returns whether a path is one of the places, or in one.
 ///
 /// # Safety
-/// `path` is null or a string of C.
+/// `path` is null, a string of C, or no memory.
 unsafe fn is_elsewhere(path: *const c_char) -> bool {
+    // The longest place, and the byte behind it.
+    let mut front = [0; SHOWN[1].len() + 1];
     // SAFETY: the caller vouches for `path`.
-    !path.is_null() && is_shown(unsafe { CStr::from_ptr(path) }.to_bytes())
+    let len = if path.is_null() { None } else { unsafe { reachable::front(path, &mut front) } };
+    len.and_then(|len| front.get(..len)).is_some_and(is_shown)
 }
 
 /// Passes on a path of one of the places: in the folder, if there is one.
@@ -54,12 +62,10 @@ unsafe fn is_elsewhere(path: *const c_char) -> bool {
 /// Not inlined, as the buffer is larger than some stacks.
 ///
 /// # Safety
-/// `path` is a string of C.
+/// `path` is a string of C, or no memory from some byte on.
 #[inline(never)]
 unsafe fn elsewhere<T>(path: *const c_char, pass: impl FnOnce(*const c_char) -> T) -> T {
     let mut room = [0; LONGEST];
-    // SAFETY: the caller vouches for `path`.
-    let asked = unsafe { CStr::from_ptr(path) }.to_bytes();
     // SAFETY: getenv(3): a name; the value is copied at once.
     let folder = unsafe { libc::getenv(VIEW.as_ptr()) };
     if folder.is_null() {
@@ -67,7 +73,9 @@ unsafe fn elsewhere<T>(path: *const c_char, pass: impl FnOnce(*const c_char) -> 
     }
     // SAFETY: getenv(3): a string.
     let folder = unsafe { CStr::from_ptr(folder) }.to_bytes();
-    pass(place_in(folder, asked, &mut room).map_or(path, CStr::as_ptr))
+    // SAFETY: the caller vouches for `path`.
+    let copy = |into: &mut [u8]| unsafe { reachable::front(path, into) };
+    pass(place_in(folder, copy, &mut room).map_or(path, CStr::as_ptr))
 }
 
 /// Returns the C library's function of this name, which ours hides.
@@ -126,7 +134,8 @@ macro_rules! seen {
                 let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
                 // SAFETY: the caller meets the contract of the C library's function.
                 let pass = |path| unsafe { function($($before,)* path $(, $after)*) };
-                // SAFETY: as above: the path is a string, or null if that function allows it.
+                // SAFETY: as above: the path is a string, or null if that function allows it. An
+                // address without memory is an error of that function.
                 unsafe {
                     if !is_elsewhere(path) {
                         return pass(path);
@@ -194,11 +203,20 @@ mod tests {
     fn a_path_without_room_stays_where_it_is() {
         let mut room = [1; LONGEST];
         let fits = vec![b'a'; LONGEST - 1 - b"/dev/infiniband".len()];
-        let placed = place_in(&fits, b"/dev/infiniband", &mut room).expect("there is room");
+        let copy = |path: &'static [u8]| {
+            move |into: &mut [u8]| {
+                let len = path.len().min(into.len());
+                into[..len].copy_from_slice(&path[..len]);
+                Some(len)
+            }
+        };
+        let asked = b"/dev/infiniband";
+        let placed = place_in(&fits, copy(asked), &mut room).expect("there is room");
         assert!(placed.to_bytes().ends_with(b"a/dev/infiniband"));
         assert_eq!(placed.to_bytes().len(), LONGEST - 1);
         let longer = [&fits[..], b"a"].concat();
-        assert!(place_in(&longer, b"/dev/infiniband", &mut room).is_none());
-        assert!(place_in(&[b'a'; LONGEST + 1], b"", &mut room).is_none());
+        assert!(place_in(&longer, copy(asked), &mut room).is_none());
+        assert!(place_in(&[b'a'; LONGEST + 1], copy(b""), &mut room).is_none());
+        assert!(place_in(b"/view", |_| None, &mut room).is_none());
     }
 }

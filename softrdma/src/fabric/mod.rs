@@ -5,6 +5,7 @@
 //! a kernel would do. This thread also moves the data that its program sends (`seats`); other
 //! threads do the rest (`movers`).
 
+mod budget;
 mod inject;
 mod memory;
 mod movers;
@@ -20,9 +21,9 @@ mod tests;
 mod translate;
 mod vectors;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -30,22 +31,30 @@ use std::time::Duration;
 use rdma_softsim::{DeviceKind, FailureClass, Limits, Parameters, SoftSim};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
-use softrdma_wire::{self as wire, Error, Listener, Reply, Socket};
+use softrdma_wire::{self as wire, Amounts, Error, Listener, Reply, Socket};
 
+pub use budget::Bounds;
+use budget::{Budget, Taken};
+use memory::Process;
 use movers::Movers;
 use seats::{PATIENCE, Watch};
 use service::{Presence, Service};
-use session::Info;
-use vectors::Vectors;
+use session::{Info, Refusal};
+use vectors::{Pool, Vectors};
 
-/// The most sessions at a time.
-const MOST_SESSIONS: usize = 1024;
 /// Threads that access programs' memory, besides one for each program.
 const SPARE_MOVERS: usize = 2;
 /// The most machines, each with a list of devices.
 const MOST_MACHINES: usize = 1024;
 /// The most addresses of one machine, on all its devices.
 const MOST_ADDRESSES: usize = 16;
+/// How many sockets of refused programs are kept open, so that they can read why.
+const MOST_REFUSED: usize = 64;
+/// What a session takes, besides its objects and its devices: its socket, its memory, that which it
+/// shares with the program, and an eventfd.
+const SESSION: Amounts = Amounts { memory: 512 << 10, descriptors: 6, sessions: 1 };
+/// What a process takes besides its sessions: the descriptor that shows whether it lives.
+const PROCESS: Amounts = Amounts { memory: 0, descriptors: 1, sessions: 0 };
 /// How long a program that was not admitted waits for the next attempt.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How many sessions the answer to [`Request::Status`] has: they fit in one message, whatever their
@@ -70,12 +79,12 @@ const LIMITS: Limits = Limits {
 pub struct Fabric {
     model: rdma_softsim::Fabric,
     state: Mutex<State>,
-    /// Readable when a session has ended.
+    /// Readable when a session has ended, or was refused.
     ended: OwnedFd,
     /// The threads that access programs' memory.
     movers: Arc<Movers>,
-    /// Counts programs, also those that have ended while a thread is still in their memory.
-    places: Arc<()>,
+    /// What programs take.
+    budget: Budget,
     /// Whether faults were injected.
     faulty: AtomicBool,
 }
@@ -84,15 +93,23 @@ pub struct Fabric {
 struct State {
     /// Machines, by the addresses of their devices.
     machines: BTreeMap<Vec<Vec<IpAddr>>, Vec<SoftSim>>,
+    /// The addresses of all of them.
+    addresses: BTreeSet<IpAddr>,
     /// Connections of programs, some of them without a session yet.
     sessions: BTreeMap<u64, Option<Arc<Info>>>,
     count: u64,
+    /// Processes that the fabric outlives, whatever sessions they have: by their numbers.
+    processes: BTreeMap<u32, Taken>,
     /// Faults for machines that have no program yet.
     awaited: Vec<inject::Awaited>,
     /// The recording, if one was started.
     writing: Option<record::Writing>,
-    /// The threads of completion vectors, if a program asked for them.
+    /// The threads of completion vectors, and the vectors that later sessions have, if a program
+    /// asked for them.
+    pool: Pool,
     vectors: Option<Arc<Vectors>>,
+    /// Sockets of refused programs.
+    refused: VecDeque<Socket>,
 }
 
 impl Fabric {
@@ -103,17 +120,23 @@ impl Fabric {
 
     /// Makes a fabric with other times than the default ones.
     pub fn with_parameters(parameters: Parameters) -> Result<Arc<Self>, Errno> {
-        Self::with_movers(parameters, Movers::new(MOST_SESSIONS + SPARE_MOVERS, PATIENCE))
+        Self::with_bounds(parameters, Bounds::of_this_process())
     }
 
-    fn with_movers(parameters: Parameters, movers: Arc<Movers>) -> Result<Arc<Self>, Errno> {
+    /// Makes a fabric like [`Fabric::with_parameters`], with other bounds than the default ones.
+    pub fn with_bounds(parameters: Parameters, bounds: Bounds) -> Result<Arc<Self>, Errno> {
+        let most = usize::try_from(bounds.all.sessions).unwrap_or(usize::MAX).saturating_add(SPARE_MOVERS);
+        Self::with_movers(parameters, bounds, Movers::new(most, PATIENCE))
+    }
+
+    fn with_movers(parameters: Parameters, bounds: Bounds, movers: Arc<Movers>) -> Result<Arc<Self>, Errno> {
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         // The watch ends with the fabric.
         Watch::start(&movers).map_err(|_no_thread| Errno::AGAIN)?;
         Ok(Arc::new(Self {
             model: rdma_softsim::Fabric::with_parameters(parameters),
             movers,
-            places: Arc::default(),
+            budget: Budget::new(bounds),
             state: Mutex::default(),
             ended,
             faulty: AtomicBool::new(false),
@@ -127,18 +150,41 @@ impl Fabric {
     /// Whether no program is on the fabric.
     #[must_use]
     pub fn is_deserted(&self) -> bool {
-        self.lock().sessions.is_empty()
+        let state = self.lock();
+        state.sessions.is_empty() && state.processes.is_empty()
+    }
+
+    /// Makes the fabric stay until this process has ended. It may close all of its descriptors and
+    /// execute itself, to be a program on the fabric again.
+    ///
+    /// The process of the fabric itself does not count.
+    fn outlive(&self, process: &Process) -> Result<(), Refusal> {
+        let (number, program) = (process.number(), process.program());
+        let mut state = self.lock();
+        let known = state.processes.get(&number).is_some_and(|known| Arc::ptr_eq(&known.program, program));
+        if !known && number != std::process::id() {
+            state.processes.insert(number, program.take(PROCESS)?);
+        }
+        Ok(())
     }
 
     /// Admits programs until the last has left.
     pub fn serve(self: &Arc<Self>, listener: &Listener) -> Result<(), Error> {
         loop {
-            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.ended, PollFlags::IN)];
+            // One that comes meanwhile has a session, whose end wakes this thread.
+            let programs: Vec<_> =
+                self.lock().processes.values().map(|taken| Arc::clone(&taken.program)).collect();
+            let own = [listener.as_fd(), self.ended.as_fd()].into_iter();
+            let fds = own.chain(programs.iter().map(|program| program.alive.as_fd()));
+            let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             match poll(&mut fds, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            let [coming, leaving] = fds.map(|fd| !fd.revents().is_empty());
+            let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+            let (coming, leaving) = (ready.next() == Some(true), ready.next() == Some(true));
+            let ended: Vec<_> =
+                programs.iter().zip(ready).filter_map(|(program, ended)| ended.then_some(program)).collect();
             if coming {
                 match listener.accept() {
                     Ok(socket) => self.admit(socket),
@@ -146,8 +192,10 @@ impl Fabric {
                     // another one leaves.
                     Err(_) => std::thread::sleep(PAUSE),
                 }
-            } else if leaving {
+            } else if leaving || !ended.is_empty() {
                 let _count = rustix::io::read(&self.ended, &mut [0; 8]);
+                let lives = |taken: &Taken| !ended.iter().any(|ended| Arc::ptr_eq(ended, &taken.program));
+                self.lock().processes.retain(|_, taken| lives(taken));
                 if self.is_deserted() {
                     return Ok(());
                 }
@@ -157,25 +205,58 @@ impl Fabric {
 
     /// Serves one program on a thread of its own.
     pub fn admit(self: &Arc<Self>, socket: Socket) {
+        let taken = match self.taken_by(&socket) {
+            Ok(taken) => taken,
+            Err(refusal) => return self.refuse(socket, refusal),
+        };
         let number = {
             let mut state = self.lock();
-            let programs = Arc::strong_count(&self.places) - 1;
-            if state.sessions.len().max(programs) >= MOST_SESSIONS {
-                return;
-            }
             state.count += 1;
             let number = state.count;
             state.sessions.insert(number, None);
             number
         };
         let presence = Presence { fabric: Arc::clone(self), number };
-        // If no thread can be started, the program is rejected: both ends of its session are
-        // dropped.
-        let _thread = std::thread::Builder::new().name("session".into()).spawn(move || {
-            if let Ok(service) = Service::new(presence, socket) {
+        // The thread takes it, if there is one.
+        let handed = Arc::new(Mutex::new(Some(socket)));
+        let offered = Arc::clone(&handed);
+        let take = |from: &Mutex<Option<Socket>>| from.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = std::thread::Builder::new().name("session".into()).spawn(move || {
+            if let Some(socket) = take(&offered)
+                && let Ok(service) = Service::new(presence, socket, taken)
+            {
                 Box::new(service).serve();
             }
         });
+        if thread.is_err()
+            && let Some(socket) = take(&handed)
+        {
+            self.refuse(socket, Errno::AGAIN.into());
+        }
+    }
+
+    /// Takes what a session needs for the program at the other end.
+    fn taken_by(&self, socket: &Socket) -> Result<Taken, Refusal> {
+        let (pid, _user) = socket.peer().map_err(|_closed| Errno::SRCH)?;
+        Ok(self.budget.program(pid)?.take(SESSION)?)
+    }
+
+    /// Answers a program's first request, which has yet to come.
+    fn refuse(&self, mut socket: Socket, refusal: Refusal) {
+        // It may have been the only program: started the fabric, and left before it was admitted.
+        self.tell_end();
+        if socket.answer(&Reply::from(refusal), None).is_ok() {
+            let mut state = self.lock();
+            state.refused.push_back(socket);
+            if state.refused.len() > MOST_REFUSED {
+                state.refused.pop_front();
+            }
+        }
+    }
+
+    /// Makes [`Fabric::serve`] look whether a program is left.
+    fn tell_end(&self) {
+        let _told = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
     }
 
     /// Returns the devices of the machine with these addresses, which is made if it does not exist.
@@ -197,7 +278,7 @@ impl Fabric {
             return Ok(machine.clone());
         }
         // An address belongs to one machine.
-        if state.machines.keys().flatten().flatten().any(|ip| addresses.contains(ip)) {
+        if addresses.iter().any(|ip| state.addresses.contains(ip)) {
             return Err(Errno::ADDRINUSE);
         }
         if state.machines.len() >= MOST_MACHINES {
@@ -211,15 +292,18 @@ impl Fabric {
             });
             self.befall(&mut state, addresses);
         }
+        state.addresses.extend(addresses);
         state.machines.insert(devices, machine.clone());
         Ok(machine)
     }
 
     fn configure(&self, latency: Option<u32>, device_kind: Option<&str>, vectors: Option<u32>) -> Reply {
-        match vectors.map(Vectors::start) {
-            Some(Ok(started)) => self.lock().vectors = Some(Arc::new(started)),
-            Some(Err(errno)) => return Reply::Refused(errno.raw_os_error()),
-            None => {}
+        if let Some(count) = vectors {
+            let mut state = self.lock();
+            match state.pool.vectors(count) {
+                Ok(vectors) => state.vectors = Some(Arc::new(vectors)),
+                Err(errno) => return Reply::Refused(errno.raw_os_error()),
+            }
         }
         let kind = device_kind.map(|name| DeviceKind::ALL.into_iter().find(|kind| kind.name() == name));
         match kind {
@@ -260,9 +344,8 @@ impl Fabric {
     }
 
     fn pairs(&self, above: u32) -> Reply {
-        let connections = self.model.connections().into_iter();
-        let pairs = connections.filter(|connection| connection.pair > above).take(wire::MAX_BATCH);
-        Reply::Pairs(pairs.map(|connection| translate::connection(&connection)).collect())
+        let connections = self.model.connections(above, wire::MAX_BATCH);
+        Reply::Pairs(connections.iter().map(translate::connection).collect())
     }
 
     fn status(&self) -> Reply {
@@ -276,7 +359,8 @@ impl Fabric {
         });
         let failures = failures.filter(|failure| failure.injected + failure.observed > 0).collect();
         let vectors = self.lock().vectors.as_ref().map_or_else(Vec::new, |vectors| vectors.raised());
-        Reply::Status { sessions, struck: self.model.faults_struck(), failures, vectors }
+        let (used, most, refused) = (self.budget.used(), self.budget.bounds.all, self.budget.refusals());
+        Reply::Status { sessions, struck: self.model.faults_struck(), failures, vectors, used, most, refused }
     }
 }
 

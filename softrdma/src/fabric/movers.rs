@@ -11,6 +11,8 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,7 +44,11 @@ pub(super) enum Job {
 
 /// The jobs in one program's memory, in order.
 #[derive(Default)]
-pub(super) struct Lane(Mutex<Waiting>);
+pub(super) struct Lane {
+    waiting: Mutex<Waiting>,
+    /// How many jobs have ended.
+    ended: AtomicU64,
+}
 
 #[derive(Default)]
 struct Waiting {
@@ -74,7 +80,31 @@ struct State {
 
 impl Lane {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how many jobs have ended. While this changes, no job is late: it waits for others.
+    pub(super) fn progress(&self) -> u64 {
+        self.ended.load(Relaxed)
+    }
+
+    /// Takes a step in the memory.
+    fn step(&self, load: &mut Load) {
+        load.step();
+        self.ended.fetch_add(1, Relaxed);
+    }
+
+    /// Returns the answer of a job, for which `wait` waits. `None` if no job has ended in the
+    /// memory for as long as `wait` waits.
+    pub(super) fn answer<T>(&self, mut wait: impl FnMut() -> Result<T, RecvTimeoutError>) -> Option<T> {
+        loop {
+            let before = self.progress();
+            match wait() {
+                Ok(answer) => return Some(answer),
+                Err(RecvTimeoutError::Timeout) if self.progress() != before => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Takes the next job, if it is a step, for the thread in the memory.
@@ -120,14 +150,14 @@ impl Movers {
         }
         lane.taken = true;
         drop(lane);
-        load.step();
+        process.lane.step(&mut load);
         for _ in 0..MOST_FOR_OTHERS {
             if !seat.continues() {
                 break;
             }
             let Some(next) = process.lane.next_step() else { break };
             go(std::mem::replace(&mut load, next));
-            load.step();
+            process.lane.step(&mut load);
         }
         self.leave(process, |slow| if seat.is_kept() { TRIAL } else { slow });
         go(load);
@@ -213,11 +243,12 @@ impl Movers {
         let job = process.lane.lock().jobs.pop_front();
         let moved = match job {
             Some(Job::Step(mut load)) => {
-                load.step();
+                process.lane.step(&mut load);
                 Some(load)
             }
             Some(Job::Call(call)) => {
                 call(process);
+                process.lane.ended.fetch_add(1, Relaxed);
                 None
             }
             None => None,

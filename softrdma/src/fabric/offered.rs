@@ -1,5 +1,5 @@
 //! Memory of programs that copy it themselves, because the kernel forbids the fabric to access it:
-//! with Yama's `ptrace_scope` 2 and 3, or a seccomp profile without `process_vm_readv(2)`.
+//! with Yama's `ptrace_scope` 2 and 3, another security module, or without `/proc`.
 //!
 //! A program that does not answer is like one whose page does not come: only the thread that
 //! accesses its memory waits for it.

@@ -46,26 +46,31 @@ pub(super) struct Recorder {
 #[derive(Default)]
 struct Sequences {
     next: u32,
-    /// Messages without an answer: each with the number of its first packet, and how many packets
-    /// it takes.
+    /// Messages without an answer, in order: each with the number of its first packet, and how many
+    /// packets it takes.
     open: VecDeque<(u64, u32, u32)>,
 }
 
 impl Sequences {
     /// Returns the numbers of a message. A repeated message keeps its numbers.
     fn of(&mut self, message: u64, packets: u32) -> (u32, u32) {
-        if let Some(&(_, first, packets)) = self.open.iter().find(|(known, ..)| *known == message) {
+        // Not one by one: a queue pair can have many messages in flight, and this is under the
+        // model's lock.
+        let place = self.open.partition_point(|(known, ..)| *known < message);
+        if let Some(&(known, first, packets)) = self.open.get(place)
+            && known == message
+        {
             return (first, packets);
         }
         let first = self.next;
         self.next = first.wrapping_add(packets) % SEQUENCES;
-        self.open.push_back((message, first, packets));
+        self.open.insert(place, (message, first, packets));
         (first, packets)
     }
 
     /// Forgets every message up to this one, as it was answered.
     fn answered(&mut self, message: u64) {
-        self.open.retain(|(known, ..)| *known > message);
+        self.open.drain(..self.open.partition_point(|(known, ..)| *known <= message));
     }
 }
 

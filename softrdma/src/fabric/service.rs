@@ -10,10 +10,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Reply, Request, Socket};
 
+use super::budget::Taken;
 use super::memory::Process;
 use super::pages;
 use super::seats::Watch;
-use super::session::{Answer, Info, Session};
+use super::session::{Answer, Info, Refusal, Session};
 use super::{Fabric, LIMITS};
 
 /// The most characters of a program's name.
@@ -41,7 +42,7 @@ pub(super) struct Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         self.fabric.lock().sessions.remove(&self.number);
-        let _told = rustix::io::write(&self.fabric.ended, &1u64.to_ne_bytes());
+        self.fabric.tell_end();
     }
 }
 
@@ -69,9 +70,14 @@ enum Then {
 }
 
 impl Service {
-    pub(super) fn new(presence: Presence, socket: Socket) -> Result<Self, Error> {
-        let (pid, _user) = socket.peer()?;
-        let process = Arc::new(Process::open(pid, &presence.fabric.movers, &presence.fabric.places)?);
+    pub(super) fn new(presence: Presence, socket: Socket, taken: Taken) -> Result<Self, Error> {
+        let process = Arc::new(Process::new(taken, &presence.fabric.movers));
+        // If the program had ended before, the number might mean another process by now.
+        let mut fds = [PollFd::new(&socket, PollFlags::empty())];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        if fds[0].revents().contains(PollFlags::HUP) {
+            return Err(Error::Closed);
+        }
         Ok(Self { session: None, answer: None, then: Then::Look(0), socket, process, presence })
     }
 
@@ -82,7 +88,7 @@ impl Service {
         let mut service = self;
         loop {
             if let Some(Answer { reply, descriptor }) = service.answer.take()
-                && service.socket.send(&reply, descriptor.as_ref().map(AsFd::as_fd)).is_err()
+                && service.socket.answer(&reply, descriptor.as_ref().map(AsFd::as_fd)).is_err()
             {
                 return;
             }
@@ -133,13 +139,14 @@ impl Service {
                 fabric.configure(latency, device_kind.as_deref(), vectors)
             }
             (None, Request::Record) => fabric.record(descriptor),
+            (None, Request::Stay) => fabric.outlive(process).map_or_else(Reply::from, |()| Reply::Done),
             (none, Request::Hello { version, program, devices, above }) => {
                 match open(presence, version, program, devices, above, process) {
                     Ok((opened, reply)) => {
                         *none = Some(opened);
                         reply
                     }
-                    Err(errno) => Reply::Refused(errno.raw_os_error()),
+                    Err(refusal) => refusal.into(),
                 }
             }
             (None, _) => Reply::Refused(Errno::INVAL.raw_os_error()),
@@ -174,11 +181,12 @@ fn open(
     devices: Vec<Vec<IpAddr>>,
     above: wire::Name,
     process: &Arc<Process>,
-) -> Result<(Session, Reply), Errno> {
+) -> Result<(Session, Reply), Refusal> {
     let Presence { fabric, number } = presence;
     if version != wire::VERSION {
-        return Err(Errno::PROTO);
+        return Err(Errno::PROTO.into());
     }
+    fabric.outlive(process)?;
     let program = program.chars().take(NAME).collect();
     let machine = fabric.machine(devices.clone())?;
     let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone())?);
@@ -206,7 +214,8 @@ fn open(
 /// Looks for posts, so many times without a system call. Then sleeps until there are posts, or a
 /// request, or the program has ended. What it posted before is still served.
 ///
-/// A child of a program that has ended may still hold the socket and the ring.
+/// A child of a program that has ended may still hold the socket and the ring: that ends a session.
+/// Without one, the child keeps the fabric: `softrdma run` has become a daemon's first parent.
 fn look(
     times: u32,
     socket: &Socket,
@@ -231,8 +240,9 @@ fn look(
     loop {
         let found = session.as_mut().map_or(Ok(false), |session| session.posts.fall_asleep())?;
         // In this order: the socket of a program that has ended gets nothing more.
-        let mut fds =
-            vec![PollFd::new(process.descriptor(), PollFlags::IN), PollFd::new(socket, PollFlags::IN)];
+        let alive = session.as_ref().map(|_| PollFd::new(process.descriptor(), PollFlags::IN));
+        let ends = alive.is_some();
+        let mut fds: Vec<_> = alive.into_iter().chain([PollFd::new(socket, PollFlags::IN)]).collect();
         fds.extend(session.iter().flat_map(|session| session.awaited()));
         let limit = found.then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
         match poll(&mut fds, limit.as_ref()) {
@@ -240,7 +250,8 @@ fn look(
             Err(errno) => return Err(errno.into()),
         }
         let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
-        let (ended, asks) = (ready.next() == Some(true), ready.next() == Some(true));
+        let ended = ends && ready.next() == Some(true);
+        let asks = ready.next() == Some(true);
         let others = ready.any(|ready| ready);
         if let Some(session) = &mut session {
             session.posts.wake_up();
@@ -278,8 +289,8 @@ mod tests {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("sockets");
         let (mut program, socket) = (Socket::new(ours), Socket::new(theirs));
-        let process = Process::open(std::process::id(), &fabric.movers, &fabric.places);
-        let process = Arc::new(process.expect("a process"));
+        let taken = fabric.taken_by(&socket).expect("a process");
+        let process = Arc::new(Process::new(taken, &fabric.movers));
         let devices = vec![vec![IpAddr::from([192, 0, 2, 1])]];
         let machine = fabric.machine(devices.clone()).expect("a machine");
         let info = Info::new(String::new(), Arc::clone(&process), devices).expect("memory");
@@ -307,7 +318,9 @@ mod tests {
         let mut program = Socket::new(ours);
         let place = Watch::seat(&fabric.movers);
         let presence = Presence { fabric: Arc::clone(&fabric), number: 1 };
-        let mut service = Service::new(presence, Socket::new(theirs)).expect("a service");
+        let socket = Socket::new(theirs);
+        let taken = fabric.taken_by(&socket).expect("a process");
+        let mut service = Service::new(presence, socket, taken).expect("a service");
         let mut looks_after = |request| {
             program.send(&request, None).expect("sent");
             service.next(&place.seat).expect("goes on");

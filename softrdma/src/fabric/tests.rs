@@ -1,4 +1,4 @@
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Instant;
 
 use rdma_softsim::Signal;
@@ -14,6 +14,8 @@ use super::*;
 
 #[path = "../../tests/queue/mod.rs"]
 mod queue;
+#[path = "../../tests/shown/mod.rs"]
+mod shown;
 #[path = "../../tests/userfault/mod.rs"]
 mod userfault;
 
@@ -52,6 +54,7 @@ impl Program {
         };
         let queue = queue::Queue::create(&mut socket, 8, None);
         let mut program = Self { socket, address, queue, pair: 0, number: 0, at, key: 0 };
+        assert_eq!(program.ask(&shown::shown()), Reply::Done);
         let Reply::Made(domain) = program.ask(&Request::AllocateDomain(0)) else { panic!("no domain") };
         let access = Access { local_write: true, remote_write: true, remote_read: true, remote_atomic: true };
         let region = Request::Register { domain, at, address: at, len, access };
@@ -64,6 +67,7 @@ impl Program {
             service: softrdma_wire::Service::Connected,
             send_depth: 4,
             receive_depth: 4,
+            elements: [16; 2],
             inline: 64,
         };
         let Reply::Pair { name: pair, number, .. } = program.ask(&pair) else { panic!("no pair") };
@@ -104,6 +108,11 @@ impl Program {
     }
 }
 
+fn with_movers(movers: &Arc<Movers>) -> Arc<Fabric> {
+    let bounds = Bounds::of_this_process();
+    Fabric::with_movers(Parameters::default(), bounds, Arc::clone(movers)).expect("a fabric")
+}
+
 fn connected(fabric: &Arc<Fabric>) -> [Program; 2] {
     connect(fabric, [1, 2].map(|last| Program::new(fabric, last)))
 }
@@ -118,9 +127,16 @@ fn connect(fabric: &Arc<Fabric>, [mut one, mut other]: [Program; 2]) -> [Program
     [one, other]
 }
 
+/// This process, as a program.
+fn own(movers: &Arc<Movers>) -> Arc<Process> {
+    let budget = Budget::new(Bounds::of_this_process());
+    let taken = budget.program(std::process::id()).expect("this process").take(SESSION).expect("a session");
+    Arc::new(Process::new(taken, movers))
+}
+
 /// Blocks a thread that serves no program until the sender is dropped.
 fn keep(movers: &Arc<Movers>) -> Sender<()> {
-    let own = Arc::new(Process::open(std::process::id(), movers, &Arc::default()).expect("this process"));
+    let own = own(movers);
     let (sender, receiver) = channel();
     let wait = move |_process: &Process| {
         let _dropped = receiver.recv();
@@ -141,7 +157,7 @@ fn until(mut so: impl FnMut() -> bool) {
 #[test]
 fn the_thread_that_serves_a_program_moves_its_bytes() {
     let movers = Movers::new(1, NEVER);
-    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let fabric = with_movers(&movers);
     let [mut one, other] = connected(&fabric);
     let kept = keep(&movers);
     for id in 0..50 {
@@ -156,7 +172,7 @@ fn the_thread_that_serves_a_program_moves_its_bytes() {
 fn a_thread_takes_the_steps_of_others_in_the_same_memory() {
     let Some(pages) = Pages::new() else { return };
     let movers = Movers::new(1, NEVER);
-    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let fabric = with_movers(&movers);
     let programs = [Program::new(&fabric, 1), Program::with_memory(&fabric, 2, pages.at, 3 * PAGE)];
     let [mut one, mut stuck] = connect(&fabric, programs);
     let kept = keep(&movers);
@@ -171,20 +187,6 @@ fn a_thread_takes_the_steps_of_others_in_the_same_memory() {
     until(|| stuck.completed() == [2]);
     until(|| one.completed() == [1]);
     drop(kept);
-}
-
-#[test]
-fn a_process_that_has_ended_is_noticed() {
-    let mut child =
-        std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
-    let process = Process::open(child.id(), &Movers::new(1, NEVER), &Arc::default()).expect("a process");
-    let opened = Instant::now();
-    until(|| opened.elapsed() > Duration::from_millis(2));
-    // Looked at, not only taken to be alive.
-    assert!(!process.has_ended());
-    child.kill().expect("a kill");
-    until(|| process.has_ended());
-    assert!(child.wait().is_ok_and(|status| !status.success()));
 }
 
 /// A program is woken when the thread has left the model.
@@ -210,7 +212,7 @@ fn records_are_written_after_what_caused_them() {
 #[test]
 fn bytes_of_a_slow_program_are_left_to_others() {
     let movers = Movers::new(1, NEVER);
-    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let fabric = with_movers(&movers);
     let [mut one, other] = connected(&fabric);
     for info in fabric.lock().sessions.values().flatten() {
         info.process.lane.distrust(1);
@@ -227,11 +229,35 @@ fn bytes_of_a_slow_program_are_left_to_others() {
     drop(kept);
 }
 
+/// Who waits for a job in a program's memory waits as long as other jobs end there.
+#[test]
+fn a_job_behind_others_is_not_late() {
+    let movers = Movers::new(1, NEVER);
+    let own = own(&movers);
+    let mut others = 0..5;
+    let answer = own.lane.answer(|| {
+        if others.next().is_none() {
+            return Ok(7);
+        }
+        let before = own.lane.progress();
+        movers.submit(&own, Job::Call(Box::new(|_process| {})));
+        until(|| own.lane.progress() > before);
+        Err(RecvTimeoutError::Timeout)
+    });
+    assert_eq!((answer, others.len()), (Some(7), 0));
+    let mut times = 0;
+    let answer = own.lane.answer(|| {
+        times += 1;
+        if times == 1 { Err(RecvTimeoutError::Timeout) } else { Ok(7) }
+    });
+    assert_eq!((answer, times), (None, 1));
+}
+
 /// The watch stays asleep while no bytes are moved.
 #[test]
 fn the_watch_sleeps_when_nothing_moves() {
     let movers = Movers::new(1, Duration::from_millis(1));
-    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let fabric = with_movers(&movers);
     let [mut one, other] = connected(&fabric);
     for id in 0..3 {
         until(|| movers.watch.is_asleep());
@@ -261,7 +287,17 @@ fn a_message_holds_the_status_of_all_sessions_that_are_shown() {
     });
     let (sessions, failures) = (vec![session; SHOWN], failures.collect());
     let vectors = vec![u64::MAX; vectors::MOST as usize];
-    let status = Reply::Status { sessions, struck: u64::MAX, failures, vectors };
+    let amounts = Amounts { memory: u64::MAX, descriptors: u64::MAX, sessions: u64::MAX };
+    let exceeded = wire::Exceeded { resource: wire::Resource::Sessions, each: true, most: u64::MAX };
+    let status = Reply::Status {
+        sessions,
+        struck: u64::MAX,
+        failures,
+        vectors,
+        used: amounts,
+        most: amounts,
+        refused: vec![(exceeded, u64::MAX); 2 * wire::Resource::ALL.len()],
+    };
     let len = postcard::to_allocvec(&status).expect("a message").len();
     assert!(len <= wire::MAX_MESSAGE, "{len}");
 }

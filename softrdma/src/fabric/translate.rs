@@ -19,6 +19,7 @@ pub(super) fn errno(error: &Error) -> i32 {
         Error::Overrun { .. } => Errno::IO,
         Error::Descriptor(errno) => *errno,
         Error::Gone(_) => Errno::NODEV,
+        Error::Landing => Errno::BUSY,
         other => match other.kind() {
             ErrorKind::Memory | ErrorKind::QueueFull => Errno::NOMEM,
             _ => Errno::INVAL,

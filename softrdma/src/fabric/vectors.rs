@@ -3,6 +3,7 @@
 //! They are like the interrupts of a card: each can be pinned to a processor. By default there are
 //! no such threads, and the thread that adds a completion raises its event.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -14,7 +15,13 @@ use super::signals::Records;
 /// The most vectors of a fabric.
 pub(super) const MOST: u32 = 64;
 
-/// The vectors of a fabric.
+/// The threads of a fabric's vectors. Each is started when vectors with its number are first asked
+/// for, and serves all sessions whose devices have that vector. So there are never more than
+/// [`MOST`] of them.
+#[derive(Default)]
+pub(super) struct Pool(Vec<Arc<Vector>>);
+
+/// The vectors of the devices of some sessions.
 pub(super) struct Vectors {
     each: Vec<Arc<Vector>>,
 }
@@ -32,6 +39,8 @@ struct State {
     /// Completion queues whose event is not raised yet, each at most once. However slow the thread
     /// is, the list has one entry for each queue.
     waiting: Vec<(Arc<Records>, Name)>,
+    /// Which they are, by the address of the channel: this is looked up under the model's lock.
+    known: BTreeSet<(usize, Name)>,
     over: bool,
 }
 
@@ -43,8 +52,7 @@ impl Vector {
     /// Makes the vector's thread report a queue's event on the channel.
     pub(super) fn raise(&self, channel: &Arc<Records>, queue: Name) {
         let mut state = self.lock();
-        let same = |(other, name): &(Arc<Records>, Name)| *name == queue && Arc::ptr_eq(other, channel);
-        if !state.waiting.iter().any(same) {
+        if state.known.insert((Arc::as_ptr(channel).addr(), queue)) {
             state.waiting.push((Arc::clone(channel), queue));
         }
         drop(state);
@@ -61,6 +69,7 @@ impl Vector {
                 return;
             }
             let waiting = std::mem::take(&mut state.waiting);
+            state.known.clear();
             drop(state);
             for (channel, queue) in waiting {
                 // Counted before a program can see the event and ask for the count.
@@ -71,27 +80,36 @@ impl Vector {
     }
 }
 
-impl Vectors {
-    /// Starts the threads `vector-0`, `vector-1` and so on.
-    pub(super) fn start(count: u32) -> Result<Self, Errno> {
+impl Pool {
+    /// Returns so many vectors, whose threads are `vector-0`, `vector-1` and so on.
+    pub(super) fn vectors(&mut self, count: u32) -> Result<Vectors, Errno> {
         if !(1..=MOST).contains(&count) {
             return Err(Errno::INVAL);
         }
-        let mut started = Self { each: Vec::new() };
-        for number in 0..count {
+        for number in self.0.len()..count as usize {
             let vector =
                 Arc::new(Vector { state: Mutex::default(), more: Condvar::new(), raised: AtomicU64::new(0) });
             let thread = Arc::clone(&vector);
-            // If a thread cannot be started, those before it end.
             std::thread::Builder::new()
                 .name(format!("vector-{number}"))
                 .spawn(move || thread.run())
                 .map_err(|_no_thread| Errno::AGAIN)?;
-            started.each.push(vector);
+            self.0.push(vector);
         }
-        Ok(started)
+        Ok(Vectors { each: self.0.iter().take(count as usize).map(Arc::clone).collect() })
     }
+}
 
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for vector in &self.0 {
+            vector.lock().over = true;
+            vector.more.notify_one();
+        }
+    }
+}
+
+impl Vectors {
     pub(super) fn count(&self) -> u32 {
         self.each.len() as u32
     }
@@ -102,14 +120,5 @@ impl Vectors {
 
     pub(super) fn raised(&self) -> Vec<u64> {
         self.each.iter().map(|vector| vector.raised.load(Relaxed)).collect()
-    }
-}
-
-impl Drop for Vectors {
-    fn drop(&mut self) {
-        for vector in &self.each {
-            vector.lock().over = true;
-            vector.more.notify_one();
-        }
     }
 }

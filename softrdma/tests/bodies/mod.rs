@@ -5,6 +5,8 @@
 
 #[path = "../posts/mod.rs"]
 mod posts;
+#[path = "../shown/mod.rs"]
+mod shown;
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -17,6 +19,7 @@ use rustix::io::retry_on_intr;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
+use shown::shown;
 use softrdma::fabric::Fabric;
 use softrdma_wire::{MAX_MESSAGE, POSTS_AT, Posts, Request, Socket, VERSION};
 
@@ -97,6 +100,8 @@ fn open(fabric: &Arc<Fabric>, machine: u8) -> Program {
     let hello = postcard::to_stdvec(&hello).expect("encodes");
     let mut program = Program { socket: ours, memory: None, posts: Poster::default() };
     program.exchange(&hello).expect("the fabric lets a program in");
+    let shown = postcard::to_stdvec(&shown()).expect("encodes");
+    program.exchange(&shown).expect("the fabric looks at its memory");
     program
 }
 

@@ -3,7 +3,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -160,6 +160,11 @@ impl Running {
         let mut child = command.stderr(Stdio::inherit()).spawn().expect("starts");
         let lines = child.stdout.take().map(BufReader::new);
         Self { child, lines }
+    }
+
+    /// Returns the program's standard input.
+    pub(crate) fn input(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("is piped")
     }
 
     /// Returns the rest of the next line with this prefix.

@@ -193,9 +193,22 @@ static void children(void)
     EXPECT(close(file) == 0);
 }
 
+/* Commands and answers without memory. */
+static void without_memory(void)
+{
+    int file = opened();
+    EXPECT(write(file, (void *)8, 16) == -1 && errno == EFAULT);
+    struct rdma_ucm_create_id create = {.response = 8, .ps = RDMA_PS_TCP};
+    EXPECT(command(file, RDMA_USER_CM_CMD_CREATE_ID, &create, sizeof(create), 4) == EFAULT);
+    create.response = (uintptr_t)"a constant";
+    EXPECT(command(file, RDMA_USER_CM_CMD_CREATE_ID, &create, sizeof(create), 4) == EFAULT);
+    EXPECT(close(file) == 0);
+}
+
 int main(void)
 {
     good();
+    without_memory();
     arbitrary();
     replaced();
     children();

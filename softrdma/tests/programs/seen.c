@@ -119,6 +119,26 @@ static void bound(int family, const char *loopback, const char *address)
     rdma_freeaddrinfo(info);
 }
 
+/* A path without memory, or whose memory ends before it does, is an error of the call. */
+static void without_memory(void)
+{
+    struct stat found;
+    char path[] = "/sys/class/infiniband/";
+    long page = sysconf(_SC_PAGESIZE);
+    char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT(memory != MAP_FAILED && !mprotect(memory + page, page, PROT_NONE));
+    char *cut[] = { (char *)8, memory + page, memory + page - (sizeof path - 1), memory + page - 8 };
+    memcpy(cut[2], path, sizeof path - 1);
+    for (int at = 0; at < 4; at++) {
+        errno = 0;
+        EXPECT(open(cut[at], O_RDONLY) < 0 && errno == EFAULT);
+        EXPECT(stat(cut[at], &found) < 0 && errno == EFAULT && access(cut[at], R_OK) < 0 && errno == EFAULT);
+    }
+    /* One that ends with its memory. */
+    memory[page - 1] = 0;
+    EXPECT(!stat(cut[2], &found) && S_ISDIR(found.st_mode) && !munmap(memory, 2 * page));
+}
+
 int main(void)
 {
     struct stat found;
@@ -153,6 +173,7 @@ int main(void)
     errno = 0;
     EXPECT(open("/sys/class/infiniband_nothing", O_RDONLY) < 0 && errno == ENOENT);
     EXPECT(open(NULL, O_RDONLY) < 0 && errno == EFAULT);
+    without_memory();
     int file = open("/tmp", O_TMPFILE | O_RDWR, 0640);
     EXPECT(file < 0 || (!fstat(file, &found) && (found.st_mode & 0777) == 0640 && !close(file)));
 

@@ -1,11 +1,15 @@
 //! Opens sessions with a fabric in the process of the test.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
+#[path = "../shown/mod.rs"]
+mod shown;
+
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use shown::shown;
 use softrdma::fabric::Fabric;
 use softrdma_wire::{Reply, Request, Socket, VERSION};
 
@@ -32,7 +36,23 @@ pub(crate) fn address(last: u8) -> IpAddr {
 }
 
 pub(crate) fn open(fabric: &Arc<Fabric>, last: u8) -> Socket {
-    let mut socket = come(fabric);
+    open_on(come(fabric), last)
+}
+
+/// Opens the session of a program that has connected.
+pub(crate) fn open_on(socket: Socket, last: u8) -> Socket {
+    let mut socket = greet(socket, last);
+    assert_eq!(ask(&mut socket, &shown()), Reply::Done);
+    socket
+}
+
+/// Opens a session without showing the memory.
+pub(crate) fn unshown(fabric: &Arc<Fabric>, last: u8) -> Socket {
+    greet(come(fabric), last)
+}
+
+/// Opens a session of a program that has connected, without showing its memory.
+pub(crate) fn greet(mut socket: Socket, last: u8) -> Socket {
     let devices = vec![vec![address(last)]];
     let hello = Request::Hello { version: VERSION, program: "test".into(), devices, above: 0 };
     assert!(matches!(ask(&mut socket, &hello), Reply::Welcome { .. }));

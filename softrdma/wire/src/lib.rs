@@ -10,6 +10,7 @@
 //! in its session.
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod devices;
 mod page;
 mod posts;
@@ -24,6 +25,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+pub use bounds::{Amounts, Exceeded, Resource};
 pub use devices::{format_devices, gid, guid, parse_addresses, parse_devices};
 pub use page::{ARMS, Notice, PAGE, POLLS, Page, SHOWN};
 pub use posts::{POSTS_AT, Post, Posts, Reader, WORDS, Writer};
@@ -33,7 +35,7 @@ pub use work::{Completion, Destination, Local, Op, Receive, Send, Sge, Source};
 
 /// The version of this protocol. Both sides come from one build, so a different version means that
 /// they were started wrongly.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 11;
 /// The most bytes of a message. Longer chains of work requests take several messages.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// The most faults or queue pairs in one message.
@@ -51,6 +53,8 @@ pub const RECORD: usize = 8;
 pub const SOCKET: &str = "SOFTRDMA_SOCKET";
 /// The environment variable with the addresses of the program's devices, see [`format_devices`].
 pub const ADDRESSES: &str = "SOFTRDMA_ADDRESSES";
+/// The environment variable that has the limit on locked memory apply, if it is set.
+pub const MEMLOCK: &str = "SOFTRDMA_MEMLOCK";
 /// The environment variable with the folder in which a program finds its device files and sysfs.
 pub const VIEW: &CStr = c"SOFTRDMA_VIEW";
 
@@ -106,15 +110,19 @@ pub enum Request<'a> {
     /// session.
     Record,
 
+    /// Shows the fabric the program's memory: at this address it has eight bytes with this number,
+    /// which it has drawn, and does not change them. Refused with `EPERM` if the kernel forbids the
+    /// fabric to access that memory.
+    ShowMemory {
+        at: u64,
+        number: u64,
+    },
     /// Offers that the program copies its own memory, where the kernel forbids the fabric to access
     /// it.
     ///
     /// The program does what [`struct@Copy`] says over the socket whose descriptor comes with this.
-    /// `probe` is an address at which it has memory. Refused with `EEXIST` where the fabric can
-    /// access that.
-    OfferMemory {
-        probe: u64,
-    },
+    /// Refused with `EEXIST` if it has shown or offered its memory before.
+    OfferMemory,
     AllocateDomain(Device),
     FreeDomain(Name),
     /// Registers `len` bytes at `at` in the program, which peers address from `address` on. Answer:
@@ -151,6 +159,8 @@ pub enum Request<'a> {
         domain: Name,
         depth: u32,
         limit: u32,
+        /// The most elements of a receive.
+        elements: u8,
     },
     DestroyShared(Name),
     SetSharedLimit {
@@ -174,6 +184,8 @@ pub enum Request<'a> {
         service: Service,
         send_depth: u32,
         receive_depth: u32,
+        /// The most elements of a send, and of a receive.
+        elements: [u8; 2],
         inline: u32,
     },
     DestroyPair(Name),
@@ -275,6 +287,10 @@ pub enum Request<'a> {
         id: Name,
         channel: Name,
     },
+
+    /// Makes the fabric stay until the program's process has ended. [`Request::Hello`] does, too.
+    /// Needs no session.
+    Stay,
 }
 
 /// The service of a queue pair.

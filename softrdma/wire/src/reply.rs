@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Name, Params};
+use crate::{Amounts, Exceeded, Name, Params};
 
 /// The fabric's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,6 +13,8 @@ pub enum Reply {
     Done,
     /// Refused, with this `errno`.
     Refused(i32),
+    /// Refused, as a bound would be exceeded.
+    Exceeded(Exceeded),
     /// The session is open.
     Welcome {
         /// The addresses of each device: its port has one GID for each.
@@ -99,6 +101,12 @@ pub enum Reply {
         /// How many completion events the thread of each completion vector has raised, if they have
         /// threads.
         vectors: Vec<u64>,
+        /// What programs have taken of the fabric, and may take.
+        used: Amounts,
+        /// That of all programs.
+        most: Amounts,
+        /// The bounds that were in the way, and how often.
+        refused: Vec<(Exceeded, u64)>,
     },
 }
 

@@ -62,11 +62,30 @@ impl Socket {
         Ok((credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw()))
     }
 
-    /// Sends a message, and a descriptor with it if there is one.
+    /// Sends a message, and a descriptor with it if there is one. Waits until it has room.
     pub fn send(
         &mut self,
         message: &impl Serialize,
         descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Error> {
+        self.send_with(message, descriptor, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends an answer like [`Socket::send`], and does not wait for room: there is always room for
+    /// the only answer that a program waits for.
+    pub fn answer(
+        &mut self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Error> {
+        self.send_with(message, descriptor, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(
+        &mut self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+        flags: SendFlags,
     ) -> Result<(), Error> {
         let bytes = encode(message, &mut self.buffer)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -75,7 +94,6 @@ impl Socket {
         if !rights.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(rights));
         }
-        let flags = SendFlags::NOSIGNAL;
         match retry(|| rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut ancillary, flags)) {
             Ok(_) => Ok(()),
             Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Closed),

@@ -1,8 +1,8 @@
 /*
  * The protocol's machine for one connection, in either role. It has no memory of its own, no clock
  * and no device. The driver reports each event, posts the receive that it used (VR-RES-003), then
- * performs what vkr_next() returns until nothing is left. It reports a flush only if DISCONNECTED
- * does not come soon (section 11). Times are milliseconds of a clock that never goes back.
+ * performs what vkr_next() returns until nothing is left (VR-RES-012). It takes all events before
+ * it reports a flush (VR-CLOSE-009). Times are milliseconds of a clock that never goes back.
  *
  * Ids in comments are requirements of ../../requirements.md, sections those of ../../protocol.md.
  */

@@ -434,7 +434,7 @@ impl Side {
         // The driver keeps the application's memory until the machine releases it (VR-MEM-019).
         let kept = self.machine.is_landing() && !(self.gave_up && defect == Some(Defect::MemoryLetGo));
         must(number != u32::from(Readable::LANDED) || kept, || "a WRITE into memory that was let go".into())?;
-        let target = self.regions.get_mut(number as usize).ok_or("a WRITE with a key that nobody gave")?;
+        let target = self.regions.get_mut(number as usize).ok_or("a WRITE with an unknown key")?;
         let start = address.wrapping_sub(region(number as u8).address) as usize;
         let end = start.saturating_add(bytes.len());
         let window = target.get_mut(start..end).ok_or("a WRITE outside the window")?;
@@ -481,7 +481,7 @@ impl Side {
 fn span(from: Source) -> Result<Span, String> {
     match from {
         Source::Buffer(span) => Ok(span),
-        Source::Lent(_) => Err("a WRITE of bytes that nobody lent".into()),
+        Source::Lent(_) => Err("a WRITE of bytes that were not lent".into()),
     }
 }
 

@@ -1,37 +1,30 @@
-//! What many connections cost a server with one thread on `Endpoint`, `Server` of rdma-server, and
-//! tokio. The clients are the same: one is busy, alone and beside idle clients; others never read
-//! their replies, which shows what a server costs when it has nothing to do.
+//! What many connections hold of a server with one thread on `Endpoint`, `Server` of rdma-server,
+//! and tokio, while they are idle: once connected, and after they have carried bytes. The clients
+//! are the same. What a server does for them in time, `benches/counts` and tests of `rdma-conn`
+//! count.
 
-mod idle;
 mod serving;
 
-use std::io::{IoSlice, Write};
+use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use rdma_conn::{Connect, ConnectionId, Descriptors, Endpoint, Event, Limits, Options, Stream};
-use rdma_softsim::{Fabric, Limits as HostLimits, SoftSim};
+use rdma_softsim::{Fabric, Limits as HostLimits};
 use rdma_verbs::Verbs;
-use rustix::time::{ClockId, clock_gettime};
 
 use conformance::client::{Failure, RespClient};
-pub use idle::{Exchange, Kept, idle_on_softsim, resident};
 use intercept::Intercepted;
 use serving::{Objects, beside};
-use suite::exit::NO_ENVIRONMENT;
-use suite::terminal;
+use suite::resources;
+use suite::terminal::{self, cannot_run};
 
 /// How long a connection may take to be established on a machine that establishes thousands.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the server has to become idle.
-const REST: Duration = Duration::from_secs(1);
-/// A reply that fills every window and buffer.
-const LONG_REPLY: usize = 1 << 20;
 
 /// The interface on which the server holds its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -53,59 +46,61 @@ pub struct Arguments {
     /// The interface of the server. All, one after another, unless set.
     #[arg(long, value_enum)]
     face: Option<Face>,
-    /// Have each connection send and get this many bytes, one after another. Prints the memory that
-    /// they keep when idle, and nothing else.
-    #[arg(long, value_name = "BYTES")]
-    exchange: Option<usize>,
     #[command(flatten)]
-    load: Load,
+    exchange: Exchange,
 }
 
-/// The load on a server.
+/// What each client does before it is idle.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Load {
-    /// Idle connections.
+pub struct Exchange {
+    /// How many clients there are.
     #[arg(long, default_value_t = 2000)]
     pub connections: usize,
-    /// Connections that never read their replies.
-    #[arg(long, default_value_t = 100)]
-    pub mute: usize,
     /// Length of a receive window, in bytes.
     #[arg(long, default_value_t = 128 << 10)]
     pub window: u32,
-    /// Round trips of the busy client in each measurement.
-    #[arg(long, default_value_t = 20_000)]
-    pub requests: u32,
-    /// Seconds to watch a server whose clients do not read.
-    #[arg(long, default_value_t = 10)]
-    pub seconds: u64,
+    /// Bytes that each client sends in one command and gets in one reply.
+    #[arg(long = "exchange", value_name = "BYTES", default_value_t = 0)]
+    pub bytes: usize,
 }
 
-/// The cost of the connections.
+/// What all clients hold together.
 #[derive(Clone, Copy, Debug)]
-pub struct Figures {
-    /// Bytes that the server registered for the idle connections.
-    pub registered_bytes: u64,
-    /// Completion queues that the server created for them.
+pub struct Kept {
+    /// Bytes that the server registered.
+    pub registered: u64,
+    /// Completion queues of the server.
     pub completion_queues: usize,
-    /// Descriptors that this process holds for them, on both sides.
+    /// Descriptors of both sides, which run in this process.
     pub descriptors: usize,
-    /// A round trip without other connections, before and after.
-    pub alone: [Duration; 2],
-    /// A round trip beside the idle connections.
-    pub among: Duration,
-    /// Processor time of server and clients while the clients that do not read were watched.
-    pub mute: Duration,
+    /// Bytes of memory of both sides that are not registered, by the caller's measure; on the
+    /// embedded fabric, with its model's.
+    pub beside: u64,
+}
+
+impl Kept {
+    const fn since(self, before: Self) -> Self {
+        Self {
+            registered: self.registered.saturating_sub(before.registered),
+            completion_queues: self.completion_queues.saturating_sub(before.completion_queues),
+            descriptors: self.descriptors.saturating_sub(before.descriptors),
+            beside: self.beside.saturating_sub(before.beside),
+        }
+    }
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match tell(arguments) {
-        Ok(Some(table)) => {
+    let verbs = match arguments.listen.map(|address| Verbs::load().map(|verbs| (verbs, address))) {
+        None => None,
+        Some(Ok((verbs, address))) => Some((verbs, SocketAddr::new(address.ip(), 0))),
+        Some(Err(error)) => return cannot_run(&error.to_string()),
+    };
+    match tell(arguments, verbs) {
+        Ok(table) => {
             println!("{table}");
             ExitCode::SUCCESS
         }
-        Ok(None) => ExitCode::from(NO_ENVIRONMENT),
         Err(failure) => {
             terminal::complain(&failure.to_string(), 4);
             ExitCode::FAILURE
@@ -113,104 +108,63 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
+fn tell(arguments: &Arguments, verbs: Option<(Verbs, SocketAddr)>) -> Result<Table, Failure> {
     let faces = arguments.face.as_ref().map_or(Face::value_variants(), std::slice::from_ref);
-    let verbs = match arguments.listen.map(|address| Verbs::load().map(|verbs| (verbs, address))) {
-        None => None,
-        Some(Ok((verbs, address))) => Some((verbs, SocketAddr::new(address.ip(), 0))),
-        Some(Err(error)) => {
-            eprintln!("cannot run here: {error}");
-            return Ok(None);
-        }
-    };
-    let Load { connections, window, .. } = arguments.load;
-    match arguments.exchange {
-        None => tell_costs(faces, arguments.load, verbs),
-        Some(bytes) => tell_idle(faces, Exchange { connections, window, bytes }, verbs),
-    }
-    .map(Some)
-}
-
-fn tell_idle(
-    faces: &[Face],
-    exchange: Exchange,
-    verbs: Option<(Verbs, SocketAddr)>,
-) -> Result<Table, Failure> {
-    let Exchange { connections, bytes, .. } = exchange;
-    let mut table = Table::new();
+    let exchange = arguments.exchange;
+    let mut table = terminal::table();
     table.set_header([
-        "server".into(),
-        format!("registered for each of {connections}, both sides"),
-        "resident beside it".into(),
-        format!("registered after {bytes} bytes both ways"),
-        "resident beside it".into(),
+        format!("server with {} idle clients", exchange.connections),
+        "registered for each".into(),
+        "resident beside it, both sides".into(),
+        "completion queues".into(),
+        "descriptors, both sides".into(),
     ]);
     for face in faces {
         let [connected, after] = match &verbs {
-            None => idle_on_softsim(*face, exchange, resident)?,
-            Some((verbs, address)) => idle::idle(*face, exchange, verbs, verbs, *address, resident)?,
+            None => on_softsim(*face, exchange, resident)?,
+            Some((verbs, address)) => measure(*face, exchange, [verbs; 2], *address, resident)?,
         };
-        let each = |bytes: u64| format!("{} KiB", (bytes / connections.max(1) as u64).div_ceil(1024));
-        table.add_row([
-            format!("{face:?}").to_lowercase(),
-            each(connected.registered),
-            each(connected.beside()),
-            each(after.registered),
-            each(after.beside()),
-        ]);
+        let connections = exchange.connections.max(1) as u64;
+        let each = |bytes: u64| format!("{} KiB", (bytes / connections).div_ceil(1024));
+        let mut tell = |when: String, kept: Kept| {
+            table.add_row([
+                format!("{face:?}{when}").to_lowercase(),
+                each(kept.registered),
+                each(kept.beside),
+                kept.completion_queues.to_string(),
+                kept.descriptors.to_string(),
+            ]);
+        };
+        tell(String::new(), connected);
+        if exchange.bytes > 0 {
+            tell(format!(", after {} bytes both ways", exchange.bytes), after);
+        }
     }
     Ok(table)
 }
 
-fn tell_costs(faces: &[Face], load: Load, verbs: Option<(Verbs, SocketAddr)>) -> Result<Table, Failure> {
-    let Load { connections, mute, seconds, .. } = load;
-    let mut table = terminal::table();
-    table.set_header([
-        "server".into(),
-        format!("registered for each of {connections} idle"),
-        "completion queues".into(),
-        "descriptors, both sides".into(),
-        "round trip alone".into(),
-        "beside them".into(),
-        "ratio".into(),
-        format!("processor, {mute} that do not read, {seconds} s"),
-    ]);
-    for face in faces {
-        let figures = match &verbs {
-            None => on_softsim(*face, load)?,
-            Some((verbs, address)) => measure(*face, load, verbs, verbs, *address)?,
-        };
-        let micros = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
-        let [before, after] = figures.alone;
-        let each = figures.registered_bytes / connections.max(1) as u64;
-        table.add_row([
-            format!("{face:?}").to_lowercase(),
-            format!("{} KiB", each.div_ceil(1024)),
-            figures.completion_queues.to_string(),
-            figures.descriptors.to_string(),
-            micros(before.min(after)),
-            micros(figures.among),
-            format!("{:.2}", figures.among.as_secs_f64() / before.min(after).as_secs_f64()),
-            format!("{:.3} s", figures.mute.as_secs_f64()),
-        ]);
-    }
-    Ok(table)
-}
-
-/// Measures a server on a fabric in this process.
+/// Measures a server on a fabric in this process: what its clients hold once connected, and after
+/// the exchange. `memory` returns the process's current memory.
 ///
 /// # Errors
 /// A connection failed, or a reply was wrong.
-pub fn on_softsim(face: Face, load: Load) -> Result<Figures, Failure> {
-    let (ours, theirs, address) = hosts();
-    measure(face, load, &ours, &theirs, address)
+pub fn on_softsim(face: Face, exchange: Exchange, memory: fn() -> u64) -> Result<[Kept; 2], Failure> {
+    let fabric = Fabric::new();
+    // The crowd is measured, and not the limit of the device.
+    let limits = HostLimits { locked_memory: u64::MAX, ..HostLimits::default() };
+    let ips = [1, 2].map(|last| IpAddr::from([192, 0, 2, last]));
+    let [ours, theirs] = ips.map(|ip| fabric.host_with(&[ip], limits));
+    measure(face, exchange, [&ours, &theirs], (ips[0], 6379).into(), memory)
 }
 
-fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
-    let fabric = Fabric::new();
-    let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
-    let host = |ip| fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() });
-    (host(ours), host(theirs), (ours, 6379).into())
+/// Returns the resident memory of this process, in bytes; 0 if the system does not report it.
+pub fn resident() -> u64 {
+    resources::status("self", "VmRSS").unwrap_or(0) * 1024
+}
+
+/// Returns how many descriptors this process has.
+pub(crate) fn descriptors() -> Result<usize, Failure> {
+    resources::descriptors("self").ok_or_else(|| Failure::wrong("/proc does not show this process"))
 }
 
 fn options(window: u32) -> Options {
@@ -222,72 +176,47 @@ fn options(window: u32) -> Options {
 
 fn measure<B: Descriptors>(
     face: Face,
-    load: Load,
-    ours: &B,
-    theirs: &B,
+    exchange: Exchange,
+    [ours, theirs]: [&B; 2],
     address: SocketAddr,
-) -> Result<Figures, Failure> {
-    let objects = Objects::<B>::default();
-    let counted = Intercepted::by(ours.clone(), objects.clone());
-    beside(face, counted, (address, options(load.window)), |at| {
-        let figures = among_idle(load, theirs, at, &objects)?;
-        Ok(Figures { mute: among_mute(load, theirs, at)?, ..figures })
+    memory: fn() -> u64,
+) -> Result<[Kept; 2], Failure> {
+    let [of_server, of_clients] = [Objects::<B>::default(), Objects::default()];
+    let server = Intercepted::by(ours.clone(), of_server.clone());
+    let clients = Intercepted::by(theirs.clone(), of_clients.clone());
+    let now = || -> Result<Kept, Failure> {
+        let registered = of_server.registered_bytes();
+        Ok(Kept {
+            registered,
+            completion_queues: of_server.completion_queues(),
+            descriptors: descriptors()?,
+            beside: memory().saturating_sub(registered + of_clients.registered_bytes()),
+        })
+    };
+    beside(face, server, (address, options(exchange.window)), |at| {
+        let value = vec![b'x'; exchange.bytes];
+        let mut into = vec![0; 256 << 10];
+        // It stays connected, so that its values exist before the first measurement.
+        let mut first = Crowd::gather(&clients, at, 1, exchange.window)?;
+        first.exchange(&value, &mut into)?;
+        let mut last = RespClient::new(Stream::connect_with(&clients, at, &Connect::default())?);
+        rest(&mut last)?;
+        let before = now()?;
+        let mut crowd = Crowd::gather(&clients, at, exchange.connections, exchange.window)?;
+        rest(&mut last)?;
+        let connected = now()?;
+        if exchange.bytes > 0 {
+            crowd.exchange(&value, &mut into)?;
+            rest(&mut last)?;
+        }
+        Ok([connected.since(before), now()?.since(before)])
     })
 }
 
-fn among_idle<B: Descriptors>(
-    load: Load,
-    backend: &B,
-    address: SocketAddr,
-    objects: &Objects<B>,
-) -> Result<Figures, Failure> {
-    let mut busy = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
-    let before = round_trip(&mut busy, load.requests)?;
-    let (bytes, queues, open) = (objects.registered_bytes(), objects.completion_queues(), descriptors()?);
-    let mut crowd = Crowd::gather(backend, address, load.connections, load.window)?;
-    let registered_bytes = objects.registered_bytes().saturating_sub(bytes);
-    let completion_queues = objects.completion_queues().saturating_sub(queues);
-    let descriptors = descriptors()?.saturating_sub(open);
-    let among = crowd.beside(|| round_trip(&mut busy, load.requests))??;
-    drop(crowd);
-    let alone = [before, round_trip(&mut busy, load.requests)?];
-    let mute = Duration::ZERO;
-    Ok(Figures { registered_bytes, completion_queues, descriptors, alone, among, mute })
-}
-
-fn descriptors() -> Result<usize, Failure> {
-    Ok(std::fs::read_dir("/proc/self/fd")?.count())
-}
-
-fn round_trip<B: Descriptors>(
-    client: &mut RespClient<Stream<B>>,
-    requests: u32,
-) -> Result<Duration, Failure> {
-    let begun = Instant::now();
-    for _ in 0..requests {
-        client.send(&[b"PING"])?;
-        client.expect("PONG")?;
-    }
-    Ok(begun.elapsed() / requests.max(1))
-}
-
-/// Returns the processor time for clients that request more than fits and read none of it.
-fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> Result<Duration, Failure> {
-    let mut client = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
-    client.send(&[b"SET", b"long", &vec![b'x'; LONG_REPLY]])?;
-    client.expect("OK")?;
-    client.stream().flush().map_err(Failure::from)?;
-    drop(client);
-    let mut crowd = Crowd::gather(backend, address, load.mute, load.window)?;
-    crowd.write(b"GET long\r\nGET long\r\n")?;
-    crowd.idle(REST)?;
-    let spent = processor_time();
-    crowd.idle(Duration::from_secs(load.seconds))?;
-    Ok(processor_time().saturating_sub(spent))
-}
-
-fn processor_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
+/// Waits until the server, which has one thread, has finished its work before this request.
+fn rest<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failure> {
+    client.send(&[b"PING"])?;
+    client.expect("PONG")
 }
 
 struct Crowd<B: Descriptors> {
@@ -300,7 +229,9 @@ impl<B: Descriptors> Crowd<B> {
         let limits = Limits::default().connections(usize::MAX);
         let mut crowd = Self { endpoint: Endpoint::new(backend, limits)?, members: Vec::new() };
         let options = options(window);
-        let bar = bar(size);
+        let style = ProgressStyle::with_template("connecting [{wide_bar}] {pos}/{len}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::new(size as u64).with_style(style);
         // In batches: the backlog of a listener is finite.
         let mut asked = 0;
         while crowd.members.len() < size {
@@ -308,70 +239,59 @@ impl<B: Descriptors> Crowd<B> {
                 crowd.endpoint.connect(address, None, PATIENCE, options)?;
                 asked += 1;
             }
-            crowd.endpoint.wait(Some(PATIENCE))?;
-            while let Some(event) = crowd.endpoint.next_event() {
-                match event {
-                    Event::Opened { id, .. } => crowd.members.push(id),
-                    Event::Ended(id) => crowd.endpoint.check(id)?,
-                    _ => {}
-                }
-            }
+            crowd.turn()?;
             bar.set_position(crowd.members.len() as u64);
         }
         bar.finish_and_clear();
         Ok(crowd)
     }
 
-    fn write(&mut self, command: &[u8]) -> Result<(), Failure> {
-        for id in &self.members {
-            self.endpoint.write(*id, &[IoSlice::new(command)])?;
-        }
-        Ok(())
-    }
-
-    /// Answers keepalives by posting receives again, and reads nothing.
-    fn idle(&mut self, time: Duration) -> Result<(), Failure> {
-        let until = Instant::now() + time;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            self.turn(left)?;
-        }
-    }
-
-    fn turn(&mut self, time: Duration) -> Result<(), Failure> {
-        self.endpoint.wait(Some(time))?;
+    fn turn(&mut self) -> Result<(), Failure> {
+        self.endpoint.wait(Some(PATIENCE))?;
         while let Some(event) = self.endpoint.next_event() {
-            if let Event::Ended(id) = event {
-                self.endpoint.check(id)?;
+            match event {
+                Event::Opened { id, .. } => self.members.push(id),
+                // Without each of them, the figures would mean nothing.
+                Event::Ended(id) => self.endpoint.check(id)?,
+                _ => {}
             }
         }
         Ok(())
     }
 
-    fn beside<T: Send>(&mut self, body: impl FnOnce() -> T + Send) -> Result<T, Failure> {
-        let over = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let idling = scope.spawn(|| {
-                while !over.load(Ordering::Relaxed) {
-                    self.idle(Duration::from_millis(100))?;
-                }
-                Ok(())
-            });
-            let done = body();
-            over.store(true, Ordering::Relaxed);
-            match idling.join() {
-                Ok(idled) => idled.map(|()| done),
-                Err(_) => Err(Failure::wrong("the idle clients panicked")),
+    fn exchange(&mut self, value: &[u8], into: &mut [u8]) -> Result<(), Failure> {
+        let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n", value.len());
+        let reply = format!("${}\r\n", value.len()).len() + value.len() + 2;
+        for id in self.members.clone() {
+            for part in [head.as_bytes(), value, b"\r\n"] {
+                self.send(id, part)?;
             }
-        })
+            self.receive(id, "+OK\r\n".len(), into)?;
+            self.send(id, b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n")?;
+            self.receive(id, reply, into)?;
+        }
+        Ok(())
     }
-}
 
-fn bar(size: usize) -> ProgressBar {
-    let style = ProgressStyle::with_template("connecting [{wide_bar}] {pos}/{len}")
-        .unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(size as u64).with_style(style)
+    fn send(&mut self, id: ConnectionId, mut bytes: &[u8]) -> Result<(), Failure> {
+        while !bytes.is_empty() {
+            match self.endpoint.write(id, &[IoSlice::new(bytes)])? {
+                Some(written) => bytes = bytes.get(written..).unwrap_or_default(),
+                None => self.turn()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, id: ConnectionId, mut left: usize, into: &mut [u8]) -> Result<(), Failure> {
+        while left > 0 {
+            let most = left.min(into.len());
+            match self.endpoint.read(id, &mut into[..most])? {
+                Some(0) => return Err(Failure::wrong("the server has left")),
+                Some(read) => left -= read,
+                None => self.turn()?,
+            }
+        }
+        Ok(())
+    }
 }

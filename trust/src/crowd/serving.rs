@@ -67,6 +67,7 @@ impl<B: Backend> Interceptor<B> for Objects<B> {
     }
 
     fn completion_queue(&self, inner: &Arc<B::CompletionQueue>) {
+        // Weak: being counted must not keep it alive.
         lock(&self.queues).push(Arc::downgrade(inner));
     }
 
@@ -127,6 +128,7 @@ fn on_endpoint<B: Descriptors>(
 ) -> Result<(), Failure> {
     let mut endpoint = Endpoint::new(backend, limits())?;
     let listener = endpoint.listen(address, options)?;
+    // If it fails, the measurement has given up, and `over` is set.
     let _measured = listens.send(endpoint.local_addr(listener).unwrap_or(address));
     let store = Store::default();
     let mut server = Server::new(endpoint, &store);
@@ -150,6 +152,7 @@ impl Service for StoreService {
         input: &mut BytesMut,
         replies: &mut Replies,
     ) -> Flow {
+        // Bounded by room for replies, so that a pipeline does not collect them all in memory.
         while !replies.is_full() {
             let Ok(command) = cut.take(input) else { return Flow::Leave };
             let Some(command) = command else { return Flow::Stay };
@@ -171,6 +174,7 @@ fn on_server<B: Descriptors>(
     listens: &Sender<SocketAddr>,
     over: &AtomicBool,
 ) -> Result<(), Failure> {
+    // On the embedded fabric, the clients are on another machine.
     let settings = ServerSettings::default().max_clients(usize::MAX).protected(false);
     let mut server = rdma_server::Server::new(StoreService::default(), settings)?;
     let rdma = Rdma::new(backend);
@@ -192,6 +196,7 @@ fn on_tokio<B: Descriptors>(
     listens: &Sender<SocketAddr>,
     over: &AtomicBool,
 ) -> Result<(), Failure> {
+    // One thread, as on the other interfaces.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = AsyncEndpoint::new(backend, limits())?.listen(address, options)?;
@@ -214,6 +219,7 @@ async fn session<B: Descriptors>(mut stream: AsyncStream<B>, store: Arc<Store>) 
         let mut quits = read == 0;
         while !quits && let Some(command) = received.take()? {
             quits = store.answer(command, &mut replies);
+            // Taken, so that a long reply does not leave its memory to an idle session.
             stream.write_all(&std::mem::take(&mut replies)).await?;
         }
         if quits {

@@ -28,7 +28,7 @@ pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         client "own.refused", "there is no listener" => "", ["VR-CONN-006"], refused;
         client "own.leaves-in-a-command", "a server that leaves in the middle of a command" => "",
             ["VR-CLOSE-003"], leaves_in_a_command;
-        client "own.never-drains", "a window that is full and stays so" => "",
+        client "own.never-drains", "a full window that is never registered again" => "",
             ["VR-RES-004", "VR-RES-008"], |context| full(context)?.ends();
         server "own.never-reposts", "questions whose answers find no receive any more" => "",
             ["VR-RES-005", "VR-RES-008"], never_reposts;
@@ -50,6 +50,7 @@ fn notified_before_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn too_few_receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    // With endless retries our side would wait instead (VR-FLOW-015).
     let mut session = context.connect(Shape::default().receives(3).without_rnr_retries())?;
     session.peer.set_reposts(false);
     session.peer.handshake()?;
@@ -69,6 +70,7 @@ fn refused<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let Side::Client(listener, clients) = context.side else {
         return Err(Stop::not_applicable("about clients only"));
     };
+    // A port that was free a moment ago: the listener is dropped at once.
     let nobody = Listener::new(context.backend, (listener.address()?.ip(), 0).into())?.address()?;
     let mut client = clients.start(context.case, nobody).map_err(Stop::broken)?;
     reported(context, Some(&mut *client), context.patience)

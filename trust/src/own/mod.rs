@@ -187,6 +187,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
     };
     let (server_options, client_options) = (options(Options::default()), options(Options::default()));
     let server = BuiltInServer::start(&setting.ours, setting.our_address, server_options)?;
+    // Connected before resources are counted, because it stays.
     let mut bystander = connect(setting, &server, client_options)?;
     let before = setting.resources();
     let plan = Plan::harmful(PATIENCE);
@@ -197,6 +198,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
         Ok::<_, Failure>(Runner::new(&setting.theirs, side, &plan).only(case))
     };
     let (result, ended) = match role {
+        // The bystander stays open.
         Role::Server => (run(Side::Server(&server))?, all_ended(server.connections(), 1)?),
         Role::Client => {
             let listener = Listener::new(&setting.theirs, setting.their_address)?;
@@ -208,7 +210,9 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
         return Err(Failure::wrong(format!("{}: {}; {}", result.verdict, result.reason, told(&ended))));
     }
     let told = row.judge(role, &ended, setting.deviations).map_err(Failure::wrong)?;
+    // A peer ends its own connection at most (VR-SEC-004).
     ping(&mut bystander).map_err(by("the bystander"))?;
+    // Whatever the peer did, the server accepts others.
     let mut newcomer = connect(setting, &server, client_options).map_err(by("a new connection"))?;
     newcomer.stream().close(PATIENCE).map_err(|error| by("a new connection")(error.into()))?;
     drop(newcomer);
@@ -216,6 +220,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
     } else {
         return Err(Failure::wrong("a new connection did not end in order"));
     }
+    // Nothing is left of a connection that has ended (VR-RES-001).
     let after = await_no_more_than(setting, before);
     if after.exceed(before) {
         return Err(Failure::wrong(format!("before: {before}; after: {after}")));
@@ -239,6 +244,7 @@ fn all_ended(connections: &Connections, open: usize) -> Result<Vec<Ended>, Failu
 
 fn told(ended: &[Ended]) -> String {
     let mut told: Vec<String> = ended.iter().map(ToString::to_string).collect();
+    // In cases of many connections, most end alike.
     told.dedup();
     format!("connections of our side ended {}", told.join("; "))
 }

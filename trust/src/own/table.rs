@@ -75,6 +75,7 @@ impl Row {
                 (expected.is)(end) && text.contains(expected.text) || deviations.iter().any(differs)
             };
             let found = self.errors.iter().position(is_it);
+            // A provider may make an error of an end that is in order by the specification.
             if found.is_none() && deviations.iter().any(|deviation| deviation.explains(role, IN_ORDER, &text))
             {
                 continue;
@@ -169,11 +170,13 @@ const TOO_LONG: &str = "the peer sent an invalid control message: longer than 32
 
 /// All rows. A case without one ends in order.
 pub const TABLE: &[Row] = rows! {
+    // The peer withdraws its request at any moment of the handshake.
     Server "conn.withdrawn" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Server "conn.never-completed" IMPATIENT => (TimedOut { .. }, INCOMPLETE);
     Server "conn.request-flood" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(20));
     Server "res.storm" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Client "own.refused" => (Refused { .. }, "refused the connection: nothing listens there for RDMA");
+    // 28 is the reason of a program's own reject (`rdma_reject(3)`), also of a dropped request.
     Client "conn.rejected" => (Rejected { .. }, "rejected the connection (reason 28)");
     Client "conn.dropped" => (Rejected { .. }, "rejected the connection (reason 28)");
     Client "conn.never-accepted" IMPATIENT => (TimedOut { .. }, "timed out after 300ms connecting");
@@ -183,6 +186,7 @@ pub const TABLE: &[Row] = rows! {
     Client "conn.leaves-at-once" => (Protocol(Transport(Disconnected)), GONE);
     Server "close.last-command" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Server "close.before-the-reply" => (Protocol(Transport(Disconnected)), GONE, Times::Any);
+    // Bytes that are not delivered make the end an error.
     Server "close.in-a-reply" => (Protocol(Transport(Disconnected)), GONE);
     Server "close.vanishes-in-a-reply" => (Protocol(Transport(Disconnected)), GONE);
     // Its first command may have been delivered, or not.
@@ -199,6 +203,7 @@ pub const TABLE: &[Row] = rows! {
     Both "ctrl.opcode-4" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0x0004 is not defined");
     Both "ctrl.opcode-ffff" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0xffff is not defined");
     Both "ctrl.opcode-swapped" => (Protocol(InvalidMessage(Invalid::UnknownOpcode { .. })), "opcode 0x0200 is not defined");
+    // At the bound for waiting answers (VR-FEAT-007).
     Server "feat.asked-without-end" => (broke FeatureFlood, "it asks for features faster than it takes the answers");
     // A client that asked gets one answer too many. A client that did not ask gets one.
     Client "feat.unasked" => (broke UnaskedFeatures, "it answered a question for features that was not asked");
@@ -211,6 +216,7 @@ pub const TABLE: &[Row] = rows! {
          accepts at most 16777216");
     Both "mem.wraps"
         => (broke WindowWraps { .. }, "it registered a window of 65536 bytes at 0xffffffffffffff9b, beyond the end of the address space");
+    // Our device finds out when it writes (VR-MEM-009).
     Both "mem.bogus-key" => (broke WindowRefused, "its device refused the window that it registered");
     Both "mem.bogus-address" => (broke WindowRefused, "its device refused the window that it registered");
     Both "mem.not-writable" => (broke WindowRefused, "its device refused the window that it registered");
@@ -229,6 +235,7 @@ pub const TABLE: &[Row] = rows! {
         => (broke WindowOverrun { .. }, "it notified 65537 bytes when 0 of the window's 65536 were already used");
     Both "flow.of-4-gib"
         => (broke WindowOverrun { .. }, "it notified 4294967295 bytes when 0 of the window's 65536 were already used");
+    // With what was used it makes 2³², which is 0 in 32 bits.
     Server "flow.wraps"
         => (broke WindowOverrun { .. }, "it notified 4294967259 bytes when 37 of the window's 65536 were already used");
     Client "flow.wraps"
@@ -247,12 +254,15 @@ pub const TABLE: &[Row] = rows! {
     Client "own.never-drains" IMPATIENT
         => (broke NeverDrained { .. }, "it did not empty its window for 300ms while data waits for it");
     Server "own.never-reposts" IMPATIENT => (broke NeverReceives { .. }, "it took no notification for 300ms");
+    // Keepalives use up the receives.
     Both "own.too-few-receives" VIGILANT
         => (broke TooFewReceives { .. }, "it had no receive posted for a notification");
+    // A keepalive that is not acknowledged shows that the device is gone (VR-KEEP-006).
     Server "own.queue-pair-lost" VIGILANT
         => (Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))), UNACKNOWLEDGED);
     Client "keep.vanished"
         => (Protocol(Transport(Completion(CompletionError { status: CompletionStatus::RETRY_EXC_ERR, .. }))), UNACKNOWLEDGED);
+    // By an event or a flush: a refused WRITE consumes no receive that could report it.
     Both "sec.write-outside" => (stopped Times::Exactly(1));
     Both "sec.write-immediate-outside" => (broke ReachedOutside, "it reached for memory that it was not given");
     Both "sec.write-before" => (stopped Times::Exactly(1));

@@ -3,7 +3,6 @@
 use conformance::{blackbox, smoke};
 use rdma_semantics as semantics;
 use rdma_softsim::SoftSim;
-use snapshot_suite::{publisher, reader};
 use suite::Case;
 
 use crate::{outage, own};
@@ -13,6 +12,7 @@ pub type CaseRequirements = (&'static str, &'static [&'static str]);
 
 /// All cases of all suites.
 pub fn all() -> Vec<CaseRequirements> {
+    // The lists are the same on every backend.
     let suites = [
         shows(&smoke::cases::<SoftSim>()),
         shows(&outage::cases::<SoftSim>()),
@@ -20,11 +20,6 @@ pub fn all() -> Vec<CaseRequirements> {
         of_any_implementation(),
     ];
     suites.concat()
-}
-
-/// All cases for the snapshot protocol.
-pub fn of_snapshots() -> Vec<CaseRequirements> {
-    [shows(&publisher::cases::<SoftSim>()), shows(&reader::cases::<SoftSim>())].concat()
 }
 
 /// Returns the cases for any implementation and for our own side, those for both roles once.
@@ -38,6 +33,7 @@ fn of_any_implementation() -> Vec<CaseRequirements> {
     shows
 }
 
-fn shows<S>(cases: &[Case<S>]) -> Vec<CaseRequirements> {
+/// Returns what a suite's cases show.
+pub fn shows<S>(cases: &[Case<S>]) -> Vec<CaseRequirements> {
     cases.iter().map(|case| (case.id, case.requirements)).collect()
 }

@@ -39,6 +39,7 @@ fn all(requirements: &Requirements) -> String {
             let [must, should, may] = [Level::Must, Level::Should, Level::May].map(count);
             format!("{must} | {should} | {may}")
         });
+        // As GitHub derives anchors from headings.
         let link = title.to_lowercase().replace(' ', "-");
         let _ = writeln!(page, "| [{title}](#{link}) | {} |", counts.join(" | "));
     }
@@ -82,6 +83,7 @@ fn differences(requirements: &Requirements) -> String {
             let Requirement { id, level, profile, text, differs: Some(differs), .. } = requirement else {
                 continue;
             };
+            // No heading for an area without differences.
             if let Some(title) = title.take() {
                 let _ = writeln!(page, "\n## {title}");
             }

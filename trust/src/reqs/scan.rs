@@ -53,6 +53,7 @@ impl Sources {
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
             if entry.file_type()?.is_dir() {
+                // These have no sources of the workspace.
                 if !name.starts_with('.') && name != "target" {
                     self.read_folder(&entry.path(), &path)?;
                 }
@@ -82,7 +83,9 @@ impl Sources {
                 Some(comment) if comment.starts_with('!') && is_of_tests(path) => {
                     MentionKind::Test(path.to_string())
                 }
+                // A comment behind code is about that code.
                 Some(_) if !line.trim_start().starts_with("//") => MentionKind::Code,
+                // A comment is about the function that follows; code belongs to the one around it.
                 Some(_) => kind(functions.iter().find(|function| function.line > number)),
                 None if has_tables => MentionKind::Table,
                 None => kind(functions.iter().rfind(|function| function.line < number)),
@@ -110,6 +113,7 @@ fn functions<'a>(lines: &[&'a str]) -> Vec<Function<'a>> {
         let text = text.trim_start();
         let Some((before, rest)) = text.split_once("fn ") else { continue };
         let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        // In comments, strings and types of functions nothing is defined.
         if name.is_empty() || before.contains(['/', '"', '(']) {
             continue;
         }

@@ -64,6 +64,7 @@ pub type Surprise = (Line, String);
 /// # Errors
 /// One cannot be set up.
 pub fn try_all(lines: &[Line], at_once: usize) -> Result<Vec<Surprise>, String> {
+    // By process, because two may run at once.
     let folder = std::env::temp_dir().join(format!("valkey-rdma-trust-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let tried = try_in(&folder, lines, at_once);
@@ -75,6 +76,7 @@ pub fn try_all(lines: &[Line], at_once: usize) -> Result<Vec<Surprise>, String> 
 fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Vec<Surprise>, String> {
     let mut examples = BTreeMap::new();
     for (right, ..) in lines.iter().filter(|(right, ..)| right.who == Who::Example) {
+        // Built once for each length of windows, which decides how much it requests.
         if let Entry::Vacant(place) = examples.entry(right.window) {
             let long = (4 * right.window as usize + 1000).max(LONGEST);
             place.insert(example::build(folder, long)?);
@@ -126,6 +128,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             eprintln!("no case matches");
             ExitCode::from(NOTHING)
         }
+        // With no thread, nothing would be tried, and nothing would be wrong.
         Ok(lines) => told(&lines, arguments.at_once.max(1)),
         Err(problem) => broken(&problem),
     }

@@ -47,6 +47,7 @@ impl<B: Descriptors> TargetClients for Example<B> {
         let (backend, options) = (self.backend.clone(), self.options);
         std::thread::spawn(move || {
             let begun = Instant::now();
+            // The client may fail before it connects.
             while begun.elapsed() < STARTING {
                 match listener.accept() {
                     // A failure ends the client's connection, which it reports to the suite.
@@ -67,6 +68,7 @@ fn carry<B: Descriptors>(
     mut client: TcpStream,
 ) -> std::io::Result<()> {
     client.set_nonblocking(false)?;
+    // Delays of TCP are not part of the trial.
     client.set_nodelay(true)?;
     client.set_read_timeout(Some(TURN))?;
     let how = Connect::default().timeout(options.handshake_timeout).options(options);
@@ -75,6 +77,7 @@ fn carry<B: Descriptors>(
     let mut chunk = vec![0; 256 << 10];
     let carried = loop {
         match pass(&mut client, &mut server, &mut chunk) {
+            // The client has finished, and what it wrote must still arrive.
             Ok(true) => break server.close(options.linger).map_err(std::io::Error::other),
             Ok(false) => {}
             Err(error) => break Err(error),

@@ -185,6 +185,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
     let fabric = Fabric::new();
     fabric.seed_faults(right.seed);
     fabric.set_latency(right.latency);
+    // After the seed, from which a kind draws its choices.
     fabric.set_device_kind(right.kind);
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));

@@ -53,6 +53,7 @@ impl Handle<'_> {
 
     /// Returns a call that would still wait, although the connection has ended.
     fn waits_for_ever(&mut self, lent: Option<&Arc<RegisteredBuffer<SoftSim>>>) -> Option<&'static str> {
+        // Only after the end may no call wait.
         if !matches!(self.connection().state(), State::Closed | State::Failed(_)) {
             return None;
         }
@@ -263,6 +264,7 @@ impl App {
             written: 0,
             read: 0,
             random: Random::new(seed),
+            // By generators of their own, so that the other choices of a seed stay the same.
             lends: Some(Random::new(!seed)).filter(|random| random.clone().chance(1, 3)),
             lands: Some(Random::new(seed.rotate_left(17))).filter(|random| random.clone().chance(1, 3)),
             landing: None,
@@ -276,6 +278,7 @@ impl App {
             flushing: false,
             lent: None,
             wrong: None,
+            // Only a program that faces a rogue gives up.
             trusts_nobody: workload.gives_up.is_some(),
         }
     }
@@ -303,6 +306,7 @@ impl App {
     /// Returns when it wants to run, if nothing else happens.
     pub fn next_wake(&self) -> Option<Instant> {
         let times = [Some(self.next_read), Some(self.next_write), self.gives_up];
+        // Times that have passed were used by the last run.
         times.into_iter().flatten().filter(|at| *at > self.last_run).min()
     }
 
@@ -350,6 +354,7 @@ impl App {
                 let mut buffer = vec![0; self.random.within(1..=self.workload.read) as usize];
                 match link.endpoint.read(link.id, &mut buffer) {
                     Ok(None) => return Ok(false),
+                    // Its own close is finished when the connection's state says so.
                     Ok(Some(0)) if self.closing => return Ok(false),
                     Ok(Some(0)) => return Err(self.ending(EndCause::Eof)),
                     Ok(Some(count)) => buffer.truncate(count),
@@ -361,6 +366,7 @@ impl App {
         if self.wrong.is_none() && !self.trusts_nobody {
             let mut read = (self.read..).zip(&buffer);
             let limit = self.expected;
+            // Any byte beyond those that the peer writes is wrong.
             let wrong = read.find(|(at, byte)| *at >= limit || **byte != self.reads.byte(*at));
             self.wrong = wrong.map(|(at, _)| at);
         }
@@ -395,6 +401,7 @@ impl App {
         let mut bytes = vec![0; count - landing.seen];
         let _inside = landing.buffer.read(landing.seen, &mut bytes);
         landing.seen = count;
+        // At times while windows lie there, whose memory the endpoint must keep (mutant 88).
         let gives_up = !matches!(outcome, Ok(None)) || random.chance(1, 8);
         if gives_up {
             self.landing = None;
@@ -434,6 +441,7 @@ impl App {
     }
 
     fn send(&mut self, link: &mut Handle<'_>, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        // In two slices, because a vectored write may end in either of them.
         let (one, other) = bytes.split_at(self.random.below(bytes.len() as u64 + 1) as usize);
         // Where no memory can be registered, it writes.
         if let Some(random) = &mut self.lends

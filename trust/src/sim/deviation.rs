@@ -60,6 +60,7 @@ impl Deviation {
     /// A deviation for a client or a server.
     pub fn draw(random: &mut Random, serves: bool) -> Self {
         loop {
+            // Others are drawn in `Scenario`: `faces`, `windows_ahead` and `trespassers`.
             let drawn = random.pick(&[
                 Self::Silence,
                 Self::Deaf,
@@ -162,6 +163,7 @@ impl Deviation {
     /// Sets the client up so that this is a deviation for it.
     pub const fn prepare(self, victim: &mut Config) {
         if matches!(self, Self::UnaskedFeatures) {
+            // It must not ask: not for features, nor for proof (docs/decisions.md, 6).
             victim.negotiate = false;
             victim.peer_receives = 64;
         }

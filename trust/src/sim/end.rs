@@ -97,6 +97,7 @@ impl End {
 /// Returns whether a descriptor is readable now.
 pub fn is_readable(descriptor: &impl AsFd) -> bool {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    // poll(2): with a time of zero it does not block.
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 

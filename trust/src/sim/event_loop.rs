@@ -149,6 +149,7 @@ impl EventLoop {
     pub fn oversleeps(&self) -> bool {
         let Some(endpoint) = &self.endpoint else { return false };
         let connections = self.places.keys().filter_map(|id| endpoint.connection(*id));
+        // An overdue time-out is due now.
         let soonest = connections.filter_map(Connection::next_timeout).min().map(|at| at.max(endpoint.now()));
         soonest.is_some_and(|soonest| endpoint.next_timeout().is_none_or(|at| at > soonest))
     }
@@ -172,6 +173,7 @@ impl EventLoop {
     ) -> Result<bool, Error> {
         let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
         let now = endpoint.now();
+        // Before `progress` takes what there is.
         let several = ready(&*endpoint, 2) > 1;
         self.ask(now);
         let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
@@ -185,6 +187,7 @@ impl EventLoop {
         }
         let due = |place: &&usize| self.ends[**place].next_wake().is_some_and(|at| at <= now);
         told.extend(self.places.values().filter(due));
+        // Collected first: a turn removes connections that end.
         let run: Vec<_> =
             self.places.iter().filter(|(_, place)| told.contains(place)).map(|(id, at)| (*id, *at)).collect();
         let diligent = random.chance(1, 4);
@@ -232,6 +235,7 @@ impl EventLoop {
         if let Some(connection) = endpoint.connection(id).filter(|_| end.is_open()) {
             end.found(connection.queue_pair_number());
         }
+        // Its program has not begun, so that the loop records how it ended.
         if let Event::Ended(_) = event
             && !end.is_open()
         {
@@ -250,6 +254,7 @@ impl EventLoop {
         program: impl Fn(&mut Random, usize) -> App,
     ) -> Option<usize> {
         let IpAddr::V4(ip) = self.endpoint.as_ref()?.peer_addr(id)?.ip() else { return None };
+        // The inverse of `world::address`, for the host of a client.
         let connection = usize::from(ip.octets()[3]).saturating_sub(2);
         let place = self.ends.len();
         self.ends.push(End::new(self.host, connection, program(random, connection)));
@@ -262,6 +267,7 @@ impl EventLoop {
         let Some(endpoint) = &mut self.endpoint else { return };
         let mut handle = Handle { endpoint, id, abandons, abandoned: false };
         if end.is_open() && end.run(&mut handle, diligent) {
+            // The endpoint itself closes one that was abandoned.
             if !handle.abandoned {
                 handle.endpoint.abort(id);
             }

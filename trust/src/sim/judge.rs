@@ -21,6 +21,7 @@ fn judge(
 ) -> Result<(), Violation> {
     let sides =
         [("client", client, &connection.client, server), ("server", server, &connection.server, client)];
+    // A program that drops its connection may lose bytes, and its peer may see an error.
     let dropped = sides.iter().any(|(_, _, workload, _)| matches!(workload.end, AppEnd::Drop { .. }));
     for (name, ending, workload, peer) in sides {
         // A server with nothing to send may leave before its window is known.
@@ -41,6 +42,7 @@ fn judge(
             return Err(Violation::new("delivery", format!("connection {place}: the {name} {what}")));
         }
         let reads_first = matches!(workload.end, AppEnd::Close { reads_first: true });
+        // Closing delivers what was written (VR-CLOSE-001), and the peer has not dropped it.
         if reads_first && !dropped && peer.read < workload.bytes {
             let what = format!("closed and only {} of {} bytes were delivered", peer.read, workload.bytes);
             return Err(Violation::new("delivery", format!("connection {place}: the {name} {what}")));
@@ -50,21 +52,25 @@ fn judge(
 }
 
 pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), Violation> {
+    // Every byte once, and in order (VR-XFER-001).
     if let Some(at) = end.app().wrong_byte() {
         return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
     }
     if let Some(connection) = connection {
+        // Windows lie in an application's memory until they are full, and no longer (VR-MEM-019).
         if end.app().is_kept_from_memory(connection) {
             let what = format!("{}: memory is kept that was given up", name(end));
             return Err(Violation::new("landing", what));
         }
         let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
+        // Never more than the peer has receives for (VR-FLOW-005).
         if counters.most_in_flight > limit.into() {
             let most = counters.most_in_flight;
             let what = format!("{}: {most} notifications in flight of {limit}", name(end));
             return Err(Violation::new("credit", what));
         }
     }
+    // An end is reported to every call that waits for something else (VR-CLOSE-003).
     if let Some(Ending { cause: EndCause::Waits(call), .. }) = end.ending() {
         return Err(Violation::new("wait", format!("{}: {call} waits on, after the end", name(end))));
     }
@@ -115,7 +121,7 @@ impl World<'_> {
                 None if self.is_excused(place) => {}
                 None => {
                     let (Some(client), Some(server)) = (client, server) else {
-                        let what = format!("connection {place} never came about");
+                        let what = format!("connection {place} was never established");
                         return Err(Violation::new("connection", what));
                     };
                     judge(place, connection, &client, &server)?;
@@ -136,7 +142,9 @@ impl World<'_> {
             EndCause::Failed(error) => Some(error),
             _ => None,
         };
+        // A fault may have ended the connection before the rogue was noticed.
         let excused = self.is_excused(place) || !self.struck.is_empty();
+        // An error that did not have to come must fit the deviation all the same.
         let must = deviation.is_fatal() && rogue.executed || error.is_some();
         if !excused && must && !deviation.is_answered_by(error) {
             let what = format!("{deviation:?} ended the connection with {cause:?}");

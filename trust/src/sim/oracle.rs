@@ -59,7 +59,7 @@ struct WatchedQueuePair {
     read: u64,
 }
 
-/// Receives that its owner posts, and what it must have posted before it acts (VR-RES-003).
+/// Receives that its owner posts (VR-RES-003), and which before it acts (VR-RES-012).
 #[derive(Default)]
 struct Reposts {
     posted: u64,
@@ -125,12 +125,14 @@ impl WatchedQueuePair {
         let wrong = |what: &str| Err(Violation::new("features", format!("pair {number} {what}")));
         match message {
             Message::GetServerFeature { features, .. } => {
+                // Only an answer offers features: in a question they are zero (VR-FEAT-012).
                 if features != FeatureSet::NONE && self.heard.is_none() {
                     return wrong("offers features to a peer that did not ask");
                 }
                 self.said = Some(features);
             }
             Message::SetClientFeature { features, .. } => {
+                // A client sets only what the server offers (VR-FEAT-010).
                 if features.common(self.heard.unwrap_or_default()) != features {
                     return wrong("chooses features that were not offered");
                 }
@@ -149,6 +151,7 @@ impl WatchedQueuePair {
             },
             Message::GetServerFeature { features, .. } => self.heard = Some(features),
             Message::SetClientFeature { features, .. } => {
+                // In force is what both sides have (VR-FEAT-010).
                 let both = features.common(self.said.unwrap_or_default());
                 self.queues = both.contains(FeatureSet::MULTI_BUFFER);
             }
@@ -183,9 +186,11 @@ impl Oracle {
             EntryKind::Created { host, pair, identifier } => {
                 let (honest, identifier) = (honest(*host), *identifier);
                 let pair_of = WatchedQueuePair { honest, identifier, ..WatchedQueuePair::default() };
+                // In the place of a former queue pair, perhaps: numbers are reused.
                 self.pairs.insert(*pair, pair_of);
                 Ok(())
             }
+            // Peers write to windows, and read nothing (VR-SEC-001).
             EntryKind::Registered { host, access } if honest(*host) && access.allows(Access::REMOTE_READ) => {
                 Err(Violation::new("rights", format!("host {host} registered memory that its peer can read")))
             }
@@ -194,17 +199,20 @@ impl Oracle {
             EntryKind::Received { pair, id } => self.received(*pair, *id),
             EntryKind::Executed { from, to, work } => self.executed(*from, *to, work),
             EntryKind::Completed(completion) => self.completed(completion),
+            // A peer with endless retries waits instead, which is allowed (VR-FLOW-015).
             EntryKind::NotReady { from, to, injected: false, limited: true }
                 if self.is_honest(*from) && self.is_honest(*to) =>
             {
                 let what = format!("pair {from} outran the receives of pair {to}, which cannot wait");
                 Err(Violation::new("credit", what))
             }
+            // The device may read them again until the completion says otherwise (VR-XFER-011).
             EntryKind::Tampered { pair, id } if self.is_honest(*pair) => {
                 let what =
                     format!("pair {pair}: bytes of work {id:#x} changed before its completion was polled");
                 Err(Violation::new("ownership", what))
             }
+            // Queue pairs go before what they use (VR-RES-001).
             EntryKind::Busy { host, what } if honest(*host) => {
                 Err(Violation::new("teardown", format!("host {host}: {what} destroyed while in use")))
             }
@@ -233,6 +241,7 @@ impl Oracle {
             return Ok(());
         };
         pair.disconnected |= what == "disconnect";
+        // Destroying notifies the peer, too, but not at once (VR-CLOSE-007; mutant 29).
         if what == "destroy" && pair.spoke && pair.failed && !pair.disconnected {
             let what = format!("pair {number} failed and did not tell its peer");
             return Err(Violation::new("disconnect", what));
@@ -254,6 +263,7 @@ impl Oracle {
         let late = |what: &str| {
             Err(Violation::new("receives", format!("pair {number} {what} before it posts the receive again")))
         };
+        // The receive of a registration, before the first byte in its window (VR-RES-012).
         if let SendOp::Write(at) | SendOp::WriteImmediate(at, _) = work.op
             && let Some((window, consumed)) = pair.reposts.given
             && at.address == window
@@ -263,6 +273,7 @@ impl Oracle {
             return late("writes into a window");
         }
         let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
+        // Receives consumed before a question, before its answer (VR-RES-012).
         if let Some(Message::GetServerFeature { .. }) = message
             && let Some(consumed) = pair.reposts.answers()
             && !pair.reposts.are_made(consumed)
@@ -282,6 +293,7 @@ impl Oracle {
         };
         let announced = &mut pair.announced;
         let early = |what: String| Err(Violation::new("early window", what));
+        // Unless both want windows ahead, only when the last one is full (VR-MEM-004, VM-001).
         if pair.arrived < announced.total && !pair.queues {
             return early(format!(
                 "pair {number} announces a window when {} of {} bytes of the last ones have arrived",
@@ -292,6 +304,7 @@ impl Oracle {
             return early(format!("pair {number} announces a window behind {WAITING} that wait"));
         }
         self.windows_ahead += u64::from(pair.arrived < announced.total);
+        // Only when all bytes in that memory are read (VR-MEM-010, VM-005).
         if let Some(end) = announced.ends.get(&window.address).filter(|end| pair.read < **end) {
             return early(format!(
                 "pair {number} announces {:#x} again, which holds bytes up to {end} of which {} are read",
@@ -306,6 +319,7 @@ impl Oracle {
     fn received(&mut self, number: u32, id: u64) -> Result<(), Violation> {
         let Some(pair) = self.pairs.get_mut(&number) else { return Ok(()) };
         pair.reposts.posted += 1;
+        // Two messages would land in one slot (mutant 37).
         if !pair.receives.insert(id) && pair.honest {
             let what = format!("pair {number}: receive {id} is posted twice");
             return Err(Violation::new("exactly once", what));
@@ -318,6 +332,7 @@ impl Oracle {
         match work.op {
             SendOp::Send | SendOp::SendImmediate(_) => {
                 let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
+                // A SEND is a control message of 32 bytes (VR-CTRL-001, VR-CTRL-002).
                 if honest && (work.len != 32 || message.is_none()) {
                     let what = format!("pair {from} sent {} bytes of nonsense", work.len);
                     return Err(Violation::new("wire", what));
@@ -339,6 +354,7 @@ impl Oracle {
                 }
                 Ok(())
             }
+            // The fence of a close: docs/decisions.md, 7.
             SendOp::Write(_) if work.len == 0 => Ok(()),
             SendOp::Write(at) | SendOp::WriteImmediate(at, _) => {
                 let immediate = match work.op {
@@ -348,6 +364,7 @@ impl Oracle {
                 if let (Some(peer), Some(immediate)) = (self.pairs.get_mut(&to), immediate) {
                     peer.reposts.consume();
                     peer.arrived += u64::from(immediate);
+                    // It is full: receives up to here precede the next window (VR-RES-012).
                     if immediate > 0 && peer.arrived == peer.announced.total {
                         peer.reposts.filled = peer.reposts.consumed;
                     }
@@ -356,6 +373,7 @@ impl Oracle {
                     return Ok(());
                 };
                 let outside = |what: String| Err(Violation::new("window", what));
+                // No payload before the first window (VR-FLOW-004).
                 let Some(target) = target else {
                     return outside(format!("pair {from} wrote without a window"));
                 };
@@ -373,6 +391,7 @@ impl Oracle {
                 }
                 let (begin, room) =
                     (target.window.address + u64::from(target.used), target.window.length - target.used);
+                // No gap, no other key, nothing beyond its end (VR-MEM-002, VR-FLOW-007).
                 if (at.address, at.rkey) != (begin, target.window.rkey) || work.len > room as usize {
                     return outside(format!(
                         "pair {from} wrote {} bytes to {:#x} where {room} bytes at {begin:#x} are free",
@@ -383,6 +402,7 @@ impl Oracle {
                 target.unannounced += work.len as u32;
                 if let Some(immediate) = immediate {
                     let written = std::mem::take(&mut target.unannounced);
+                    // All bytes since the last immediate, and no others (VR-XFER-004).
                     if immediate != written {
                         let what = format!("pair {from} announced {immediate} bytes and wrote {written}");
                         return Err(Violation::new("immediate", what));
@@ -390,6 +410,7 @@ impl Oracle {
                 }
                 Ok(())
             }
+            // The protocol has no use for READs (VR-CONN-005).
             SendOp::Read(_) if honest => Err(Violation::new("wire", format!("pair {from} reads"))),
             SendOp::Read(_) => Ok(()),
         }
@@ -401,6 +422,7 @@ impl Oracle {
         let received = match completion.result {
             Ok(Completed::Recv { .. } | Completed::RecvWrite { .. }) => true,
             Ok(_) => false,
+            // Of a failure only id, status and queue pair are defined, so the id tells the queue.
             Err(_) => pair.receives.contains(&completion.id),
         };
         let wrong = |what: String| Err(Violation::new("exactly once", format!("pair {number}: {what}")));
@@ -415,6 +437,7 @@ impl Oracle {
             if id == completion.id {
                 return Ok(());
             }
+            // A completion stands for unsignaled requests before it, and for no signaled one.
             if signaled {
                 return wrong(format!("work {id:#x} was passed over by {:#x}", completion.id));
             }

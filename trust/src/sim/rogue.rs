@@ -102,6 +102,7 @@ impl Rogue {
     pub fn is_readable(&self) -> bool {
         match &self.stage {
             Stage::Connecting(connecting) => connecting.events().is_readable(),
+            // It never reads that it was accepted, and its victim must end the wait (mutant 45).
             Stage::Connected(_) if self.deviation == Deviation::NeverReady => false,
             Stage::Connected(connected) => {
                 let session = &connected.session;
@@ -157,6 +158,7 @@ impl Rogue {
     }
 
     fn talk(&mut self, connected: &mut Connected) -> Option<()> {
+        // Before it polls, so that later completions are reported.
         connected.session.arm().ok()?;
         while let Some(incoming) = connected.session.poll().ok()? {
             match incoming {
@@ -186,8 +188,11 @@ impl Rogue {
         if connected.established && !self.acted {
             self.act(connected)?;
         }
-        // The send queue has room once an earlier request has completed.
-        while let Some(step) = connected.script.front() {
+        // Answers to windows that came before the rogue acts wait in its script. The send queue has
+        // room once an earlier request has completed.
+        while self.acted
+            && let Some(step) = connected.script.front()
+        {
             match connected.session.take(step.clone()) {
                 Ok(()) => _ = connected.script.pop_front(),
                 Err(_) if connected.session.outstanding() > 0 => break,
@@ -211,6 +216,7 @@ impl Rogue {
         if needs_window && victim.is_none() {
             return Some(());
         }
+        // The bit is in force only with the server's answer (VM-001).
         if self.deviation == Deviation::WindowsWithoutEnd && !connected.told {
             if !core::mem::replace(&mut connected.asked, true) {
                 connected.session.take(question(0)).ok()?;
@@ -220,6 +226,7 @@ impl Rogue {
         self.acted = true;
         let own = Window { length: 2048, ..connected.session.own_window()? };
         let begins = script(self.deviation, own, victim.unwrap_or(own))?;
+        // The deviation first. Answers to windows that came before follow it.
         let behind = core::mem::replace(&mut connected.script, begins.into());
         connected.script.extend(behind);
         Some(())
@@ -239,6 +246,7 @@ fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
     let fill = Step::Post(SendOp::WriteImmediate(at(&window), Immediate(window.length)), Vec::new());
     let writes: Vec<_> =
         before.iter().map(|before| Step::Post(SendOp::Write(at(before)), vec![0xee])).collect();
+    // A full window is its owner's again, who may take back memory of earlier ones.
     std::iter::once(fill).chain(writes)
 }
 
@@ -254,6 +262,7 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
         Deviation::Vanish => return None,
         Deviation::WithdrawWindow => vec![register(own), Step::Withdraw],
         Deviation::Overrun => vec![notify(victim.length + 1, 0)],
+        // Together 2³², which is 0 in 32 bits.
         Deviation::Wrap => vec![notify(1, 1), notify(u32::MAX, 0)],
         Deviation::UnknownOpcode(opcode) => {
             let mut unknown = [0; 32];
@@ -262,8 +271,10 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
         }
         Deviation::Length(length) => vec![bytes(&vec![0; length.into()])],
         Deviation::EmptyWindow => vec![register(Window { length: 0, ..own })],
+        // One byte more than the `window_limit` of every scenario.
         Deviation::HugeWindow => vec![register(Window { length: 4097, ..own })],
         Deviation::WrappedWindow => vec![register(Window { address: u64::MAX - 10, length: 100, ..own })],
+        // On this fabric, a key that no region has: the place of the region is in these bits.
         Deviation::BogusKey => vec![register(Window { rkey: own.rkey ^ 0x100, ..own })],
         // Longer than what could be written in between.
         Deviation::EarlyRegistration => vec![register(Window { length: 4096, ..own }); 2],
@@ -277,12 +288,14 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
         Deviation::ServerSends => {
             vec![message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })]
         }
+        // Different ones: equal questions are answered one by one, and never refused.
         Deviation::FeatureFlood => (0..400).map(question).collect(),
         Deviation::WriteOutside => {
             let behind = RemoteAddress { address: remote.address + u64::from(victim.length), ..remote };
             vec![Step::Post(SendOp::Write(behind), vec![0])]
         }
         Deviation::ReadWindow => vec![Step::Post(SendOp::Read(remote), vec![0])],
+        // Reserved bytes and an immediate of zero mean nothing (VR-CTRL-006, VR-XFER-005).
         Deviation::Odd => {
             let mut odd = Message::Keepalive.encode();
             odd[31] = 0xff;

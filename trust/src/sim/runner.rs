@@ -133,6 +133,7 @@ pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
             scope.spawn(|| {
                 let mut own = Summary::default();
                 while !failed.load(Ordering::Relaxed) {
+                    // One by one, because runs differ much in length.
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= options.seeds.end {
                         break;
@@ -145,6 +146,7 @@ pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
                     }
                     step();
                 }
+                // Once for each thread, and not for each run.
                 if let Ok(mut sum) = summary.lock() {
                     sum.add(own);
                 }
@@ -152,6 +154,7 @@ pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
         }
     });
     let mut summary = summary.into_inner().unwrap_or_default();
+    // Threads end in no order, and the report must be the same each time.
     summary.failures.sort_by_key(|failure| failure.seed);
     summary
 }
@@ -195,6 +198,7 @@ pub fn main(options: &Options) -> ExitCode {
     let (bar, told) = (progress(seeds), AtomicU64::new(0));
     let summary = search(options, || {
         bar.inc(1);
+        // Without a terminal, a line each minute shows in a log that it goes on.
         let minutes = begun.elapsed().as_secs() / 60;
         if bar.is_hidden() && told.fetch_max(minutes, Ordering::Relaxed) < minutes {
             eprintln!("{} of {seeds} seeds in {minutes} min", bar.position());

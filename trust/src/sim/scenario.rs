@@ -72,6 +72,7 @@ impl Scenario {
     /// Draws the run of `seed` on devices of a kind.
     #[must_use]
     pub fn draw(seed: u64, device_kind: DeviceKind) -> Self {
+        // Not the same numbers as the simulation's, which begins with the seed itself.
         let mut random = Random::new(seed ^ 0x51a7_0000_0000_0000);
         let settings = settings(&mut random);
         let limits = Limits {
@@ -103,9 +104,11 @@ impl Scenario {
             plan: FaultPlan::new(),
         };
         if random.chance(2, 3) {
+            // A fault that ends connections would hide what a rogue does.
             let harmless = this.connections.iter().any(|connection| connection.rogue.is_some());
             this.plan = plan(&mut random, count, harmless);
         }
+        // Each by a generator of its own, so that a further choice changes no other.
         this.corners(&mut Random::new(seed ^ 0xc0_4e45_0000_0000));
         this.faces(&mut Random::new(seed ^ 0xface_0000_0000));
         this.windows_ahead(&mut Random::new(seed ^ 0xaead_0000_0000));
@@ -161,6 +164,7 @@ impl Scenario {
                 connection.rogue.as_mut().filter(|rogue| !rogue.serves && random.chance(1, 8))
             {
                 rogue.deviation = Deviation::NeverReady;
+                // The limit of the handshake must end its wait, and not the program.
                 connection.server.waits_for_ever();
             }
         }
@@ -178,6 +182,7 @@ impl Scenario {
             match &mut connection.rogue {
                 None if random.chance(3, 4) => {
                     let protocol = &mut connection.options.protocol;
+                    // A client that does not ask is offered nothing (VM-001).
                     (protocol.features, protocol.negotiate) = (FeatureSet::MULTI_BUFFER, true);
                 }
                 Some(Rogue { serves: false, deviation }) if random.chance(1, 2) => {
@@ -216,6 +221,7 @@ impl Scenario {
 
     /// Adapts choices to each other, so that a run stays within the rules.
     fn agree(&mut self) {
+        // A device may take fewer receives than the options ask for.
         let deepest = u16::try_from(self.limits.max_queue_depth).unwrap_or(u16::MAX);
         let server_receives = self.server.receives.min(deepest);
         for connection in &mut self.connections {
@@ -264,6 +270,7 @@ fn options(random: &mut Random, role: Role) -> Options {
         .protocol(
             usual
                 .protocol
+                // Small and odd, so that ends of windows, buffers and queues come often.
                 .window(random.pick(&[1, 2, 3, 5, 8, 16, 64, 100, 256, 1000, 4096]))
                 .windows(random.pick(&[1, 2, 2]))
                 .send_buffer(random.pick(&[1, 2, 3, 7, 16, 64, 100, 512, 4096, 8192]))
@@ -314,6 +321,7 @@ impl ScenarioConnection {
             _ => (client.end, peer.end) = (read, AppEnd::Wait),
         }
         if rogue.is_some() {
+            // A program does not wait for a rogue's orderly end: `faces_rogue` has a limit.
             (client.end, peer.end) = (AppEnd::Wait, AppEnd::Wait);
             client.faces_rogue();
             peer.faces_rogue();

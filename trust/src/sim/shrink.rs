@@ -13,6 +13,7 @@ pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Sce
     let mut runs = 0;
     let mut fails = |plan: &FaultPlan, scenario: &Scenario| {
         runs += 1;
+        // Bounded: a run may take a while, and a plan need not be the smallest of all.
         runs <= MOST_RUNS && breaks(&Scenario { plan: plan.clone(), ..scenario.clone() })
     };
     let mut place = 0;
@@ -50,6 +51,7 @@ pub fn violates(scenario: &Scenario, oracle: &str) -> bool {
 #[must_use]
 pub fn attempt(scenario: &Scenario, keep_trace: bool) -> Outcome {
     std::panic::catch_unwind(|| run(scenario, keep_trace)).unwrap_or_else(|panic| {
+        // `panic!` has a `String` if it formats, and a `&str` if not.
         let what = panic.downcast_ref::<String>().cloned();
         let what = what.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         Outcome::panicked(what.unwrap_or_default())

@@ -23,6 +23,7 @@ pub fn render(trace: &[Entry], most: usize) -> String {
             let micros = entry.at.since_start().as_nanos() as f64 / 1000.0;
             let moment = format!("{:>7} {micros:>13.3}", entry.event);
             Some(match host {
+                // Host 0 is the server's; see `world::SERVER`.
                 0 => Line { moment, column: Column::Server, text },
                 _ => Line { moment, column: Column::Client, text: format!("{host}: {text}") },
             })

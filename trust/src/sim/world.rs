@@ -93,6 +93,7 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     let violation = world.begin().and_then(|()| world.live()).and_then(|()| world.judge()).err();
     let bytes = world.all_ends().map(|end| end.app().bytes_read()).sum();
     let idle_faults = world.sim.remaining_faults().len();
+    // Last: only when no program holds anything can something be left behind.
     let violation = violation.or_else(|| world.clear_up().err());
     let mut failure_counts = world.sim.failure_counts();
     failure_counts.add(&world.failure_counts);
@@ -110,6 +111,7 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
 
 fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize, client: bool) -> App {
     let ScenarioConnection { client: ours, server: theirs, .. } = scenario.connections[place];
+    // Both sides derive both streams, so that no channel beside the connection is needed.
     let stream = |client: bool| Stream(scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
     let (ours, theirs) = if client { (ours, theirs) } else { (theirs, ours) };
     App::new(ours, stream(client), stream(!client), theirs.bytes, now, random.next())
@@ -222,10 +224,11 @@ impl<'a> World<'a> {
                 (_, Some(_)) => {
                     self.sim.step();
                 }
-                (None, None) => return Err(self.stuck("everybody sleeps for ever")),
+                (None, None) => return Err(self.stuck("all sleep for ever")),
                 (Some(_), None) => {}
             }
             self.look()?;
+            // A fault may make every wait begin anew.
             let since = self.sim.last_fault().unwrap_or_default();
             if self.sim.now().since(since) > LIVENESS {
                 return Err(self.stuck("nothing came to an end in time"));
@@ -245,6 +248,7 @@ impl<'a> World<'a> {
 
     /// Gives every runner with a readable descriptor a turn, after a delay.
     fn wake(&mut self) {
+        // Nothing else makes a descriptor readable, and to look at all of them costs system calls.
         if self.sim.has_woken() || std::mem::take(&mut self.stirred) {
             let now = self.sim.now();
             let acceptor =
@@ -253,6 +257,7 @@ impl<'a> World<'a> {
             let killed = |event_loop: &EventLoop| self.sim.is_killed(event_loop.host());
             let event_loops = self.event_loops.iter().enumerate();
             let event_loops = event_loops.filter(|(_, event_loop)| {
+                // A killed program gets a last turn, in which it is given up.
                 event_loop.is_readable() || killed(event_loop) && !event_loop.is_over()
             });
             let woken: Vec<_> = rogues
@@ -262,6 +267,7 @@ impl<'a> World<'a> {
                 .collect();
             for runner in woken {
                 let delay = self.random.duration(self.scenario.sluggishness);
+                // One that is woken again keeps its turn.
                 self.turns.entry(runner).or_insert_with(|| now.after(delay));
             }
         }
@@ -282,6 +288,7 @@ impl<'a> World<'a> {
             };
             (at.max(now).max(self.sim.stalled_until(host).unwrap_or_default()), runner)
         };
+        // By time, then by runner: the same in every run of a seed.
         woken.chain(event_loops).chain(rogues).map(stalled).min()
     }
 
@@ -320,9 +327,11 @@ impl<'a> World<'a> {
                 Ok(false) => false,
                 Err(_) => true,
             };
+        // Before `give_up`, which drops the connections.
         for (place, end) in event_loop.ends().iter().enumerate() {
             check_end(end, event_loop.connection(place))?;
         }
+        // A time-out that the endpoint has forgotten would be late (mutant 53).
         if !lost && event_loop.oversleeps() {
             let what = format!("{event_loop:?} sleeps longer than its connections");
             return Err(Violation::new("timers", what));
@@ -340,6 +349,7 @@ impl<'a> World<'a> {
         }
         while let Some((endpoint, id)) = self.acceptor.as_mut().and_then(Acceptor::accept) {
             let Some(IpAddr::V4(ip)) = endpoint.peer_addr(id).map(|peer| peer.ip()) else { continue };
+            // The inverse of `address`, for the host of a client.
             let place = usize::from(ip.octets()[3]).saturating_sub(2);
             if place < self.scenario.connections.len() {
                 let app = program(self.scenario, self.sim.now(), &mut self.random, place, false);
@@ -361,12 +371,14 @@ impl<'a> World<'a> {
         if entries.is_empty() {
             return Ok(());
         }
+        // First: what was read by now decides whether a window may be announced again.
         self.note_reads();
         let mut verdict = Ok(());
         for entry in &entries {
             if let EntryKind::Struck(injection) = &entry.what {
                 self.struck.push((injection.host, injection.fault.may_end_connections()));
             }
+            // After a violation, only faults and the trace are recorded.
             if verdict.is_ok() {
                 let connections = &self.scenario.connections;
                 let honest = |host| host == SERVER || connections[host as usize - 1].rogue.is_none();
@@ -383,6 +395,7 @@ impl<'a> World<'a> {
         for end in self.event_loops.iter_mut().flat_map(EventLoop::ends_mut) {
             if let Some(pair) = end.pair() {
                 self.oracle.has_read(pair, end.app().bytes_read());
+                // A killed process tells its peers nothing; its kernel does.
                 let alive = !self.sim.is_killed(end.host);
                 if alive && matches!(end.ending(), Some(Ending { cause: EndCause::Failed(_), .. })) {
                     self.oracle.has_failed(pair);

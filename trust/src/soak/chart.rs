@@ -73,6 +73,7 @@ struct FaultPeriod {
 
 pub(super) fn draw(lines: &[Line]) -> ChartResult<String> {
     let at = |line: &Line| match line {
+        // A line is about the interval that ends there.
         Line::Clients(figures) => figures.at - figures.seconds,
         Line::Server { at, .. } | Line::Fault { at, .. } | Line::Verdict { at, .. } => *at,
     };
@@ -86,6 +87,7 @@ pub(super) fn draw(lines: &[Line]) -> ChartResult<String> {
     let periods = periods(lines, &minutes, minutes(end));
     let mut svg = String::new();
     {
+        // In a block: the drawing borrows the text until it is dropped.
         let size = (WIDTH, PANEL * u32::try_from(panels.len())? + 60);
         let root = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         root.fill(&WHITE)?;
@@ -111,7 +113,8 @@ fn panels(lines: &[Line], minutes: &impl Fn(f64) -> f64) -> Vec<Panel> {
     for line in lines {
         match line {
             Line::Clients(figures) => {
-                // A point represents the interval before it.
+                // A point represents the interval before it. Its length is rounded to
+                // tenths, so that a short last one may have none.
                 let (minute, seconds) =
                     (minutes(figures.at - figures.seconds / 2.0), figures.seconds.max(0.1));
                 let each = |count: u64| count as f64 / seconds;
@@ -119,6 +122,7 @@ fn panels(lines: &[Line], minutes: &impl Fn(f64) -> f64) -> Vec<Panel> {
                 operations.add("operations", minute, each(figures.operations));
                 bytes.add("sent", minute, mib(figures.bytes_sent));
                 bytes.add("received", minute, mib(figures.bytes_received));
+                // An interval without operations has no latencies.
                 if figures.operations > 0 {
                     for (name, micros) in
                         [("p50", figures.p50), ("p99", figures.p99), ("longest", figures.max)]
@@ -131,6 +135,7 @@ fn panels(lines: &[Line], minutes: &impl Fn(f64) -> f64) -> Vec<Panel> {
                 {
                     connections.add(name, minute, each(count) * 60.0);
                 }
+                // As rxe names them (rxe_hw_counters.c in Linux).
                 for name in ["completer_retry_err", "duplicate_request", "out_of_seq_request", "rcvd_seq_err"]
                 {
                     if let Some(count) = figures.device.get(name) {
@@ -166,6 +171,7 @@ fn periods(lines: &[Line], minutes: &impl Fn(f64) -> f64, end: f64) -> Vec<Fault
             })
             .collect();
         for (number, (from, what)) in faults.iter().enumerate() {
+            // A kill is a moment. It does not end the present fault of the network.
             if what.ends_with("killed") {
                 periods.push(FaultPeriod { from: *from, to: *from, colour: RED.mix(0.5) });
                 continue;
@@ -181,6 +187,7 @@ fn periods(lines: &[Line], minutes: &impl Fn(f64) -> f64, end: f64) -> Vec<Fault
 }
 
 fn colour(fault: &str) -> Option<RGBAColor> {
+    // The first words in `faults::ALL`.
     match fault.split(' ').next() {
         Some("loss") => Some(RGBColor(255, 127, 14).mix(0.18)),
         Some("outage") => Some(BLACK.mix(0.28)),
@@ -225,6 +232,7 @@ fn draw_panel<'a>(
     chart.caption(panel.title, ("sans-serif", 15)).margin(6).margin_right(12);
     chart.x_label_area_size(22).y_label_area_size(64);
     if panel.logarithmic {
+        // A logarithmic axis has no zero.
         let least = all().fold(most, f64::min).max(0.01);
         curves(chart.build_cartesian_2d(0.0..width, (least..most).log_scale())?, panel, periods, least..most)
     } else {

@@ -78,6 +78,7 @@ struct Watched {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A client that panicked must not hide what the others report.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -125,6 +126,7 @@ impl LoadState {
         for client in lock(&self.watched).iter_mut().filter(|client| !client.told) {
             let stuck = client.since.map_or(Duration::ZERO, |since| since.elapsed());
             if stuck > OVERDUE {
+                // Once: it may hang for hours.
                 client.told = true;
                 late.push(format!("{}: hung: {} for {} s", client.name, client.doing, stuck.as_secs()));
             } else if client.through.elapsed() > UNREACHED {
@@ -203,10 +205,12 @@ impl Run<'_> {
                 Err(ExchangeError::Died(what)) => self.died(what),
                 Err(ExchangeError::Wrong(what)) => {
                     self.progress.fail(format!("{}: {what}", self.client.name));
+                    // What the server has is unknown from now on.
                     self.keys.forget();
                 }
             }
             let _given_up = self.client.face.leave(SessionEnd::Dropped);
+            // A last session that failed is repeated, unless the client was reported as hung.
             last &= lock(&self.progress.watched)[self.number].told;
             std::thread::sleep(Duration::from_millis(self.rng.u64(50..500)));
         }
@@ -261,8 +265,10 @@ impl Run<'_> {
         let sent = exchange.commands.iter().flat_map(|command| command.words()).map(<[u8]>::len);
         tally.bytes_sent += sent.sum::<usize>() as u64;
         tally.bytes_received += replies.iter().map(length).sum::<usize>() as u64;
+        // Longer than ten minutes counts as ten: `Tally::default`.
         tally.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         *tally.exchanges.entry(self.client.name.clone()).or_default() += 1;
+        // No lock is taken while this one is held.
         drop(tally);
         lock(&self.progress.watched)[self.number].through = Instant::now();
         Ok(replies)
@@ -300,6 +306,7 @@ impl Run<'_> {
                     let time = Duration::from_millis(self.rng.u64(0..3000));
                     self.idle(time);
                 }
+                // Longer than the 10 s after which a waiting client asks whether its peer is alive.
                 10 => self.idle(Duration::from_secs(12)),
                 _ => {}
             }
@@ -330,6 +337,7 @@ impl Run<'_> {
     fn idle(&self, time: Duration) {
         let begun = Instant::now();
         while begun.elapsed() < time && !self.progress.stopped() {
+            // In steps: the end of the run does not wait for a pause.
             std::thread::sleep(Duration::from_millis(50).min(time));
         }
     }

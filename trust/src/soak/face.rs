@@ -68,6 +68,7 @@ fn lost(error: &io::Error) -> ExchangeError {
         return ExchangeError::Died(error.to_string());
     }
     match error.kind() {
+        // `LIMIT` has passed, which is longer than any fault lasts.
         Kind::TimedOut => ExchangeError::Wrong(format!("hung: {error}")),
         Kind::ConnectionReset
         | Kind::ConnectionAborted
@@ -82,6 +83,7 @@ fn lost(error: &io::Error) -> ExchangeError {
 fn refused(error: &io::Error) -> ExchangeError {
     use io::ErrorKind as Kind;
     match error.kind() {
+        // Connecting has shorter limits, which faults may reach.
         Kind::TimedOut | Kind::ConnectionRefused | Kind::HostUnreachable => {
             ExchangeError::Lost(error.to_string())
         }
@@ -94,7 +96,7 @@ fn ended() -> ExchangeError {
 }
 
 fn invalid(error: &io::Error) -> ExchangeError {
-    ExchangeError::Wrong(format!("what came is no reply: {error}"))
+    ExchangeError::Wrong(format!("invalid reply: {error}"))
 }
 
 /// Blocking streams; some values are lent from registered memory.
@@ -128,6 +130,7 @@ impl<B: Descriptors> Open<B> {
         for command in commands {
             command.write_head(&mut head);
             if let Some(value) = command.value() {
+                // Some of those that fit, so that both ways are tried.
                 if value.len() % 3 == 0 && (1024..=self.lent.len()).contains(&value.len()) {
                     self.stream.write_all(&head)?;
                     self.lend(value)?;
@@ -145,6 +148,7 @@ impl<B: Descriptors> Open<B> {
     fn write_both(&mut self, head: &[u8], value: &[u8]) -> io::Result<()> {
         let mut slices = [IoSlice::new(head), IoSlice::new(value)];
         let mut rest = &mut slices[..];
+        // Drops empty slices in front: a write of these returns 0.
         IoSlice::advance_slices(&mut rest, 0);
         while !rest.is_empty() {
             let written = self.stream.write_vectored(rest)?;
@@ -154,6 +158,7 @@ impl<B: Descriptors> Open<B> {
     }
 
     fn lend(&mut self, value: &Bytes) -> io::Result<()> {
+        // The device may still read the value before (VR-XFER-011).
         self.stream.returned(&self.lent)?;
         let filled = Arc::get_mut(&mut self.lent).is_some_and(|memory| memory.write(0, value));
         if !filled {
@@ -257,6 +262,7 @@ async fn talk<B: Descriptors>(
         }
         Ok(replies)
     };
+    // At once: replies may fill the window before the last command is written (VR-FLOW-016).
     tokio::try_join!(write, read).map(|((), replies)| replies)
 }
 
@@ -324,6 +330,7 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     for word in words {
         packed.arg(word);
     }
+    // Clones share one connection, on which redis-rs interleaves their requests.
     let value = connection.clone().req_packed_command(&packed).await?;
     Ok(match value {
         Value::Nil => Frame::BulkString(None),
@@ -331,6 +338,7 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
         Value::BulkString(bytes) => Frame::BulkString(Some(bytes.into())),
         Value::Okay => Frame::SimpleString("OK".into()),
         Value::SimpleString(text) => Frame::SimpleString(text.into()),
+        // No command here has such a reply, so `Keys::judge` reports it.
         other => Frame::Error(format!("{other:?}").into()),
     })
 }
@@ -378,6 +386,7 @@ impl<B: Descriptors> Face for Redis<B> {
         };
         let requests = commands.iter().map(|command| request(connection, command));
         let all = futures_util::future::join_all(requests);
+        // Reconnecting and the reply have `LIMIT` each.
         let replies = self.runtime.block_on(async { tokio::time::timeout(2 * LIMIT, all).await });
         let replies: Result<Vec<Frame>, RedisError> =
             replies.map_err(|_| hung("an exchange"))?.into_iter().collect();

@@ -30,9 +30,11 @@ pub(super) const ALL: &[Fault] = &[
     fault("loss 0.1 %", "limit 20000 loss 0.1%", 15),
     fault("loss 0.5 %", "limit 20000 loss 0.5%", 15),
     fault("loss 2 %", "limit 20000 loss 2%", 15),
+    // tc-netem(8): a burst begins at 0.5 % of the packets, and ends at 40 %.
     fault("loss in bursts", "limit 20000 loss gemodel 0.5% 40%", 15),
     fault("delay 2 ms", "limit 20000 delay 2ms", 15),
     fault("delay 10 ms, jitter 5 ms", "limit 20000 delay 10ms 5ms", 15),
+    // tc-netem(8): reordering needs a delay.
     fault("reordered 1 %", "limit 20000 delay 2ms reorder 1%", 15),
     fault("doubled 1 %", "limit 20000 duplicate 1%", 15),
     fault("corrupted 0.1 %", "limit 20000 corrupt 0.1%", 15),
@@ -53,6 +55,7 @@ pub(super) fn schedule(seed: u64) -> impl Iterator<Item = Fault> {
 
 pub(super) fn apply(interface: &str, fault: Fault) -> Result<(), String> {
     let mut command = Command::new("tc");
+    // `replace` also adds a discipline where there is none (`tc(8)`).
     command.args(["qdisc", "replace", "dev", interface, "root", "netem"]).args(fault.netem.split(' '));
     let output = command.output().map_err(|error| format!("tc: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -75,6 +78,7 @@ pub(super) fn take_turns(
         }
     }
     log.write(&Line::Fault { at: log.now(), side: side.into(), what: NONE.name.into() });
+    // The last checks are made without faults.
     apply(interface, NONE)
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use suite::resources;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -59,13 +60,11 @@ pub(super) struct Process {
 impl Process {
     /// Reads those of the process with this id, or of "self".
     pub(super) fn of(id: &str) -> io::Result<Self> {
-        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
-        let number = |name: &str| {
-            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-        };
+        let number = |name| resources::status(id, name).unwrap_or(0);
+        let descriptors = resources::descriptors(id).ok_or(io::ErrorKind::NotFound)?;
         Ok(Self {
-            descriptors: std::fs::read_dir(format!("/proc/{id}/fd"))?.count() as u64,
+            // For "self", one of them is this folder's own, at each measurement.
+            descriptors: descriptors as u64,
             resident_kib: number("VmRSS"),
             pinned_kib: number("VmPin"),
             threads: number("Threads"),
@@ -100,6 +99,7 @@ impl Device {
         let numbers = shown.into_iter().flatten();
         numbers
             .filter_map(|(name, value)| Some((name, value.as_u64()?)))
+            // A number of the device, and no count.
             .filter(|(name, _)| name != "ifindex")
             .collect()
     }
@@ -114,6 +114,7 @@ impl Device {
                 let count = std::fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
                 Some((file.file_name().into_string().ok()?, count))
             })
+            // How long the kernel keeps counters before it reads them again, and no count.
             .filter(|(name, _)| name != "lifespan")
             .collect()
     }
@@ -126,6 +127,7 @@ fn shown(kind: &str) -> Vec<serde_json::Value> {
 }
 
 pub(super) fn objects_of(pid: u32) -> Objects {
+    // By kind: the counts of a whole device do not tell processes apart.
     ["pd", "cq", "qp", "mr", "cm_id"]
         .into_iter()
         .map(|kind| (kind.to_string(), shown(kind).iter().filter(|one| one["pid"] == pid).count() as u64))

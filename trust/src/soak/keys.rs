@@ -36,6 +36,7 @@ impl Command {
     /// Appends it in wire format, without a value to SET and its line end: the caller adds these.
     pub(super) fn write_head(&self, into: &mut Vec<u8>) {
         let words = self.words();
+        // The value may be long, or lent, and is not copied here.
         let whole = words.len() - usize::from(self.value().is_some());
         kv_store::command(into, words.len(), &words[..whole]);
         if let Some(value) = self.value() {
@@ -60,6 +61,7 @@ struct Value {
 
 impl Value {
     fn any(rng: &mut Rng) -> Self {
+        // Most are short. A few do not fit a window of 1 MiB.
         let most = match rng.u32(0..100) {
             0..60 => 4 << 10,
             60..92 => 64 << 10,
@@ -163,6 +165,7 @@ impl Keys {
         if self.session > 0 {
             let (session, mut old) = (self.session, vec![self.mark(self.session)]);
             old.extend((0..SLOTS).map(|slot| self.key(session, slot)));
+            // For `open`, once they are checked.
             self.rubbish.extend(old);
         }
         self.session += 1;
@@ -186,6 +189,7 @@ impl Keys {
         if let (Some(past), Some(Frame::BulkString(None))) = (&self.past, replies.first()) {
             let mark = self.mark(past.session);
             self.past = None;
+            // Keys of older sessions have gone with the mark.
             self.rubbish.clear();
             return Ok(Some(mark));
         }
@@ -229,6 +233,7 @@ impl Keys {
             0..4 => {
                 for slot in chosen {
                     let value = Value::any(&mut self.rng);
+                    // Never used again without a reply: the command may be executed much later.
                     self.certain.remove(&slot);
                     exchange.push(
                         Command::Set(self.key(self.session, slot), value.bytes()),
@@ -279,6 +284,7 @@ impl Keys {
         for ((command, expected), reply) in exchange.commands.iter().zip(&exchange.expected).zip(replies) {
             let wrong = |what: String| {
                 let mut words = command.words();
+                // The key, or the beginning of a text: enough to find the command in a log.
                 words.truncate(2);
                 let words: Vec<_> =
                     words.iter().map(|word| String::from_utf8_lossy(&word[..word.len().min(60)])).collect();
@@ -287,11 +293,13 @@ impl Keys {
             match (expected, reply) {
                 (Expected::Marked, Frame::SimpleString(status)) if status == "OK" => {
                     self.marked = true;
+                    // Of a new session no key exists yet.
                     self.certain = (0..SLOTS).map(|slot| (slot, None)).collect();
                 }
                 (Expected::Stored { slot, value }, Frame::SimpleString(status)) if status == "OK" => {
                     self.certain.insert(*slot, Some(*value));
                 }
+                // DEL counts the keys that were there, and not all of these were stored.
                 (Expected::Deleted { slot }, Frame::Integer(0 | 1)) => {
                     if let Some(slot) = slot {
                         self.certain.insert(*slot, None);

@@ -95,6 +95,7 @@ pub(super) fn clients<B: Descriptors>(
     runtime: &Runtime,
 ) -> Result<Vec<LoadClient>, redis::RedisError> {
     let mut clients = Vec::new();
+    // One for all clients, so that a seed repeats the whole run.
     let mut seeds = fastrand::Rng::with_seed(arguments.seed);
     for (server, server_is_killed) in arguments.servers() {
         for number in 0..arguments.clients {
@@ -160,9 +161,11 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
             return Err(format!("no first connection to {}: {why}", server.name).into());
         }
     }
+    // The device may keep identifiers of ended connections for a while.
     let nothing = || device.objects().get("cm_id").filter(|count| **count > 0).map(|_| String::new());
     let _still_parting = figures::settled(Duration::from_secs(10), nothing);
     if arguments.out.is_some() {
+        // What both sides hold is recorded while no client is connected.
         phases.tell(Phase::Warm)?;
         phases.wait(Phase::Measured, Duration::from_secs(120))?;
     }
@@ -184,6 +187,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     loop {
         thread::sleep(Duration::from_millis(500));
         progress.look_for_hung();
+        // `over` ends this side's faults and kills: the last check is made without.
         if begun.elapsed() >= Duration::from_secs(arguments.seconds) && !over.swap(true, Ordering::Relaxed) {
             println!("[{:4}s] the last look at everything", begun.elapsed().as_secs());
             progress.stop.store(true, Ordering::Relaxed);
@@ -202,6 +206,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
             break;
         }
     }
+    // First: the objects of a child that is still running would count as ours.
     for helper in helpers {
         if helper.join().is_err() {
             progress.fail("a thread of the soak itself panicked".into());
@@ -308,7 +313,7 @@ fn judge(
         }
     }
     if progress.hung() > 0 {
-        progress.fail(format!("{} clients did not come to their end", progress.hung()));
+        progress.fail(format!("{} clients did not end", progress.hung()));
     }
     for (client, exchanges) in &totals.exchanges {
         println!("{exchanges:6} exchanges: {client}");
@@ -317,6 +322,7 @@ fn judge(
         }
     }
     let process = || Process::of("self").ok()?.beyond(before.process);
+    // The device may still have identifiers of connections that have ended.
     let objects = || figures::more(&device.objects(), &before.objects);
     for complaint in [
         figures::settled(Duration::from_secs(60), process),
@@ -335,6 +341,7 @@ fn judge(
 
 fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let Some(interface) = &arguments.interface else { return };
+    // Each thread of both sides has a sequence of its own.
     if let Err(error) = faults::take_turns(interface, arguments.seed ^ 1, "clients", log, over) {
         progress.fail(error);
     }
@@ -361,12 +368,14 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &
         };
         faults::pause(Duration::from_millis(rng.u64(3000..20_000)), over);
         match child.try_wait() {
+            // It is still running, as it must until it is killed.
             Ok(None) => {}
             ended => progress.fail(format!("a client that is killed ended by itself: {ended:?}")),
         }
         let what = "a process with clients is killed".into();
         log.write(&Line::Fault { at: log.now(), side: "clients".into(), what });
         let _gone_already = child.kill();
+        // Until then it is a zombie (`std::process::Child`).
         let _status = child.wait();
     }
 }

@@ -96,13 +96,16 @@ impl ServerProcess {
 impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _gone_already = self.child.kill();
+        // Otherwise it stays as a zombie (`wait(2)`).
         let _status = self.child.wait();
     }
 }
 
 fn spawn(program: &Program, out: &Path) -> std::io::Result<Child> {
+    // Appended: a server that is started again continues its log.
     let said = File::options().append(true).create(true).open(out.join(format!("{}.log", program.name)))?;
     let mut command = Command::new("sh");
+    // `exec`, so that a kill hits the server and not a shell.
     command.args(["-c", &format!("exec {}", program.command)]);
     command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn()
 }
@@ -177,7 +180,7 @@ fn attend(
     let limit = Duration::from_secs(arguments.seconds + 900);
     while !phases.told(Phase::Ended) {
         if begun.elapsed() > limit {
-            failures.push("the clients did not come to their end".into());
+            failures.push("the clients did not end".into());
             return Ok(());
         }
         thread::sleep(Duration::from_millis(200));
@@ -214,6 +217,7 @@ fn kill(server: &mut ServerProcess, rng: &mut Rng, log: &Log, out: &Path) -> std
     log.write(&Line::Fault { at: log.now(), side: "servers".into(), what: format!("{name} is killed") });
     server.child.kill()?;
     server.child.wait()?;
+    // Meanwhile clients find no listener.
     thread::sleep(Duration::from_millis(rng.u64(100..4000)));
     server.child = spawn(&server.program, out)?;
     (server.starts, server.begun) = (1, Instant::now());
@@ -240,6 +244,7 @@ fn look_after(
             failures.push(what);
         }
     }
+    // Its port may be taken for a moment; see `STARTS`.
     thread::sleep(Duration::from_millis(500));
     server.child = spawn(&server.program, &arguments.out)?;
     server.starts = if young { server.starts + 1 } else { 1 };
@@ -254,6 +259,7 @@ fn judge(server: &ServerProcess, before: Process, objects: &Objects, ours: bool)
         let Ok(now) = server.holds() else { return Some("it is gone".into()) };
         now.beyond(before).or_else(|| figures::more(&server.objects(), objects))
     };
+    // No minute is spent on others: what they keep is told, not judged.
     let left = if ours { figures::settled(Duration::from_secs(60), left) } else { left() };
     println!("{name}: at the beginning {before:?}, {objects:?}");
     println!("{name}: at the end       {:?}, {:?}", server.holds().unwrap_or_default(), server.objects());

@@ -59,6 +59,7 @@ pub fn judge_all(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
 }
 
 fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
+    // By number, because cases end in no order.
     let done = Mutex::new(BTreeMap::new());
     let case = |(_, (_, role, case)): &(usize, &Line)| (*role, *case);
     each(lines.iter().enumerate().collect(), case, AT_ONCE, |(number, (target, role, case))| {
@@ -89,6 +90,7 @@ pub(crate) fn each<L: Send>(
         std::thread::scope(|scope| {
             for _ in 0..at_once {
                 scope.spawn(|| {
+                    // Locked to take a line, and not while it is judged.
                     let take = || next.lock().ok().and_then(|mut next| next.next());
                     while let Some(line) = take() {
                         work(line);
@@ -121,6 +123,7 @@ fn wanted(options: &Verdicts, case: &str) -> bool {
 pub fn lines() -> Vec<Line> {
     let mut right: Vec<Line> = rows().map(|(_, role, case)| (Target::Right, role, case)).collect();
     right.sort_by_key(|(_, role, case)| (*case, role.name()));
+    // Once, however many mistakes a case notices.
     right.dedup();
     let mistaken = rows().map(|(mistake, role, case)| (Target::Mistaken(mistake), role, case));
     let unresponsive = all_cases().into_iter().flat_map(|(role, case)| {
@@ -191,6 +194,7 @@ pub fn firsts() -> Result<Vec<(Mistake, Role, CaseResult)>, String> {
         }))
         .collect();
     let mut results = judge_all(&lines)?;
+    // The results of the sanity case come first, as in `lines`.
     let others = results.split_off(sides.len());
     let first = results.into_iter().zip(others).map(|(sane, other)| match sane.verdict {
         Verdict::Fail => sane,
@@ -224,6 +228,7 @@ fn search(options: &Verdicts) -> Result<ExitCode, String> {
         let lines: Vec<Line> = mistakes(role, case).collect();
         let results = judge_all(&lines)?;
         let failed = lines.iter().zip(results).filter(|(_, result)| result.verdict == Verdict::Fail);
+        // Marked with `!`: what fails the sanity case too says little about this one.
         let told: Vec<String> = failed
             .map(|((target, ..), _)| format!("{target}{}", if passes(*target, role) { "" } else { "!" }))
             .collect();

@@ -75,6 +75,7 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         options.handshake_timeout = MUCH_PATIENCE;
         match mistake {
             Some(mistake) => mistake.disturb(&mut options),
+            // A right side must not give up before the suite has decided.
             None => options.protocol.stall_limit = Some(MUCH_PATIENCE),
         }
         options

@@ -42,6 +42,7 @@ fn take<B: Descriptors>(peer: &mut Peer<B>) -> Result<bool, Failure> {
             Incoming::Gone(_) => return Ok(false),
             incoming => peer.absorb(incoming)?,
         }
+        // Taken and not answered, so that its windows go on.
         let _unheard = peer.take_received();
     }
     Ok(true)
@@ -113,6 +114,7 @@ impl TargetServer for UnresponsiveServer {
     }
 
     fn death(&self, _: Duration) -> Option<String> {
+        // SIGSEGV, as `ExitStatus` shows it.
         (self.how == Unresponsive::Crashed).then(|| "signal: 11".into())
     }
 
@@ -121,10 +123,12 @@ impl TargetServer for UnresponsiveServer {
     }
 
     fn held(&self) -> Option<ProcessResources> {
+        // With `None`, cases that need it would not apply, and so not be tested.
         Some(ProcessResources::default())
     }
 
     fn processor_time(&self) -> Option<Duration> {
+        // As `held`.
         Some(Duration::ZERO)
     }
 }

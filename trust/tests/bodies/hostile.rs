@@ -307,7 +307,7 @@ impl World {
             if self.is_over() {
                 break;
             }
-            let next = self.next().unwrap_or_else(|| panic!("everybody sleeps for ever: {:?}", self.link()));
+            let next = self.next().unwrap_or_else(|| panic!("all sleep for ever: {:?}", self.link()));
             self.sim.advance(next.max(self.sim.now()));
             self.settle();
             events += 1;

@@ -4,6 +4,8 @@
 #[path = "../bodies/hostile.rs"]
 mod hostile;
 mod hostile_peers;
+#[path = "../bodies/passwords.rs"]
+mod passwords;
 #[path = "../bodies/peer.rs"]
 mod peer;
 mod reqs;

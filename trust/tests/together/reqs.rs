@@ -28,20 +28,6 @@ fn every_requirement_stands_beside_code() {
     assert_none(&unnamed);
 }
 
-/// Code names every requirement of snapshots. A case shows it, or the requirement says why not.
-#[test]
-fn every_requirement_of_snapshots_is_shown() {
-    let coverage = Coverage::of_snapshots(&workspace().unwrap()).unwrap();
-    println!("{}", coverage.table());
-    assert_none(&coverage.problems);
-    let unnamed: Vec<String> = coverage.without_code().iter().map(|one| one.id.clone()).collect();
-    assert_none(&unnamed);
-    let cases = trust::reqs::cases::of_snapshots();
-    let without_case =
-        coverage.requirements().filter(|one| !cases.iter().any(|case| case.1.contains(&one.id.as_str())));
-    assert_none(&without_case.filter(|one| one.note.is_none()).map(|one| one.id.clone()).collect::<Vec<_>>());
-}
-
 #[test]
 fn a_must_that_nothing_shows_is_a_problem() {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("coverage");

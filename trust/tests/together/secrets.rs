@@ -1,78 +1,18 @@
 //! A password is never printed: not by `Debug` of a public type that contains one, not by an error,
 //! and not in a log. A type that gets a password is added here.
 
-use std::fmt::{Debug, Display};
-use std::io::{self, Write as _};
-use std::net::TcpListener;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io::Write as _;
 use std::time::Duration;
 
 use rdma_bridge::Place;
 use rdma_conn::{Connect, Listener, Stream};
 use rdma_kv::Login;
 use rdma_redis::{Client, Endpoints, Reconnect};
-use rdma_snapshot::run::{Publish, Pull, Republish};
-use rdma_snapshot::valkey::{LiveSink, LiveSource, Opening, Server, Target};
-use rdma_snapshot::{Secret, publisher, reader};
 use rdma_softsim::SoftSim;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::passwords::{PASSWORD, debug, error, hidden_in_the_log, log};
 use crate::user_errors::{SERVER, hosts};
-
-/// No other value contains it.
-const PASSWORD: &str = "hunter2";
-
-#[track_caller]
-fn hidden(what: &str, text: &str) {
-    assert!(!text.contains(PASSWORD), "{what} prints the password: {text}");
-}
-
-#[track_caller]
-fn debug(what: &str, value: &impl Debug) {
-    hidden(what, &format!("{value:?}"));
-    hidden(what, &format!("{value:#?}"));
-}
-
-#[track_caller]
-fn error(what: &str, error: &(impl std::error::Error + 'static)) {
-    let mut next: Option<&dyn std::error::Error> = Some(error);
-    while let Some(error) = next {
-        told(what, &error);
-        next = error.source();
-    }
-}
-
-#[track_caller]
-fn told(what: &str, value: &(impl Debug + Display)) {
-    debug(what, value);
-    hidden(what, &value.to_string());
-}
-
-/// What all threads of this process log, at every level.
-static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-
-struct Log;
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        logged().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn logged() -> MutexGuard<'static, Vec<u8>> {
-    LOGGED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn log() {
-    let logging = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(|| Log);
-    // Another test of this process may have done it.
-    let _kept = logging.try_init();
-}
 
 fn runtime() -> Runtime {
     Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
@@ -135,7 +75,7 @@ fn of_rdma_redis() {
             error("a wrong password, again", &wrong);
         }
     });
-    hidden("the log", &String::from_utf8_lossy(&logged()));
+    hidden_in_the_log();
 }
 
 #[test]
@@ -154,44 +94,7 @@ fn of_rdma_kv() {
         error(&String::from_utf8_lossy(reply), &refused);
         debug("rdma_kv::Client", &client);
     }
-    hidden("the log", &String::from_utf8_lossy(&logged()));
-}
-
-#[test]
-fn of_rdma_snapshot() {
-    log();
-    let secret = Secret::new(PASSWORD);
-    debug("Secret", &secret);
-    let publisher = publisher::Config { secret: secret.clone(), ..publisher::Config::default() };
-    let reader = reader::Config { secret, ..reader::Config::default() };
-    debug("publisher::Config", &publisher);
-    debug("reader::Config", &reader);
-    debug("Publish", &Publish { config: publisher.clone(), ..Publish::default() });
-    let republish = Republish { address: SERVER, config: publisher, readers: 1, keep: Duration::ZERO };
-    debug("Republish", &republish);
-    debug("Pull", &Pull { config: reader, republish: Some(republish), ..Pull::default() });
-    for url in [
-        "valkey://user:hunter2@",
-        "valkey://user:hunter2@192.0.2.1:99999",
-        "valkey://user:hunter2@192.0.2.1/no-number",
-        "valkeys://user:hunter2@192.0.2.1:6379",
-        "http://user:hunter2@192.0.2.1",
-        "unix:///no/such/path?pass=hunter2",
-        "user:hunter2@192.0.2.1",
-    ] {
-        if let Err(refused) = Server::new(url) {
-            error(url, &refused);
-        }
-    }
-    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
-    let server = Server::new(&format!("valkey://user:hunter2@127.0.0.1:{port}")).expect("a URL");
-    debug("Server", &server);
-    let refused = LiveSource::open(server.clone(), &Opening::default()).expect_err("nobody listens");
-    error("nobody listens", &refused);
-    let target = Target { server, replace: false, serve_on: None };
-    debug("Target", &target);
-    debug("LiveSink", &LiveSink::new(target));
-    hidden("the log", &String::from_utf8_lossy(&logged()));
+    hidden_in_the_log();
 }
 
 #[test]

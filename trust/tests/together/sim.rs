@@ -130,7 +130,7 @@ fn a_seed_is_one_run_beside_forks() {
 
 /// As above, long enough to see an event that happens once in a thousand runs.
 #[test]
-#[ignore = "takes a quarter of an hour"]
+#[ignore = "takes a quarter of an hour; .ci/nightly runs it"]
 fn a_seed_is_one_run_a_thousand_times_beside_forks() {
     beside_forks(|| (0..1000).for_each(|_| a_seed_is_one_run()));
 }

@@ -96,7 +96,7 @@ fn timed_out() {
     fabric.set_link(SERVER.ip(), Link::Down);
     let error = soon(&client, &SERVER.to_string());
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
-    says(&error, io::ErrorKind::TimedOut, &["timed out after 300ms connecting"]);
+    says(&error, io::ErrorKind::TimedOut, &[&format!("timed out after 300ms connecting ({SERVER})")]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-/* Contexts that wait, and those that others wait for: blocking HOST PORT UNUSED [PART…]
+/* Contexts that wait, and those that others wait for: blocking HOST PORT UNUSED [PART]
  *
  * HOST and PORT are those of a Valkey server; on port UNUSED nothing listens. Without PART all
  * that need no more than that. */
@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdbool.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -67,10 +69,16 @@ static void time_outs(void) {
     valkeyFree(c);
 }
 
+/* The text of a context that cannot connect is whole: it ends with `end`. */
+static void fails_to(valkeyContext *c, const char *end) {
+    size_t len = strlen(c->errstr), end_len = strlen(end);
+    CHECK(c->err && len >= end_len && !strcmp(c->errstr + len - end_len, end), "%s", c->errstr);
+}
+
 static void refused(void) {
     valkeyOptions options = options_to(nobody);
     valkeyContext *c = valkeyConnectWithOptions(&options);
-    CHECK(c && c->err && strstr(c->errstr, "nothing listens"), "%s", c ? c->errstr : "no context");
+    fails_to(c, "refused the connection: nothing listens there for RDMA");
     CHECK(c->fd == VALKEY_INVALID_FD, "a descriptor is left");
     CHECK(valkeyReconnect(c) == VALKEY_ERR, "connected");
     valkeyFree(c);
@@ -99,9 +107,47 @@ static void source(void) {
     valkeyFree(c);
 }
 
-static int readable(valkeyContext *c, int milliseconds) {
-    struct pollfd polled = {.fd = c->fd, .events = POLLIN};
+/* A machine without a device. What to do stands in the text, although it is short. */
+static void no_device(void) {
+    valkeyOptions options = options_to(port);
+    valkeyContext *c = valkeyConnectWithOptions(&options);
+    CHECK(c && c->err && strstr(c->errstr, "softrdma run --") && strlen(c->errstr) < sizeof c->errstr - 1, "%s", c ? c->errstr : "no context");
+    valkeyFree(c);
+}
+
+/* A context that finds no descriptor says whose limit that is. */
+static void no_descriptor(void) {
+    struct rlimit before, few;
+    int next = dup(0);
+    CHECK(next >= 0 && getrlimit(RLIMIT_NOFILE, &before) == 0, "limits");
+    close(next);
+    few = before;
+    /* One context costs three. */
+    for (rlim_t more = 0; more < 3; more++) {
+        few.rlim_cur = (rlim_t)next + more;
+        CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0, "setrlimit");
+        valkeyOptions options = options_to(port);
+        valkeyContext *c = valkeyConnectWithOptions(&options);
+        fails_to(c, "limit on open files (`ulimit -n`) is reached");
+        valkeyFree(c);
+    }
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0, "setrlimit");
+}
+
+static int ready(valkeyContext *c, short kinds, int milliseconds) {
+    struct pollfd polled = {.fd = c->fd, .events = kinds};
     return poll(&polled, 1, milliseconds);
+}
+
+static int readable(valkeyContext *c, int milliseconds) { return ready(c, POLLIN, milliseconds); }
+
+/* Writes all of the output. A context that does not wait may still be connecting. */
+static void write_all(valkeyContext *c) {
+    int done = 0;
+    while (!done) {
+        CHECK(valkeyBufferWrite(c, &done) == VALKEY_OK, "%s", c->errstr);
+        if (!done) CHECK(ready(c, POLLOUT, -1) == 1, "poll");
+    }
 }
 
 /* A program that polls the descriptor of a context, of any kind, sees each message, also those
@@ -116,8 +162,7 @@ static void polled(int kind) {
     CHECK(c && !c->err, "%s", c ? c->errstr : "no context");
     CHECK(valkeyAppendCommand(c, "HELLO 3") == VALKEY_OK && valkeyAppendCommand(c, "SUBSCRIBE news") == VALKEY_OK, "%s", c->errstr);
     for (int replies = 0; replies < 60; replies++) {
-        int done = 0;
-        CHECK(valkeyBufferWrite(c, &done) == VALKEY_OK && done, "%s", c->errstr);
+        write_all(c);
         while (valkeyGetReplyFromReader(c, (void **)&reply) == VALKEY_OK && !reply) {
             CHECK(readable(c, -1) == 1, "poll");
             CHECK(valkeyBufferRead(c) == VALKEY_OK, "%s", c->errstr);
@@ -132,6 +177,46 @@ static void polled(int kind) {
     }
     free(value);
     valkeyFree(other);
+    valkeyFree(c);
+}
+
+/* A program that waits for room, as valkey-cli --pipe does: it makes a context that waits, and
+ * then no longer lets it wait. */
+static void piped(void) {
+    enum { COMMANDS = 20000 };
+    valkeyContext *c = connected();
+    valkeyReply *reply;
+    int replies = 0, sent = 0;
+    c->flags &= ~VALKEY_BLOCK;
+    while (replies < COMMANDS) {
+        struct pollfd polled = {.fd = c->fd, .events = sent < COMMANDS ? POLLIN | POLLOUT : POLLIN};
+        CHECK(poll(&polled, 1, -1) == 1, "poll");
+        if (polled.revents & POLLIN) CHECK(valkeyBufferRead(c) == VALKEY_OK, "%s", c->errstr);
+        do {
+            CHECK(valkeyGetReply(c, (void **)&reply) == VALKEY_OK, "%s", c->errstr);
+            if (!reply) continue;
+            CHECK(reply->type == VALKEY_REPLY_STRING && atoi(reply->str) == replies, "%d: %s", replies, reply->str);
+            freeReplyObject(reply);
+            replies++;
+        } while (reply);
+        if (!(polled.revents & POLLOUT)) continue;
+        for (int last = sent + 100; sent < last; sent++) CHECK(valkeyAppendCommand(c, "ECHO %d", sent) == VALKEY_OK, "%s", c->errstr);
+        write_all(c);
+    }
+    valkeyFree(c);
+}
+
+/* Without a handler of pushes, a context that does not wait is made as those of the asynchronous
+ * interface are: it connects while the program goes on. */
+static void refused_later(void) {
+    valkeyOptions options = options_to(nobody);
+    options.options = VALKEY_OPT_NONBLOCK | VALKEY_OPT_NO_PUSH_AUTOFREE;
+    valkeyContext *c = valkeyConnectWithOptions(&options);
+    CHECK(c && !c->err, "%s", c ? c->errstr : "no context");
+    CHECK(valkeyAppendCommand(c, "PING") == VALKEY_OK, "%s", c->errstr);
+    write_all(c);
+    CHECK(readable(c, -1) == 1 && valkeyBufferRead(c) == VALKEY_ERR, "connected");
+    fails_to(c, "refused the connection: nothing listens there for RDMA");
     valkeyFree(c);
 }
 
@@ -213,23 +298,39 @@ static void idle(void) {
     valkeyFree(c);
 }
 
+static void polled_waiting(void) { polled(0); }
+static void polled_direct(void) { polled(VALKEY_OPT_NONBLOCK); }
+static void polled_without_pushes(void) { polled(VALKEY_OPT_NONBLOCK | VALKEY_OPT_NO_PUSH_AUTOFREE); }
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+    bool by_name_only;
+} parts[] = {
+    {"set-get", set_get, false},
+    {"read", read_copies, false},
+    {"time-outs", time_outs, false},
+    {"refused", refused, false},
+    {"source", source, false},
+    {"polled", polled_waiting, false},
+    {"polled-direct", polled_direct, false},
+    {"polled-without-pushes", polled_without_pushes, false},
+    {"piped", piped, false},
+    {"refused-later", refused_later, false},
+    {"no-descriptor", no_descriptor, true},
+    {"forked", forked, false},
+    {"no-device", no_device, true},
+    {"killed", killed, true},
+    {"idle", idle, true},
+    {"last-words", last_words, true},
+};
+
 int main(int argc, char **argv) {
     start(argc, argv);
     nobody = argc > 3 ? atoi(argv[3]) : 0;
-    if (argc > 4) {
-        if (!strcmp(argv[4], "killed")) killed();
-        if (!strcmp(argv[4], "idle")) idle();
-        if (!strcmp(argv[4], "last-words")) last_words();
-        return 0;
+    for (size_t at = 0; at < sizeof parts / sizeof *parts; at++) {
+        if (argc > 4 ? !strcmp(argv[4], parts[at].name) : !parts[at].by_name_only) parts[at].run();
     }
-    set_get();
-    read_copies();
-    time_outs();
-    refused();
-    source();
-    polled(0);
-    polled(VALKEY_OPT_NONBLOCK);
-    forked();
-    puts("blocking: passed");
+    if (argc <= 4) puts("blocking: passed");
     return 0;
 }

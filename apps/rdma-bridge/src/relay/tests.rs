@@ -1,6 +1,5 @@
 //! Random relays in virtual time: sides that pause, read slowly, end one direction, end as a whole,
-//! or break, over TCP and RDMA as this module models them. The oracle: a side that saw an orderly
-//! end saw every byte.
+//! or break, over TCP and RDMA as this module models them. They are judged by the oracle.
 //!
 //! `RELAY_SEEDS=17` repeats one seed, and `RELAY_SEEDS=0..100000` runs many.
 
@@ -16,8 +15,11 @@ use tokio::time::{sleep, timeout};
 
 use super::*;
 use link::{Link, Outer};
+use oracle::{Seen, byte, for_seeds};
 
 mod link;
+#[path = "../../../rdma-server/tests/server/oracle.rs"]
+mod oracle;
 
 /// Longer than any run takes, in virtual time.
 const FOR_EVER: Duration = Duration::from_secs(1_000_000);
@@ -33,8 +35,8 @@ fn pick<T: Copy>(random: &mut fastrand::Rng, of: &[T]) -> T {
     of[random.usize(..of.len())]
 }
 
-fn byte(side: Side, at: usize) -> u8 {
-    (at ^ at >> 8 ^ at >> 16 ^ if side == Side::Client { 0 } else { 0x5a }) as u8
+fn number(side: Side) -> u8 {
+    if side == Side::Client { 0 } else { 0x5a }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,35 +76,25 @@ impl Script {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
-    sent: usize,
-    ended: bool,
-    received: usize,
-    /// Whether the peer ended in order, or broke. `None` if it did not look, or had ended itself.
-    end: Option<bool>,
-}
-
 async fn act(outer: Outer, script: &Script, mut random: fastrand::Rng) -> Seen {
     let whole = outer.is_whole();
     let (from, to) = tokio::io::split(outer);
     let (over, sees_end) = watch::channel(false);
     let breaks = milliseconds(&mut random, 0..20_000);
-    let mut seen = Seen::default();
-    let Seen { sent, ended, received, end } = &mut seen;
+    let (mut sent, mut ended, mut seen) = (0, false, Seen::default());
     let (told, tells) = watch::channel(false);
-    let writing = writes(to, script, random.fork(), (sent, ended, told), sees_end);
+    let writing = writes(to, script, random.fork(), (&mut sent, &mut ended, told), sees_end);
     let reading = async {
-        let outcome = reads(from, script, random.fork(), received).await;
+        let outcome = reads(from, script, random.fork(), &mut seen).await;
         // A side that has ended as a whole sees its own end.
-        *end = outcome.filter(|_| !(whole && *tells.borrow()));
+        seen.end = outcome.filter(|_| !(whole && *tells.borrow()));
         over.send_replace(true);
     };
     let both = async { tokio::join!(writing, reading) };
     // Dropping resets it here, unless it has ended.
     let limit = if script.way == Way::Breaks { breaks } else { FOR_EVER };
     let _broken = timeout(limit, both).await;
-    seen
+    Seen { sent, ended, ..seen }
 }
 
 async fn writes(
@@ -115,7 +107,7 @@ async fn writes(
     while *sent < script.writes {
         pause(&mut random, script.pauses[0]).await;
         let upto = script.writes.min(*sent + random.usize(1..=script.pieces[0]));
-        let bytes: Vec<u8> = (*sent..upto).map(|at| byte(script.side, at)).collect();
+        let bytes: Vec<u8> = (*sent..upto).map(|at| byte(number(script.side), at)).collect();
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             let Ok(written) = to.write(rest).await else { return to };
@@ -141,24 +133,14 @@ async fn reads(
     mut from: ReadHalf<Outer>,
     script: &Script,
     mut random: fastrand::Rng,
-    received: &mut usize,
+    seen: &mut Seen,
 ) -> Option<bool> {
     let mut bytes = vec![0; script.pieces[1]];
-    while *received < script.reads {
+    while seen.received < script.reads {
         pause(&mut random, script.pauses[1]).await;
         match from.read(&mut bytes).await {
             Ok(0) => return Some(true),
-            Ok(read) => {
-                for (at, got) in (*received..).zip(&bytes[..read]) {
-                    assert_eq!(
-                        *got,
-                        byte(script.side.other(), at),
-                        "{:?} got another byte at {at}",
-                        script.side
-                    );
-                }
-                *received += read;
-            }
+            Ok(read) => seen.receive(number(script.side.other()), &bytes[..read]),
             Err(_) => return Some(false),
         }
     }
@@ -194,10 +176,7 @@ async fn run(seed: u64) -> [usize; 2] {
         )
     };
     for (one, other, at) in [(client, server, 0), (server, client, 1)] {
-        if one.end == Some(true) {
-            assert_eq!(one.received, other.sent, "side {at} saw a whole that is none\n{}", story());
-            assert!(other.ended || whole[1 - at], "side {at} was told an end that was none\n{}", story());
-        }
+        one.judge(&other, whole[1 - at], story);
         if good && other.ended {
             // A side that ended as a whole did not wait for it.
             let own = whole[at] && one.end.is_none();
@@ -251,32 +230,66 @@ async fn a_client_that_pauses_with_a_full_socket_gets_the_rest() {
     }
 }
 
-fn seeds() -> Range<u64> {
-    let Ok(text) = std::env::var("RELAY_SEEDS") else { return 0..2_000 };
-    let number = |text: &str| text.parse().expect("RELAY_SEEDS is a number, or two with .. between them");
-    match text.split_once("..") {
-        Some((first, end)) => number(first)..number(end),
-        None => number(&text)..number(&text) + 1,
-    }
+/// A side takes a few bytes before each time limit, in all much later than that, and the bridge has
+/// nothing left to do but to flush or to end its connection.
+#[tokio::test(start_paused = true)]
+async fn a_side_that_takes_its_last_bytes_slowly_gets_them() {
+    const ROOM: usize = 16_384;
+    let mut random = fastrand::Rng::with_seed(1);
+    let [(mut client, near), (server, far)] =
+        [false, true].map(|whole| Link::pair(random.fork(), whole, ROOM));
+    let counters = Counters::default();
+    let writing = async {
+        client.write_all(&[b'q'; ROOM]).await.expect("written");
+        client.shutdown().await.expect("ended");
+        client.read_to_end(&mut Vec::new()).await.expect("an orderly end")
+    };
+    let reading = async {
+        let (mut from, to) = tokio::io::split(server);
+        let (mut all, mut bytes) = (0, [0; ROOM / 64]);
+        loop {
+            sleep(USUAL.stall * 3 / 4).await;
+            match from.read(&mut bytes).await.expect("no break") {
+                0 => break,
+                read => all += read,
+            }
+        }
+        drop(to);
+        all
+    };
+    let (relayed, _, read) = tokio::join!(relay(near, far, &counters, USUAL), writing, reading);
+    relayed.expect("nothing broke");
+    assert_eq!(read, ROOM);
+}
+
+/// The same side, which stops.
+#[tokio::test(start_paused = true)]
+async fn a_side_that_takes_nothing_more_is_reset_in_time() {
+    const ROOM: usize = 16_384;
+    let mut random = fastrand::Rng::with_seed(1);
+    let [(mut client, near), (mut server, far)] =
+        [false, true].map(|whole| Link::pair(random.fork(), whole, ROOM));
+    let counters = Counters::default();
+    let writing = async {
+        client.write_all(&[b'q'; ROOM]).await.expect("written");
+        client.shutdown().await.expect("ended");
+    };
+    let reading = async {
+        sleep(USUAL.stall / 2).await;
+        server.read_exact(&mut [0; 100]).await.expect("read");
+    };
+    let begun = tokio::time::Instant::now();
+    let (relayed, (), _) = tokio::join!(relay(near, far, &counters, USUAL), writing, reading);
+    let broken = relayed.expect_err("it takes nothing");
+    assert_eq!((broken.side, broken.error.kind()), (Side::Server, io::ErrorKind::TimedOut));
+    assert!(begun.elapsed() <= USUAL.stall * 3, "{:?}", begun.elapsed());
 }
 
 #[test]
 fn who_saw_an_orderly_end_saw_every_byte() {
-    let mut ends = [0; 2];
-    for seed in seeds() {
-        if seed % 1_000 == 0 {
-            println!("seed {seed}: {ends:?} orderly ends and resets so far");
-        }
+    for_seeds("RELAY_SEEDS", 0..2_000, |seed| {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-        let run = std::panic::AssertUnwindSafe(|| runtime.block_on(run(seed)));
-        match std::panic::catch_unwind(run) {
-            Ok(seen) => ends = [ends[0] + seen[0], ends[1] + seen[1]],
-            Err(panic) => {
-                println!("seed {seed} failed; RELAY_SEEDS={seed} repeats it");
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-    println!("{ends:?} orderly ends and resets");
+        runtime.block_on(run(seed))
+    });
 }

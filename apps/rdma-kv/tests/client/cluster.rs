@@ -245,6 +245,68 @@ fn what_passes_is_waited_for() {
     assert!(count(&asked, b"GET") <= 2 * 6);
 }
 
+/// A node that has a command may carry it out, whatever happens to the connection.
+#[test]
+fn a_command_that_changes_keys_is_sent_again_only_if_it_may_be() {
+    for repeats in [false, true] {
+        let (addresses, asked) = nodes(1, |_node, addresses, words, before| match (&words[0][..], before) {
+            (b"CLUSTER", _) => Some(map(addresses)),
+            // The connection ends without a reply.
+            (_, 0) => None,
+            (b"SET", _) => Some(b"+OK\r\n".into()),
+            (b"GET", _) => Some(bulk(b"value")),
+            _ => Some(b":1\r\n".into()),
+        });
+        let mut cluster = over_tcp(&addresses);
+        cluster.set_repeats(repeats);
+        let mut buffer = cluster.buffer(5);
+        // A read is sent again in either case.
+        assert_eq!(cluster.get_into(b"foo", &mut buffer, 0..5).expect("got"), Some(5));
+        assert_eq!(cluster.exists(&[b"foo"]).expect("answered"), 1);
+        assert_eq!(cluster.strlen(b"foo").expect("answered"), 1);
+        let set = cluster.set_from(b"foo", &mut buffer, 0..5);
+        let deleted = cluster.del(&[b"foo"]);
+        if repeats {
+            set.expect("set");
+            assert_eq!(deleted.expect("answered"), 1);
+        } else {
+            assert!(matches!(set, Err(Error::Io(_))) && matches!(deleted, Err(Error::Io(_))));
+        }
+        let counts = ["GET", "EXISTS", "STRLEN", "SET", "DEL"].map(|name| count(&asked, name.as_bytes()));
+        let changes = 1 + usize::from(repeats);
+        assert_eq!(counts, [2, 2, 2, changes, changes]);
+        // The client goes on.
+        cluster.set_from(b"foo", &mut buffer, 0..5).expect("set");
+    }
+}
+
+/// A command that no node has, or that a node refused, was not carried out.
+#[test]
+fn a_command_that_was_not_carried_out_is_sent_again() {
+    let (addresses, asked) = nodes(1, |_node, addresses, words, before| {
+        Some(match (&words[0][..], before) {
+            (b"CLUSTER", _) => map(addresses),
+            (b"SET", 0) => b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n".into(),
+            _ => b"+OK\r\n".into(),
+        })
+    });
+    let mut dialled = 0;
+    let mut cluster = Cluster::new(&addresses, |node: &str| {
+        dialled += 1;
+        // The first connection is for the map.
+        if (2..4).contains(&dialled) {
+            return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+        }
+        Ok(client(TcpStream::connect(node)?))
+    });
+    cluster.set_timeout(Some(LONG));
+    cluster.connect().expect("a map");
+    let mut buffer = cluster.buffer(5);
+    cluster.del(&[b"foo"]).expect_err("the reply is none");
+    cluster.set_from(b"foo", &mut buffer, 0..5).expect("set");
+    assert_eq!((cluster.routing().connected, count(&asked, b"SET")), (4, 2));
+}
+
 #[test]
 fn a_map_is_not_believed() {
     for reply in [

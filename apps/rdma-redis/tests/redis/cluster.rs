@@ -10,8 +10,10 @@ use kv_store::{FrameReader, Store};
 use rdma_conn::{Listener, Stream};
 use rdma_redis::{Endpoints, Nodes, Settings, cluster_connection};
 use rdma_softsim::{Fabric, SoftSim};
-use redis::{AsyncCommands, RedisResult};
+use redis::{AsyncCommands, Cmd, ErrorKind, RedisResult};
 use resp_rs::resp2::{Frame, frame_to_bytes};
+
+use crate::support::{Answer, URL, address, polite, serve};
 
 const NODES: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
 const HALF: u16 = 8192;
@@ -115,4 +117,56 @@ async fn keys_go_to_the_node_that_has_their_slot() {
     }
     let [first, second] = nodes.map(|node| node.keys.lock().expect("no panic").len());
     assert!(first > 30 && second > 30 && first + second == 100, "{first} and {second} keys");
+}
+
+static SCRIPTED: LazyLock<(Fabric, Endpoints<SoftSim>)> = LazyLock::new(|| {
+    let fabric = Fabric::new();
+    let host = fabric.host(&[[192, 0, 2, 9].into()]);
+    (fabric, host.into())
+});
+
+struct MayRepeatGet;
+
+impl Nodes for MayRepeatGet {
+    type Backend = SoftSim;
+
+    fn reach() -> RedisResult<(Endpoints<SoftSim>, Settings)> {
+        Ok((SCRIPTED.1.clone(), Settings::default()))
+    }
+
+    fn may_repeat(command: &Cmd) -> bool {
+        command.args_iter().next() == Some(redis::Arg::Simple(b"GET"))
+    }
+}
+
+/// The node ends the connection at the first command of each kind, which it may have carried out.
+#[tokio::test]
+async fn a_command_is_sent_again_only_if_it_may_be() {
+    const ALL: &str = "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n192.0.2.1\r\n:6379\r\n";
+    let begun = Mutex::new(HashSet::new());
+    let mut seen = serve(&SCRIPTED.0.host(&[address().ip()]), move |_connection, command| {
+        let first = begun.lock().expect("no panic").insert(command.to_string());
+        match command {
+            "CLUSTER SLOTS" => Answer::Say(ALL),
+            "INCRBY KEY 1" | "GET KEY" | "APPEND KEY X" if first => Answer::Leave,
+            "INCRBY KEY 1" | "GET KEY" | "APPEND KEY X" => Answer::Say(":1\r\n"),
+            other => polite(other),
+        }
+    });
+    let mut cluster = cluster_connection::<MayRepeatGet>([URL]).await.expect("connects");
+    let refused = cluster.incr::<_, _, usize>("key", 1).await.expect_err("it is unknown");
+    assert!(refused.kind() == ErrorKind::Client && refused.to_string().contains("may have"), "{refused}");
+    // The next one gets a new connection.
+    assert_eq!(cluster.incr::<_, _, usize>("key", 1).await.expect("answered"), 1);
+    assert_eq!(cluster.get::<_, usize>("key").await.expect("answered"), 1);
+    let mut pipeline = redis::pipe();
+    pipeline.get("key").append("key", "x");
+    pipeline.query_async::<(usize, usize)>(&mut cluster).await.expect_err("it is unknown");
+    let mut counts = [0; 3];
+    while let Ok(seen) = seen.try_recv() {
+        for (count, name) in counts.iter_mut().zip(["INCR", "GET", "APPEND"]) {
+            *count += usize::from(seen.command.starts_with(name));
+        }
+    }
+    assert_eq!(counts, [2, 3, 1]);
 }

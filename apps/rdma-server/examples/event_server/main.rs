@@ -22,28 +22,30 @@
 
 mod service;
 
+use std::error::Error;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use any_backend::{AnyBackend, BackendName, Verbs, either, softsim};
+use clap::Parser;
+use connection_args::Network;
 use rdma_conn::Descriptors;
-use rdma_program::Network;
 use rdma_server::affinity::{Cpus, Interrupts, devices, pin_thread, thread_cpus};
 use rdma_server::{Address, ConnectionType, EventLoop, Rdma, RdmaSettings, Tcp, Unix, Vector};
 use rdma_server::{BindingId, Server, ServerSettings};
-use rdma_softsim::Fabric;
-use rdma_verbs::{Verbs, locality};
+use rdma_verbs::locality;
 
 use service::{Change, ChangeRequest, StoreService};
 
 #[derive(Parser)]
-#[command(about = "A small RESP key-value server on TCP, Unix sockets and RDMA")]
+#[command(version, about = "A small RESP key-value server on TCP, Unix sockets and RDMA")]
 struct Arguments {
-    /// The RDMA backend.
-    #[arg(long, value_enum, default_value = "verbs")]
-    backend: Backend,
+    /// The RDMA backend. In softsim, clients here try the server.
+    #[arg(long, value_enum, default_value_t)]
+    backend: BackendName,
     /// Addresses for TCP.
     #[arg(long)]
     tcp: Vec<SocketAddr>,
@@ -79,17 +81,18 @@ struct Arguments {
     network: Network,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Backend {
-    /// librdmacm and libibverbs.
-    Verbs,
-    /// An RDMA fabric inside this process, with clients that try the server.
-    Softsim,
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
+    rdma_program::run(|arguments| match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("event_server: {error}");
+            ExitCode::from(rdma_program::status(&*error))
+        }
+    })
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
-    let mut arguments = Arguments::parse();
+fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     if let (Some(cpus), Some(device)) = (&arguments.pin_vectors, &arguments.device) {
         let pinned = Interrupts::of(device)?.pin(cpus)?;
         println!("{pinned} completion vectors of {device} sent to CPUs {cpus}");
@@ -100,37 +103,38 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if arguments.doctor {
         return Ok(diagnose(arguments.device.as_deref())?);
     }
-    match arguments.backend {
-        Backend::Verbs => {
-            if arguments.cpus.is_none()
-                && let Err(error) = pin_near(&arguments.rdma)
-            {
-                println!(
-                    "event_server: on all CPUs, as it cannot choose those near the RDMA device: {error}"
-                );
-            }
-            let rdma = if arguments.rdma.is_empty() { None } else { Some(Rdma::new(Verbs::load()?)) };
-            let mut server = Running::new(&arguments, rdma)?;
-            loop {
-                server.turn(None)?;
-            }
-        }
-        Backend::Softsim => {
-            // The fabric's server has the loopback address, so that TCP and RDMA share it.
-            let fabric = Fabric::new();
-            let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
-            let rdma = Rdma::new(fabric.host(&[loopback.ip()]));
-            arguments.tcp = vec![loopback];
-            let mut server = Running::new(&arguments, Some(rdma.clone()))?;
-            let at = server.server.local_addrs(server.tcp);
-            server.server.rebind(server.rdma, &at)?;
-            let trial = thread::spawn(move || try_it(&rdma, &at).map_err(|error| error.to_string()));
-            while !trial.is_finished() {
-                server.turn(Some(Duration::from_millis(10)))?;
-            }
-            trial.join().map_err(|_| "the trial panicked")?.map_err(Into::into)
-        }
+    if arguments.backend == BackendName::Softsim {
+        return tried(arguments);
     }
+    if arguments.cpus.is_none()
+        && let Err(error) = pin_near(&arguments.rdma)
+    {
+        println!("event_server: on all CPUs, as it cannot choose those near the RDMA device: {error}");
+    }
+    let mut server = if arguments.rdma.is_empty() {
+        Running::new(&arguments, None::<Rdma<Verbs>>)?
+    } else {
+        let backend = AnyBackend::open(arguments.backend, Ipv4Addr::UNSPECIFIED.into())?;
+        either!(backend, AnyBackend(backend) => Running::new(&arguments, Some(Rdma::new(backend)))?)
+    };
+    loop {
+        server.turn(None)?;
+    }
+}
+
+fn tried(mut arguments: Arguments) -> Result<(), Box<dyn Error>> {
+    // The fabric's server has the loopback address, so that TCP and RDMA share it.
+    let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+    let rdma = Rdma::new(softsim(loopback.ip()));
+    arguments.tcp = vec![loopback];
+    let mut server = Running::new(&arguments, Some(rdma.clone()))?;
+    let at = server.server.local_addrs(server.tcp);
+    server.server.rebind(server.rdma, &at)?;
+    let trial = thread::spawn(move || try_it(&rdma, &at).map_err(|error| error.to_string()));
+    while !trial.is_finished() {
+        server.turn(Some(Duration::from_millis(10)))?;
+    }
+    trial.join().map_err(|_| "the trial panicked")?.map_err(Into::into)
 }
 
 struct Running {

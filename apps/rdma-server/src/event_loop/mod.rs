@@ -38,7 +38,7 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    crate::transport::setters! {
+    rdma_proto::setters! {
         handshake: Duration,
         linger: Duration,
     }
@@ -80,7 +80,7 @@ pub struct EventLoop<S> {
 /// [`Server::turn`](crate::Server::turn) return, once for each listener. The next turn continues
 /// with all others. The program may listen again once the device is back.
 #[derive(Debug, thiserror::Error)]
-#[error("nobody can connect to {} any more: {source}; listen there again when that is mended",
+#[error("{} accepts no connections any more: {source}; listen there again when that is mended",
     address.as_ref().map_or_else(|| "a listener".to_owned(), ToString::to_string))]
 #[non_exhaustive]
 pub struct ListenerLost {
@@ -117,6 +117,7 @@ struct Woken(Mutex<Vec<SessionId>>);
 
 impl Woken {
     fn take(&self, empty: Vec<SessionId>) -> Vec<SessionId> {
+        // Swapped, so that a turn allocates nothing for what was woken.
         std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), empty)
     }
 }
@@ -132,6 +133,7 @@ impl Wake for WakeOne {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
+        // Only noted: handlers run in a turn of the loop, and not inside of a driver.
         self.woken.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
     }
 }
@@ -181,6 +183,7 @@ impl<S> EventLoop<S> {
         let poller = &mut self.poller;
         let id = self.listeners.try_insert_with_key(|id| {
             let source = poller.add(listening.descriptor(), Owner::Listener(id))?;
+            // `Poller::add` reports peers that wait already.
             io::Result::Ok(Listener { listening, handler, source, asked: false, rests_until: None })
         })?;
         Ok(id)
@@ -192,6 +195,7 @@ impl<S> EventLoop<S> {
             self.timers.set(Owner::Listener(id), &mut listener.rests_until, None);
             self.poller.remove(listener.source, listener.listening.descriptor());
         }
+        // A listener holds the endpoint of its type, and may have been its last user.
         self.retire_drivers();
     }
 
@@ -219,6 +223,7 @@ impl<S> EventLoop<S> {
         let transport = with.connect(self.id, to, from)?;
         let id = self.insert(Session::new(transport, SessionState::Connecting));
         self.begin_handshake(id, handler);
+        // It may be established already, with no event to come: a Unix socket is.
         self.make_pending(id);
         Ok(id)
     }
@@ -234,6 +239,7 @@ impl<S> EventLoop<S> {
         from: Option<&Address>,
         timeout: Duration,
     ) -> io::Result<SessionId> {
+        // Not in the loop before it is established, so that no handler of it is called meanwhile.
         let mut connection = Session::new(with.connect(self.id, to, from)?, SessionState::Connecting);
         connection.wait_established(timeout)?;
         Ok(self.insert(connection))
@@ -263,6 +269,7 @@ impl<S> EventLoop<S> {
     pub fn refuse(&mut self, id: SessionId, why: &'static [u8]) -> io::Result<()> {
         if let Some(connection) = self.get_mut(id).filter(|connection| connection.is_establishing()) {
             connection.economize(why);
+            // Counts until `turn::remove` finds the refusal in the session.
             self.refusing += 1;
         }
         self.accept(id, turn::say_why)
@@ -280,6 +287,7 @@ impl<S> EventLoop<S> {
 
     /// Returns a connection, unless it was closed.
     pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session<S>> {
+        // The caller may set handlers that are due already.
         self.touch(id);
         self.connections.get_mut(id).filter(|connection| connection.loop_state.stage == Stage::Owned)
     }
@@ -325,10 +333,14 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Ends a connection at once. Bytes that have not arrived may be lost.
+    /// Ends a connection at once. Bytes that have not arrived may be lost. The peer sees that, by a
+    /// reset over TCP and a missing `close_notify` over TLS. RDMA and Unix sockets have one kind of
+    /// end.
     pub fn abort(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         connection.forget_handlers();
+        connection.transport().reset();
+        // `part` takes a time that has passed for an abort.
         connection.loop_state.deadline = Some(Instant::now());
         if connection.loop_state.stage == Stage::Owned {
             self.close(id);
@@ -339,6 +351,7 @@ impl<S> EventLoop<S> {
     pub fn has_pending(&mut self) -> bool {
         self.take_woken();
         self.settle_touched();
+        // A turn returns one lost listener at a time.
         !self.pending.is_empty() || !self.asked.is_empty() || !self.lost.is_empty()
     }
 
@@ -347,6 +360,7 @@ impl<S> EventLoop<S> {
         self.take_woken();
         self.settle_touched();
         let mut pending = std::mem::take(&mut self.spare);
+        // What handlers make pending meanwhile waits for the next turn: each is called once.
         std::mem::swap(&mut pending, &mut self.pending);
         let count = pending.len();
         for id in pending.drain(..) {
@@ -367,6 +381,7 @@ impl<S> EventLoop<S> {
         for id in self.listeners.keys().collect::<Vec<_>>() {
             self.close_listener(id);
         }
+        // Otherwise a turn below returns that error, and ends this early.
         self.lost.clear();
         for id in self.connections.keys().collect::<Vec<_>>() {
             self.close(id);

@@ -23,6 +23,7 @@ impl<S> EventLoop<S> {
     /// the latter case the next turn continues with the others.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.has_pending() {
+            // Polled although there is work: busy connections must not starve the others.
             self.poll(Some(Duration::ZERO))?;
         } else if let Some(driver) = self.only_driver() {
             let timeout = timeout.into_iter().chain(self.timers_due()).min();
@@ -30,9 +31,11 @@ impl<S> EventLoop<S> {
         } else {
             self.poll(self.wait_at_most(timeout))?;
         }
+        // Listeners that ask again meanwhile have their next turn.
         for id in std::mem::take(&mut self.asked) {
             self.accept_some(id);
         }
+        // A loop without timers reads no clock.
         let now = self.timers.nearest().map(|_| Instant::now());
         while let Some(owner) = now.and_then(|now| self.timers.take(now)) {
             match owner {
@@ -41,8 +44,10 @@ impl<S> EventLoop<S> {
                     if let Some(listener) = self.listeners.get_mut(id) {
                         listener.rests_until = None;
                     }
+                    // Peers that came while it rested were reported then, and edges come once.
                     self.ask(id);
                 }
+                // Times of drivers are asked for in `wait_at_most`.
                 Owner::Driver(_) => {}
             }
         }
@@ -72,6 +77,7 @@ impl<S> EventLoop<S> {
                 }
             }
         }
+        // A driver's turn is bounded, and its descriptor reports the rest by no further edge.
         for Driven { driver, .. } in self.drivers.values() {
             if driver.next_timeout() == Some(Duration::ZERO) {
                 driver.drive();
@@ -113,8 +119,9 @@ impl<S> EventLoop<S> {
                 }
                 // Concerns only its sender (VR-SEC-004).
                 Ok(Accepted::Lost(error)) => {
-                    tracing::debug!(%error, at = ?listener.listening.local_addr(), "a request came to nothing");
+                    tracing::debug!(%error, at = ?listener.listening.local_addr(), "a request failed");
                 }
+                // The queue is empty, so the next peer makes an edge.
                 Ok(Accepted::Nobody) => return,
                 Ok(Accepted::Over(source)) => {
                     let address = listener.listening.local_addr();
@@ -176,6 +183,7 @@ impl<S> EventLoop<S> {
                     self.remove(id);
                 }
             }
+            // One of its handlers runs; `call` parts with it afterwards.
             Stage::Leaving => {}
             Stage::Owned if connection.is_establishing() => self.dispatch_handshake(id),
             Stage::Owned => {
@@ -192,6 +200,7 @@ impl<S> EventLoop<S> {
 
     fn dispatch_handshake(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
+        // It waits to be accepted.
         if connection.loop_state.handshake.is_none() {
             return;
         }
@@ -201,6 +210,7 @@ impl<S> EventLoop<S> {
             }
             connection.fail(io::Error::new(ErrorKind::TimedOut, "the handshake took too long"));
         }
+        // Before the handler, which may close the connection and so set another.
         connection.loop_state.deadline = None;
         if let Some(handler) = connection.loop_state.handshake.take() {
             self.call(id, handler);
@@ -224,13 +234,15 @@ impl<S> EventLoop<S> {
         let linger = self.timeouts.linger;
         let Some(connection) = self.connections.get_mut(id) else { return };
         connection.loop_state.stage = Stage::Parting;
+        // `EventLoop::abort` has set it to the time of the call.
         let aborted = connection.loop_state.deadline.is_some_and(|at| at <= Instant::now());
-        if aborted || matches!(connection.state(), SessionState::Closed | SessionState::Error) {
+        if aborted || connection.state() == SessionState::Error {
             self.remove(id);
             return;
         }
         connection.loop_state.deadline = Instant::now().checked_add(linger);
         connection.transport().begin_close(linger);
+        // It may be over at once, with no event to come.
         self.make_pending(id);
     }
 
@@ -243,6 +255,7 @@ impl<S> EventLoop<S> {
         {
             self.poller.remove(source, fd);
         }
+        // Before drivers are counted: it may hold one.
         drop(connection);
         self.retire_drivers();
     }
@@ -250,6 +263,7 @@ impl<S> EventLoop<S> {
     pub(super) fn retire_drivers(&mut self) {
         let poller = &mut self.poller;
         self.drivers.retain(|_, Driven { driver, source }| {
+            // Listeners and transports hold the others.
             let used = Arc::strong_count(driver) > 1;
             if !used {
                 poller.remove(*source, driver.descriptor());
@@ -303,6 +317,7 @@ impl<S> EventLoop<S> {
         if connection.loop_state.registered.is_some() {
             return Ok(());
         }
+        // For both directions, once: a change of interest then costs no system call.
         let registered = match connection.transport().source(Interest::BOTH) {
             Source::Own(fd, _) => Registered::Own(self.poller.add(fd, Owner::Session(id))?),
             Source::Shared(driver) => {

@@ -85,6 +85,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     pub(super) fn is_open(&self, id: ConnectionId) -> io::Result<bool> {
         let mut inner = self.lock();
         let opened = inner.members.get(id).is_some_and(|member| member.opened);
+        // One that was open reports its end by reading, after the bytes that came before it.
         if !opened {
             inner.endpoint()?.check(id)?;
         }
@@ -152,6 +153,7 @@ impl<B: Descriptors> Inner<B> {
         if let Err(error) = take(&mut self.endpoint) {
             tracing::error!(%error, "the RDMA connections of a loop are lost");
             self.failure = Some(error);
+            // All of them, so that each reports the failure.
             wakers.extend(self.members.values().filter_map(|member| member.waker.clone()));
             return wakers;
         }
@@ -197,6 +199,7 @@ impl<B: Descriptors> Driver for SharedEndpoint<B> {
 
     fn next_timeout(&self) -> Option<Duration> {
         let inner = self.lock();
+        // Nothing is due any more: a time that has passed would keep the loop awake.
         if inner.failure.is_some() {
             return None;
         }

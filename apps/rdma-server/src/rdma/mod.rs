@@ -9,13 +9,12 @@ mod endpoint;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use rdma_conn::{Descriptors, Limits, Listener, Options, Request};
+use rdma_conn::{Descriptors, Limits, Listener, Options, Request, is_one_machine};
 
 use crate::address::Address;
 use crate::transport::{
@@ -68,7 +67,7 @@ impl RdmaSettings {
     /// clients with the default window of 1 MiB.
     pub const REGISTERED_BYTES: u64 = 2 << 30;
 
-    crate::transport::setters! {
+    rdma_proto::setters! {
         server: Options,
         client: Options,
         vector: Vector,
@@ -123,6 +122,7 @@ impl<B: Descriptors> Rdma<B> {
     fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
+        // An endpoint ends with its last connection and listener. The loop may make another.
         all.retain(|(_, shared)| shared.strong_count() > 0);
         if let Some(shared) = all.iter().find_map(|(id, shared)| (*id == on).then(|| shared.upgrade())?) {
             return Ok(shared);
@@ -186,6 +186,7 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
             Err(error) => return Err(error.into()),
         };
         let settings = *locked(&self.settings);
+        // Chosen for each connection, so that random vectors spread the interrupts.
         let options = settings.server.completion_vector(settings.vector.choose());
         Ok(Accepted::Connection(Box::new(RdmaTransport {
             shared: Arc::clone(&self.shared),
@@ -256,17 +257,20 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     }
 
     fn economize(&mut self) {
+        // Once it is accepted, the connection's memory is registered.
         if let Step::Requested { options, .. } = &mut self.step {
             *options = brief(*options);
         }
     }
 
     fn establish(&mut self) -> io::Result<bool> {
+        // Looked at before it is taken: no other step may be replaced.
         if let Step::Requested { .. } = self.step
             && let Step::Requested { request, options } = std::mem::replace(&mut self.step, Step::Over)
         {
             let id = self.shared.accept(request, options)?;
             self.step = Step::Member(id);
+            // It was set when there was no connection to wake by it.
             if let Some(waker) = &self.waker {
                 self.shared.set_waker(id, waker);
             }
@@ -285,6 +289,7 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     fn shutdown(&mut self, linger: Duration) {
         match self.step {
             Step::Member(id) => self.shared.shutdown(id, linger),
+            // Dropping a request rejects the peer.
             Step::Requested { .. } | Step::Over => self.step = Step::Over,
         }
     }
@@ -315,8 +320,8 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
         match &self.step {
             // The peer's own claim: a peer that does not even claim to be local is not.
             Step::Requested { request, .. } => {
-                let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
-                request.peer_addr().is_some() && ip(request.local_addr()) == ip(request.peer_addr())
+                let path = request.local_addr().zip(request.peer_addr());
+                path.is_some_and(|(here, there)| is_one_machine(here.ip(), there.ip()))
             }
             // VR-SEC-008: a device has no loopback interface: "local" is a path that leads back.
             Step::Member(id) => self.shared.with(*id, |connection| connection.is_local()).unwrap_or(false),
@@ -333,6 +338,7 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
 
     fn ready(&mut self) -> Interest {
         let Step::Member(id) = self.step else { return Interest::NONE };
+        // Nothing is read any more, and only the end is awaited.
         if self.closing {
             return Interest { read: self.shared.has_ended(id), write: false };
         }

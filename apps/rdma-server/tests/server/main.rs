@@ -2,6 +2,8 @@
 
 mod addresses;
 mod admission;
+mod ends;
 mod harness;
 mod memory;
+mod oracle;
 mod replies;

@@ -25,7 +25,7 @@ macro_rules! contract {
                     the_read_handler_comes_first, a_barrier_puts_the_write_handler_first,
                     a_handler_may_close_its_own_connection, a_handler_may_close_the_other_end,
                     an_idle_loop_has_nothing_pending;
-                closing: a_close_delivers_what_was_written, the_end_is_read_and_then_writes_fail, a_shutdown_ends_both_directions,
+                closing: a_close_delivers_what_was_written, the_end_is_read_and_then_writes_fail_if_both_directions_have_ended, a_shutdown_ends_both_directions,
                     an_aborted_connection_ends_for_its_peer, nothing_is_left_after_closing;
                 listening: connecting_without_a_listener_fails_once, a_taken_address_is_refused, a_listener_may_be_closed_before_its_connections,
                     a_connection_can_be_refused, many_connections_at_once, a_crowd_does_not_hold_the_loop,

@@ -12,40 +12,6 @@ fn only(event: AsyncEvent) -> Vec<NoticeKind> {
     vec![NoticeKind::Async(event)]
 }
 
-/// IBA 9.9.3.1.3: a refusal that no receive can report is reported by an event, to the responder
-/// alone.
-#[test]
-fn a_refused_write_is_told_to_the_responder_by_an_event() {
-    let mut w = World::new(&Setup { access: Access::LOCAL_WRITE, ..Setup::default() });
-    w.b.receive(&mut w.model, 9, 0, 64).unwrap();
-    w.a.post(&mut w.model, 1, SendOp::Write(w.b.remote(0)), 4).unwrap();
-    assert_eq!(told(&mut w.model, &w.b), only(AsyncEvent::QpAccessErr));
-    assert_eq!(told(&mut w.model, &w.a), []);
-    w.end();
-}
-
-#[test]
-fn a_refused_write_that_consumed_a_receive_is_told_by_that() {
-    let mut w = World::new(&Setup { access: Access::LOCAL_WRITE, ..Setup::default() });
-    w.b.receive(&mut w.model, 9, 0, 64).unwrap();
-    w.a.post(&mut w.model, 1, SendOp::WriteImmediate(w.b.remote(0), Immediate(4)), 4).unwrap();
-    assert_eq!(w.b.completions(&mut w.model), [(9, Err(CompletionStatus::LOC_ACCESS_ERR))]);
-    assert_eq!(told(&mut w.model, &w.b), []);
-    w.end();
-}
-
-/// `ibv_get_async_event(3)`: a lost completion queue is reported to every queue pair on it.
-#[test]
-fn a_lost_queue_is_told_to_those_on_it() {
-    let mut w = World::new(&Setup { completions: 1, ..Setup::default() });
-    for id in 0..2 {
-        w.a.post(&mut w.model, id, SendOp::Write(w.b.remote(0)), 4).unwrap();
-    }
-    assert_eq!(told(&mut w.model, &w.a), only(AsyncEvent::CqErr));
-    assert_eq!(told(&mut w.model, &w.b), []);
-    w.end();
-}
-
 /// `rdma_notify(3)`: with the peer's first message its RTU is not needed any more.
 #[test]
 fn a_first_message_before_the_word_establishes() {

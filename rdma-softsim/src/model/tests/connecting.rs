@@ -24,18 +24,6 @@ fn a_connection_is_made_in_three_messages() {
 }
 
 #[test]
-fn data_may_come_before_established_is_read() {
-    let mut w = World::half_open(&Setup::default());
-    w.b.receive(&mut w.model, 9, 0, 64).unwrap();
-    w.model.accept(w.b.id, &PARAMS, &[]).unwrap();
-    w.pass(Duration::ZERO);
-    assert!(matches!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Established(_))));
-    w.a.post(&mut w.model, 1, SendOp::Send, 4).unwrap();
-    assert_eq!(w.b.completions(&mut w.model), [(9, Ok(recv(4)))]);
-    w.end();
-}
-
-#[test]
 fn what_is_sent_before_the_active_side_is_ready_waits_for_the_ack_timer() {
     let mut w = World::half_open(&Setup::default());
     w.a.receive(&mut w.model, 9, 0, 64).unwrap();
@@ -46,33 +34,6 @@ fn what_is_sent_before_the_active_side_is_ready_waits_for_the_ack_timer() {
     w.pass(Parameters::default().ack_timeout);
     assert_eq!(w.a.completions(&mut w.model), [(9, Ok(recv(4)))]);
     w.end();
-}
-
-#[test]
-fn nobody_listens() {
-    let (mut model, host, _) = hosts(Parameters::default());
-    let channel = model.create_channel(host).unwrap();
-    let id = resolved(&mut model, channel, ip(2));
-    equip(&mut model, host, channel, id, &Setup::default());
-    model.connect(id, &PARAMS, &[]).unwrap();
-    pass(&mut model, Duration::ZERO);
-    assert_eq!(notice(&mut model, channel), Some(NoticeKind::Rejected(8)));
-}
-
-#[test]
-fn a_request_can_be_rejected_or_dropped() {
-    for drop in [false, true] {
-        let mut w = World::half_open(&Setup::default());
-        if drop {
-            w.model.destroy_identifier(w.b.id);
-        } else {
-            w.model.reject(w.b.id, &[0; 148]).unwrap();
-            assert!(matches!(w.model.accept(w.b.id, &PARAMS, &[]), Err(Error::State(_))));
-        }
-        w.pass(Duration::ZERO);
-        assert_eq!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Rejected(28)));
-        w.end();
-    }
 }
 
 #[test]
@@ -212,7 +173,7 @@ fn listening_addresses() {
     let other = listen("10.0.0.1:0").unwrap();
     let port = |id| model.local_addr(id).unwrap().port();
     assert!(port(any) != 0 && port(other) != 0 && port(any) != port(other));
-    let found = |address: &str| model.hosts.get(host).unwrap().listener(address.parse().unwrap());
+    let found = |address: &str| model.hosts.get(host).unwrap().listeners.at(address.parse().unwrap());
     assert_eq!((found("10.0.0.1:70"), found("10.0.0.3:70")), (Some(one), None));
     assert_eq!((found("10.0.0.3:71"), found("[fd00::1]:71")), (Some(all), Some(six)));
     assert_eq!((found("10.0.0.3:72"), found("[fd00::1]:72")), (None, Some(only_six)));
@@ -251,27 +212,6 @@ fn the_backlog_is_of_requests_that_nobody_read() {
 }
 
 #[test]
-fn migration_takes_unread_events_along() {
-    let mut w = World::half_open(&Setup::default());
-    let other = w.model.create_channel(w.a.host).unwrap();
-    w.model.accept(w.b.id, &PARAMS, &[]).unwrap();
-    w.pass(Duration::ZERO);
-    w.model.wakes.clear();
-    w.model.migrate(w.a.id, other).unwrap();
-    assert_eq!(w.model.wakes().collect::<Vec<_>>(), [Wake::Events(other)]);
-    assert_eq!(notice(&mut w.model, w.a.channel), None);
-    assert_eq!(notice(&mut w.model, other), Some(NoticeKind::Established(as_received(PARAMS))));
-    w.model.disconnect(w.a.id).unwrap();
-    w.model.destroy_identifier(w.b.id);
-    w.pass(Duration::ZERO);
-    assert_eq!(notice(&mut w.model, other), Some(NoticeKind::Disconnected));
-    assert!(matches!(w.model.migrate(w.a.id, w.b.channel), Err(Error::Argument(_))));
-    w.model.migrate(w.a.id, w.a.channel).unwrap();
-    w.model.destroy_channel(other);
-    w.end();
-}
-
-#[test]
 fn a_wake_is_taken_back_even_if_the_event_was() {
     let (mut model, host, _) = hosts(Parameters::default());
     let channel = model.create_channel(host).unwrap();
@@ -283,28 +223,6 @@ fn a_wake_is_taken_back_even_if_the_event_was() {
     let taken = model.take_notice(channel).unwrap();
     assert!(taken.notice.is_none() && taken.emptied);
     assert!(!model.take_notice(channel).unwrap().emptied);
-}
-
-#[test]
-fn migrating_a_listener_takes_its_requests_along() {
-    let (mut model, a, b) = hosts(Parameters::default());
-    let [first, second] = [0; 2].map(|_| model.create_channel(b).unwrap());
-    let (listener, _) = model.listen(first, SocketAddr::new(ip(2), PORT), 0).unwrap();
-    let channel = model.create_channel(a).unwrap();
-    let id = resolved(&mut model, channel, ip(2));
-    equip(&mut model, a, channel, id, &Setup::default());
-    model.connect(id, &PARAMS, &[]).unwrap();
-    pass(&mut model, Duration::ZERO);
-    model.migrate(listener, second).unwrap();
-    model.destroy_channel(first);
-    let Some(NoticeKind::ConnectRequest { id: child, .. }) = notice(&mut model, second) else {
-        panic!("no request")
-    };
-    // Its later events arrive there too.
-    model.destroy_identifier(id);
-    pass(&mut model, Duration::ZERO);
-    assert_eq!(notice(&mut model, second), Some(NoticeKind::Rejected(4)));
-    assert_eq!(model.identifiers.get(child).unwrap().channel, second);
 }
 
 #[test]
@@ -336,4 +254,34 @@ fn calls_out_of_order_are_errors() {
     refused(w.model.accept(w.b.id, &PARAMS, &[]));
     refused(w.model.reject(w.b.id, &[]));
     w.end();
+}
+
+/// A port without a listener is found wherever it is, and one that is free again is given out.
+#[cfg(not(miri))]
+#[test]
+fn the_last_free_port_is_found() {
+    let (mut model, host, _) = hosts(Parameters::default());
+    let channel = model.create_channel(host).unwrap();
+    let listen = |model: &mut Model, port| model.listen(channel, SocketAddr::new(ip(1), port), 0);
+    let listeners: Vec<_> = (49152..=65535)
+        .map(|port| {
+            let (id, _) = listen(&mut model, 0).unwrap();
+            assert_eq!(model.local_addr(id).unwrap().port(), port);
+            id
+        })
+        .collect();
+    assert_eq!(listen(&mut model, 0), Err(Error::NoFreePort));
+    for place in [0, 7000, listeners.len() - 1] {
+        let (id, port) = (listeners[place], 49152 + place as u16);
+        assert!(matches!(listen(&mut model, port), Err(Error::AddressInUse(_))));
+        model.destroy_identifier(id);
+        // Connections leave their port to others.
+        for _ in 0..2 {
+            let (bound, _) = model.create_identifier(channel).unwrap();
+            model.bind(bound, SocketAddr::new(ip(1), 0)).unwrap();
+            assert_eq!(model.local_addr(bound).unwrap().port(), port);
+        }
+        let (id, _) = listen(&mut model, 0).unwrap();
+        assert_eq!(model.local_addr(id).unwrap().port(), port);
+    }
 }

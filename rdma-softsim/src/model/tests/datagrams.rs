@@ -57,7 +57,7 @@ impl Two {
     }
 
     fn held(&self) -> usize {
-        self.model.store.held.load(Relaxed)
+        self.model.flights.store.held.load(Relaxed)
     }
 }
 
@@ -82,7 +82,7 @@ fn waiting_datagrams_are_bounded_and_end_with_their_queue_pair() {
         assert!(two.model.next_freight().is_none());
     }
     let mut two = Two::new();
-    two.model.store.held.store((64 << 20) - 100, Relaxed);
+    two.model.flights.store.held.store((64 << 20) - 100, Relaxed);
     for _ in 0..10 {
         two.send();
     }

@@ -24,7 +24,7 @@ fn at(ip: IpAddr) -> SocketAddr {
 fn an_identifier_goes_to_the_device_of_its_address() {
     let (mut model, [first, second], peer) = machines();
     let channel = model.create_channel(first).unwrap();
-    let device = |model: &Model, id| model.identifiers.get(id).unwrap().host;
+    let device = |model: &Model, id| model.manager.get(id).unwrap().host;
     let (bound, _) = model.create_identifier(channel).unwrap();
     model.bind(bound, at(other(1))).unwrap();
     assert_eq!(device(&model, bound), second);
@@ -62,7 +62,7 @@ fn what_listens_everywhere_listens_on_all_devices() {
         let Some(NoticeKind::ConnectRequest { id: child, .. }) = notice(&mut model, listening) else {
             panic!("no request");
         };
-        assert_eq!(model.identifiers.get(child).unwrap().host, device);
+        assert_eq!(model.manager.get(child).unwrap().host, device);
         // Memory and queues count on the requested device, and on no other.
         let side = equip(&mut model, device, listening, child, &Setup::default());
         assert_eq!(model.pairs.get(side.pair).unwrap().host, device);
@@ -83,8 +83,8 @@ fn what_listens_everywhere_listens_on_a_device_that_comes_later() {
     let (listener, _) = model.listen(channel, everywhere, 1).unwrap();
     let (elsewhere, _) = model.listen(channel, SocketAddr::new(ip(1), PORT + 1), 1).unwrap();
     let second = model.add_device(first, &[other(1)], Limits::default());
-    let listeners = |model: &Model| model.hosts.get(second).unwrap().listeners.clone();
-    assert_eq!(listeners(&model).into_iter().collect::<Vec<_>>(), [(everywhere, listener)]);
+    let listeners = |model: &Model| model.hosts.get(second).unwrap().listeners.list();
+    assert_eq!(listeners(&model), [(everywhere, listener)]);
     model.destroy_identifier(listener);
     assert!(listeners(&model).is_empty());
     model.destroy_identifier(elsewhere);

@@ -1,6 +1,6 @@
 //! The order of events.
 
-use super::super::event_queue::EventQueue;
+use super::super::base::event_queue::EventQueue;
 use super::millis;
 use proptest::prelude::*;
 use rdma_backend::time::Instant;

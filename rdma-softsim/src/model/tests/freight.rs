@@ -1,24 +1,30 @@
 //! Messages with an end in another process while their bytes are in flight.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::*;
-use crate::model::freight::Held;
+use crate::model::flights::freight::Held;
 use crate::request::{Atomic, Rights};
 
 /// Where programs have their memory.
 pub(super) const AT: u64 = 0x10_0000;
 pub(super) const LEN: usize = 600_000;
 
-pub(super) struct Far(Mutex<Vec<u8>>);
+/// Its bytes, and how many accesses of others have ended.
+pub(super) struct Far(Mutex<Vec<u8>>, AtomicU64);
 
 impl Far {
     pub(super) fn new(byte: u8) -> Self {
-        Self(Mutex::new(vec![byte; LEN]))
+        Self(Mutex::new(vec![byte; LEN]), AtomicU64::new(0))
     }
 }
 
 impl ForeignMemory for Far {
+    fn progress(&self) -> u64 {
+        self.1.load(Relaxed)
+    }
+
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         into.copy_from_slice(&self.0.lock().unwrap()[offset..][..into.len()]);
         true
@@ -28,6 +34,11 @@ impl ForeignMemory for Far {
         self.0.lock().unwrap()[offset..][..from.len()].copy_from_slice(from);
         true
     }
+}
+
+/// When a message without progress is given up, that may take this long.
+fn given_up(patience: Duration) -> Duration {
+    patience * 5 / 4
 }
 
 /// Two programs whose bytes the test moves, and their regions.
@@ -119,6 +130,39 @@ fn what_is_behind_a_message_waits_until_its_bytes_are_there() {
     assert_eq!(p.completions(), [(3, Ok(Completed::Read))]);
 }
 
+/// A message that waits for others in the same memory is not late, and neither is a long one whose
+/// own steps take long, together.
+#[test]
+fn a_message_is_late_only_without_progress() {
+    let reach = Parameters::default().reach;
+    for reads in [false, true] {
+        let mut p = Programs::new();
+        p.post(1, if reads { SendOp::Read } else { SendOp::Write }, LEN);
+        let mut freight = if reads { p.w.model.next_freight().expect("a message") } else { p.first_step() };
+        for _ in 0..10 {
+            p.w.pass(reach);
+            p.memory[1].1.fetch_add(1, Relaxed);
+        }
+        for _ in 0..4 {
+            p.w.pass(reach);
+            freight.step();
+        }
+        assert_eq!(p.completions(), []);
+        p.arrive(freight);
+        let done = if reads { Completed::Read } else { Completed::Write };
+        assert_eq!(p.completions(), [(1, Ok(done))]);
+        // Accesses to the memory that it does not wait for do not count.
+        p.post(2, SendOp::Write, LEN);
+        let kept = p.w.model.next_freight().expect("a message");
+        for _ in 0..5 {
+            p.memory[1].1.fetch_add(1, Relaxed);
+            p.w.pass(reach / 4);
+        }
+        assert_eq!(p.completions(), [(2, Err(CompletionStatus::LOC_PROT_ERR))]);
+        p.arrive(kept);
+    }
+}
+
 /// A page of the peer's that never comes makes the peer unresponsive: the requester retries, and
 /// gives up.
 #[test]
@@ -128,7 +172,7 @@ fn a_peer_whose_memory_is_not_reached_does_not_answer() {
     p.post(1, SendOp::Write, 10);
     // Read, and not written.
     let mut kept = vec![p.first_step()];
-    p.w.pass(parameters.reach - millis(1));
+    p.w.pass(given_up(parameters.reach) - millis(1));
     assert_eq!(p.completions(), []);
     p.w.pass(millis(1));
     for _ in 0..PARAMS.retry_count {
@@ -137,7 +181,7 @@ fn a_peer_whose_memory_is_not_reached_does_not_answer() {
         // A repetition has no more time than that.
         kept.push(p.first_step());
         assert_eq!(p.completions(), []);
-        p.w.pass(parameters.ack_timeout);
+        p.w.pass(given_up(parameters.ack_timeout));
     }
     p.w.pass(parameters.ack_timeout);
     assert_eq!(p.completions(), [(1, Err(CompletionStatus::RETRY_EXC_ERR))]);
@@ -154,7 +198,7 @@ fn a_repetition_that_is_reached_is_acknowledged() {
     let parameters = Parameters::default();
     p.post(1, SendOp::Write, 10);
     let late = p.first_step();
-    p.w.pass(parameters.reach);
+    p.w.pass(given_up(parameters.reach));
     p.w.pass(parameters.ack_timeout);
     p.arrive(late);
     assert_eq!(p.completions(), []);
@@ -180,7 +224,7 @@ fn own_memory_that_is_not_reached_is_a_local_error() {
             true => p.first_step(),
             false => p.w.model.next_freight().expect("a message"),
         };
-        p.w.pass(Parameters::default().reach);
+        p.w.pass(given_up(Parameters::default().reach));
         assert_eq!(p.completions(), [(1, Err(CompletionStatus::LOC_PROT_ERR))]);
         p.arrive(kept);
         assert_eq!(p.written(), 0);
@@ -224,14 +268,14 @@ fn what_is_held_on_the_way_is_given_back() {
     let mut p = Programs::new();
     p.post(1, SendOp::Write, LEN);
     let kept = p.first_step();
-    assert_eq!(p.w.model.store.held.load(std::sync::atomic::Ordering::Relaxed), 256 * 1024);
+    assert_eq!(p.w.model.flights.store.held.load(Relaxed), 256 * 1024);
     p.arrive(kept);
-    assert_eq!(p.w.model.store.held.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(p.w.model.flights.store.held.load(Relaxed), 0);
     assert_eq!(p.written(), LEN);
-    p.w.model.store.held.store(64 << 20, std::sync::atomic::Ordering::Relaxed);
+    p.w.model.flights.store.held.store(64 << 20, Relaxed);
     p.post(2, SendOp::Write, LEN);
     let kept = p.first_step();
-    assert_eq!(p.w.model.store.held.load(std::sync::atomic::Ordering::Relaxed), (64 << 20) + 4096);
+    assert_eq!(p.w.model.flights.store.held.load(Relaxed), (64 << 20) + 4096);
     p.arrive(kept);
     assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, Ok(Completed::Write))]);
 }
@@ -243,17 +287,17 @@ fn a_few_buffers_are_kept_for_later_messages() {
     for id in 1..4 {
         p.post(id, SendOp::Write, LEN);
         let kept = p.first_step();
-        assert_eq!(p.w.model.store.spare().len(), 0, "message {id}");
+        assert_eq!(p.w.model.flights.store.spare().len(), 0, "message {id}");
         p.arrive(kept);
-        assert_eq!(p.w.model.store.spare().len(), 1, "message {id}");
+        assert_eq!(p.w.model.flights.store.spare().len(), 1, "message {id}");
     }
-    let mut many = [(); 10].map(|()| Held::new(&p.w.model.store));
+    let mut many = [(); 10].map(|()| Held::new(&p.w.model.flights.store));
     many.iter_mut().for_each(|held| held.widen(256 * 1024));
     drop(many);
-    assert_eq!(p.w.model.store.spare().len(), 8);
+    assert_eq!(p.w.model.flights.store.spare().len(), 8);
     // Shorter ones are not kept.
-    Held::new(&p.w.model.store).widen(4096);
-    assert_eq!(p.w.model.store.spare().iter().map(Vec::len).sum::<usize>(), 8 * 256 * 1024);
+    Held::new(&p.w.model.flights.store).widen(4096);
+    assert_eq!(p.w.model.flights.store.spare().iter().map(Vec::len).sum::<usize>(), 8 * 256 * 1024);
 }
 
 /// An atomic operation whose answer the link loses is done once, and its repetition is answered.
@@ -289,7 +333,7 @@ fn an_atomic_operation_outlasts_a_timer_and_is_not_done_again() {
         let kept = p.w.model.next_freight().expect("the operation");
         p.w.pass(parameters.ack_timeout);
         if !comes {
-            p.w.pass(parameters.reach);
+            p.w.pass(given_up(parameters.reach));
         }
         p.arrive(kept);
         assert!(p.w.model.next_freight().is_none(), "it is not moved again");
@@ -308,12 +352,12 @@ fn an_atomic_operation_without_a_result_is_not_done_again() {
     let parameters = Parameters::default();
     let latency = millis(1);
     let mut p = Programs::new();
-    p.w.model.parameters.latency = latency;
+    p.w.model.set_latency(latency);
     p.post(1, SendOp::Write, 1);
     p.add(2);
     p.w.pass(latency);
     let _late = p.first_step();
-    p.w.pass(parameters.reach);
+    p.w.pass(given_up(parameters.reach));
     p.w.pass(parameters.ack_timeout);
     p.w.pass(latency);
     let again = p.w.model.next_freight().expect("the repetition");

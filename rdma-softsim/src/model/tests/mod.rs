@@ -3,6 +3,7 @@
 mod access;
 mod asynchronous;
 mod connecting;
+mod costs;
 mod datagrams;
 mod devices;
 mod disconnecting;
@@ -23,7 +24,7 @@ use rdma_backend::{
     RemoteAddress, SendOp,
 };
 
-use super::handshake::as_received;
+use super::manager::packet::as_received;
 use super::*;
 use crate::Error;
 use crate::settings::{Limits, Link, Resources};
@@ -112,7 +113,7 @@ pub(super) fn hosts(parameters: Parameters) -> (Model, HostId, HostId) {
 }
 
 pub(super) fn pass(model: &mut Model, by: Duration) {
-    let then = model.event_queue.now().after(by);
+    let then = model.now().after(by);
     model.advance(then);
 }
 
@@ -124,10 +125,10 @@ pub(super) fn notice(model: &mut Model, channel: ChannelId) -> Option<NoticeKind
 pub(super) fn resolved(model: &mut Model, channel: ChannelId, to: IpAddr) -> IdentifierId {
     let (id, _) = model.create_identifier(channel).unwrap();
     model.resolve_address(id, None, SocketAddr::new(to, PORT), millis(100)).unwrap();
-    pass(model, model.parameters.latency);
+    pass(model, model.env.parameters().latency);
     assert_eq!(notice(model, channel), Some(NoticeKind::AddressResolved));
     model.resolve_route(id).unwrap();
-    pass(model, model.parameters.latency);
+    pass(model, model.env.parameters().latency);
     assert_eq!(notice(model, channel), Some(NoticeKind::RouteResolved));
     id
 }
@@ -142,7 +143,7 @@ impl World {
         assert_eq!(notice(model, world.a.channel), Some(NoticeKind::Established(as_received(setup.accept))));
         pass(model, latency);
         assert_eq!(notice(model, world.b.channel), Some(NoticeKind::Established(as_received(setup.connect))));
-        model.wakes.clear();
+        model.wakes().for_each(drop);
         world
     }
 

@@ -5,28 +5,6 @@ use CompletionStatus as Status;
 use rdma_backend::RnrTimer;
 
 #[test]
-fn work_completes_in_order_on_each_side() {
-    let mut w = World::new(&Setup::default());
-    for id in 0..4 {
-        w.b.receive(&mut w.model, 100 + id, 1000 + 8 * id as usize, 8).unwrap();
-    }
-    for id in 0..4 {
-        w.a.fill(0, &[id as u8; 8]);
-        let op = if id == 2 { SendOp::SendImmediate(Immediate(5)) } else { SendOp::Send };
-        w.a.post(&mut w.model, id, op, 8).unwrap();
-    }
-    let sent: Vec<_> = (0..4).map(|id| (id, Ok(Completed::Send))).collect();
-    assert_eq!(w.a.completions(&mut w.model), sent);
-    let with_immediate = Completed::Recv { len: 8, immediate: Some(Immediate(5)) };
-    assert_eq!(
-        w.b.completions(&mut w.model),
-        [(100, Ok(recv(8))), (101, Ok(recv(8))), (102, Ok(with_immediate)), (103, Ok(recv(8)))]
-    );
-    assert_eq!(w.b.bytes(1016, 8), [2; 8]);
-    w.end();
-}
-
-#[test]
 fn numbers_are_given_again_and_completions_of_the_former_owner_are_still_there() {
     let setup = Setup::default();
     let mut w = World::new(&setup);
@@ -40,33 +18,6 @@ fn numbers_are_given_again_and_completions_of_the_former_owner_are_still_there()
     assert_eq!(w.b.completions(&mut w.model), [(7, Ok(recv(8)))]);
     w.model.destroy_pair(pair);
     w.model.destroy_identifier(next);
-    w.end();
-}
-
-#[test]
-fn bytes_are_read_when_the_message_is_executed_unless_inline() {
-    let parameters = Parameters { latency: millis(1), ..Parameters::default() };
-    let mut w = World::new(&Setup { parameters, ..Setup::default() });
-    w.a.fill(0, b"early");
-    let (late, inline) = (w.b.remote(0), w.b.remote(100));
-    let work = |id, op, inline| PostedSend { id, op, local: w.a.part(0, 5), signaled: true, inline };
-    w.a.post_work(&mut w.model, work(1, SendOp::Write(late), false)).unwrap();
-    w.a.post_work(&mut w.model, work(2, SendOp::Write(inline), true)).unwrap();
-    w.a.fill(0, b"later");
-    w.pass(millis(2));
-    assert_eq!(w.b.bytes(0, 5), b"later");
-    assert_eq!(w.b.bytes(100, 5), b"early");
-    w.end();
-}
-
-#[test]
-fn inline_has_a_limit_and_is_not_for_reads() {
-    let mut w = World::new(&Setup::default());
-    let target = w.b.remote(0);
-    let work = |op, len| PostedSend { id: 1, op, local: w.a.part(0, len), signaled: true, inline: true };
-    w.a.post_work(&mut w.model, work(SendOp::Write(target), 64)).unwrap();
-    assert!(matches!(w.a.post_work(&mut w.model, work(SendOp::Write(target), 65)), Err(Error::Argument(_))));
-    assert!(matches!(w.a.post_work(&mut w.model, work(SendOp::Read(target), 4)), Err(Error::Argument(_))));
     w.end();
 }
 
@@ -140,43 +91,6 @@ fn an_unsignaled_failure_is_reported_and_frees_its_slots() {
 }
 
 #[test]
-fn sends_need_a_connection_and_receives_do_not() {
-    let mut w = World::half_open(&Setup::default());
-    assert!(matches!(w.a.post(&mut w.model, 1, SendOp::Send, 4), Err(Error::State(_))));
-    w.a.receive(&mut w.model, 1, 0, 64).unwrap();
-    w.b.receive(&mut w.model, 1, 0, 64).unwrap();
-    w.end();
-}
-
-#[test]
-fn an_event_is_raised_once_and_only_by_what_comes_after_arming() {
-    let mut w = World::new(&Setup::default());
-    let write = SendOp::Write(w.b.remote(0));
-    let wakes = |w: &mut World| w.model.wakes().collect::<Vec<_>>();
-    // Not armed: no event.
-    w.a.post(&mut w.model, 1, write, 4).unwrap();
-    assert_eq!(wakes(&mut w), []);
-    // Armed after it arrived: still none. This is the race that poll, arm, poll again wins.
-    w.model.arm(w.a.queue).unwrap();
-    assert_eq!((wakes(&mut w).len(), w.model.take_events(w.a.queue)), (0, Ok(0)));
-    // The next one raises it, the one after that does not.
-    w.a.post(&mut w.model, 2, write, 4).unwrap();
-    w.a.post(&mut w.model, 3, write, 4).unwrap();
-    assert_eq!(wakes(&mut w), [Wake::Completions(w.a.queue)]);
-    assert_eq!(w.model.take_events(w.a.queue), Ok(1));
-    assert_eq!(w.model.take_events(w.a.queue), Ok(0));
-    assert_eq!(w.a.completions(&mut w.model).len(), 3);
-    // Armed again before the first event is taken: they add up, and the descriptor is raised once.
-    for id in 4..6 {
-        w.model.arm(w.a.queue).unwrap();
-        w.a.post(&mut w.model, id, write, 4).unwrap();
-    }
-    assert_eq!(wakes(&mut w), [Wake::Completions(w.a.queue)]);
-    assert_eq!(w.model.take_events(w.a.queue), Ok(2));
-    w.end();
-}
-
-#[test]
 fn overrun_loses_the_queue_and_its_queue_pairs() {
     let mut w = World::new(&Setup { completions: 4, ..Setup::default() });
     let target = w.b.remote(0);
@@ -193,26 +107,11 @@ fn overrun_loses_the_queue_and_its_queue_pairs() {
     let lost = Error::Overrun { depth: 4 };
     assert_eq!(w.model.poll(w.a.queue, &mut [Completion::EMPTY]), Err(lost));
     assert_eq!(w.model.arm(w.a.queue), Err(lost));
-    assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, queue_pair::QueuePairState::Error);
+    assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, pairs::queue_pair::QueuePairState::Error);
     // The peer notices only by its own requests.
     w.b.post(&mut w.model, 9, SendOp::Write(w.a.remote(0)), 4).unwrap();
     w.pass(Duration::from_secs(1));
     assert_eq!(w.b.completions(&mut w.model), [(9, Err(Status::RETRY_EXC_ERR))]);
-    w.end();
-}
-
-#[test]
-fn a_poll_takes_no_more_than_it_has_room_for() {
-    let mut w = World::new(&Setup::default());
-    let target = w.b.remote(0);
-    for id in 0..3 {
-        w.a.post(&mut w.model, id, SendOp::Write(target), 4).unwrap();
-    }
-    let mut two = [Completion::EMPTY; 2];
-    assert_eq!(w.model.poll(w.a.queue, &mut two), Ok(2));
-    assert_eq!(two.map(|completion| completion.id), [0, 1]);
-    assert_eq!(w.model.poll(w.a.queue, &mut []), Ok(0));
-    assert_eq!(w.model.poll(w.a.queue, &mut two), Ok(1));
     w.end();
 }
 

@@ -1,40 +1,6 @@
 //! RDMA READ.
 
 use super::*;
-use CompletionStatus as Status;
-
-#[test]
-fn a_read_brings_bytes_and_the_peer_sees_nothing() {
-    let mut w = World::new(&Setup::default());
-    w.b.fill(100, b"snapshot");
-    let local = w.a.part(8, 8);
-    let op = SendOp::Read(w.b.remote(100));
-    w.a.post_work(&mut w.model, PostedSend { id: 1, op, local, signaled: true, inline: false }).unwrap();
-    assert_eq!(w.a.completions(&mut w.model), [(1, Ok(Completed::Read))]);
-    assert_eq!(w.a.bytes(8, 8), b"snapshot");
-    assert_eq!(w.b.completions(&mut w.model), []);
-    w.end();
-}
-
-#[test]
-fn a_region_for_reading_only_can_be_read() {
-    let mut w = World::new(&Setup::default());
-    let memory = Arc::new(Memory::zeroed(64).unwrap());
-    let region = w.model.register(w.b.domain, memory, Access::REMOTE_READ).unwrap();
-    let source = RemoteAddress { address: region.address, rkey: region.rkey };
-    w.a.post(&mut w.model, 1, SendOp::Read(source), 64).unwrap();
-    assert_eq!(w.a.completions(&mut w.model), [(1, Ok(Completed::Read))]);
-    w.model.deregister(region.id);
-    w.end();
-}
-
-#[test]
-fn the_answer_needs_memory_that_the_device_may_write() {
-    let mut w = World::new(&Setup { access: Access::REMOTE_READ, ..Setup::default() });
-    w.a.post(&mut w.model, 1, SendOp::Read(w.b.remote(0)), 4).unwrap();
-    assert_eq!(w.a.completions(&mut w.model), [(1, Err(Status::LOC_PROT_ERR))]);
-    w.end();
-}
 
 #[test]
 fn reads_beyond_the_depth_wait_and_so_does_all_behind_them() {

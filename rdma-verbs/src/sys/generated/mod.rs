@@ -34,7 +34,6 @@ pub struct ibv_gid__bindgen_ty_1 {
     pub subnet_prefix: __be64,
     pub interface_id: __be64,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_gid__bindgen_ty_1"][::core::mem::size_of::<ibv_gid__bindgen_ty_1>() - 16usize];
     ["Alignment of ibv_gid__bindgen_ty_1"][::core::mem::align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
@@ -43,7 +42,6 @@ const _: () = {
     ["Offset of field: ibv_gid__bindgen_ty_1::interface_id"]
         [::core::mem::offset_of!(ibv_gid__bindgen_ty_1, interface_id) - 8usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_gid"][::core::mem::size_of::<ibv_gid>() - 16usize];
     ["Alignment of ibv_gid"][::core::mem::align_of::<ibv_gid>() - 8usize];
@@ -98,7 +96,6 @@ pub struct ibv_device_attr {
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_device_attr"][::core::mem::size_of::<ibv_device_attr>() - 232usize];
     ["Alignment of ibv_device_attr"][::core::mem::align_of::<ibv_device_attr>() - 8usize];
@@ -216,7 +213,6 @@ pub union ibv_async_event__bindgen_ty_1 {
     pub wq: *mut ibv_wq,
     pub port_num: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_async_event__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
@@ -233,7 +229,6 @@ const _: () = {
     ["Offset of field: ibv_async_event__bindgen_ty_1::port_num"]
         [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, port_num) - 0usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
     ["Alignment of ibv_async_event"][::core::mem::align_of::<ibv_async_event>() - 8usize];
@@ -317,7 +312,6 @@ pub union ibv_wc__bindgen_ty_1 {
     pub imm_data: __be32,
     pub invalidated_rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_wc__bindgen_ty_1"][::core::mem::size_of::<ibv_wc__bindgen_ty_1>() - 4usize];
     ["Alignment of ibv_wc__bindgen_ty_1"][::core::mem::align_of::<ibv_wc__bindgen_ty_1>() - 4usize];
@@ -326,7 +320,6 @@ const _: () = {
     ["Offset of field: ibv_wc__bindgen_ty_1::invalidated_rkey"]
         [::core::mem::offset_of!(ibv_wc__bindgen_ty_1, invalidated_rkey) - 0usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_wc"][::core::mem::size_of::<ibv_wc>() - 48usize];
     ["Alignment of ibv_wc"][::core::mem::align_of::<ibv_wc>() - 8usize];
@@ -361,7 +354,6 @@ pub struct ibv_mw_bind_info {
     pub length: u64,
     pub mw_access_flags: ::core::ffi::c_uint,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_mw_bind_info"][::core::mem::size_of::<ibv_mw_bind_info>() - 32usize];
     ["Alignment of ibv_mw_bind_info"][::core::mem::align_of::<ibv_mw_bind_info>() - 8usize];
@@ -378,7 +370,6 @@ pub struct ibv_pd {
     pub context: *mut ibv_context,
     pub handle: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_pd"][::core::mem::size_of::<ibv_pd>() - 16usize];
     ["Alignment of ibv_pd"][::core::mem::align_of::<ibv_pd>() - 8usize];
@@ -396,7 +387,6 @@ pub struct ibv_mr {
     pub lkey: u32,
     pub rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_mr"][::core::mem::size_of::<ibv_mr>() - 48usize];
     ["Alignment of ibv_mr"][::core::mem::align_of::<ibv_mr>() - 8usize];
@@ -417,7 +407,6 @@ pub type ibv_mw_type = ::core::ffi::c_uint;
 pub struct ibv_mw {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 32usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_mw"][::core::mem::size_of::<ibv_mw>() - 32usize];
     ["Alignment of ibv_mw"][::core::mem::align_of::<ibv_mw>() - 8usize];
@@ -431,7 +420,6 @@ pub struct ibv_global_route {
     pub hop_limit: u8,
     pub traffic_class: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_global_route"][::core::mem::size_of::<ibv_global_route>() - 24usize];
     ["Alignment of ibv_global_route"][::core::mem::align_of::<ibv_global_route>() - 8usize];
@@ -456,7 +444,6 @@ pub struct ibv_ah_attr {
     pub is_global: u8,
     pub port_num: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_ah_attr"][::core::mem::size_of::<ibv_ah_attr>() - 32usize];
     ["Alignment of ibv_ah_attr"][::core::mem::align_of::<ibv_ah_attr>() - 8usize];
@@ -487,7 +474,6 @@ pub struct ibv_qp_cap {
     pub max_recv_sge: u32,
     pub max_inline_data: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_qp_cap"][::core::mem::size_of::<ibv_qp_cap>() - 20usize];
     ["Alignment of ibv_qp_cap"][::core::mem::align_of::<ibv_qp_cap>() - 4usize];
@@ -510,7 +496,6 @@ pub struct ibv_qp_init_attr {
     pub qp_type: ibv_qp_type,
     pub sq_sig_all: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_qp_init_attr"][::core::mem::size_of::<ibv_qp_init_attr>() - 64usize];
     ["Alignment of ibv_qp_init_attr"][::core::mem::align_of::<ibv_qp_init_attr>() - 8usize];
@@ -593,7 +578,6 @@ pub struct ibv_qp_attr {
     pub alt_timeout: u8,
     pub rate_limit: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_qp_attr"][::core::mem::size_of::<ibv_qp_attr>() - 144usize];
     ["Alignment of ibv_qp_attr"][::core::mem::align_of::<ibv_qp_attr>() - 8usize];
@@ -664,7 +648,6 @@ pub struct ibv_sge {
     pub length: u32,
     pub lkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_sge"][::core::mem::size_of::<ibv_sge>() - 16usize];
     ["Alignment of ibv_sge"][::core::mem::align_of::<ibv_sge>() - 8usize];
@@ -692,7 +675,6 @@ pub union ibv_send_wr__bindgen_ty_1 {
     pub imm_data: __be32,
     pub invalidate_rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_1"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
     ["Alignment of ibv_send_wr__bindgen_ty_1"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
@@ -714,7 +696,6 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     pub remote_addr: u64,
     pub rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_1>() - 16usize];
@@ -733,7 +714,6 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
     pub swap: u64,
     pub rkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_2>() - 32usize];
@@ -755,7 +735,6 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
     pub remote_qpn: u32,
     pub remote_qkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_3"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_3>() - 16usize];
@@ -768,7 +747,6 @@ const _: () = {
     ["Offset of field: ibv_send_wr__bindgen_ty_2__bindgen_ty_3::remote_qkey"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, remote_qkey) - 12usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_2"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
     ["Alignment of ibv_send_wr__bindgen_ty_2"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
@@ -789,7 +767,6 @@ pub union ibv_send_wr__bindgen_ty_3 {
 pub struct ibv_send_wr__bindgen_ty_3__bindgen_ty_1 {
     pub remote_srqn: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_3__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_3__bindgen_ty_1>() - 4usize];
@@ -798,7 +775,6 @@ const _: () = {
     ["Offset of field: ibv_send_wr__bindgen_ty_3__bindgen_ty_1::remote_srqn"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_3__bindgen_ty_1, remote_srqn) - 0usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_3"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
     ["Alignment of ibv_send_wr__bindgen_ty_3"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
@@ -818,7 +794,6 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
     pub rkey: u32,
     pub bind_info: ibv_mw_bind_info,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_1"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() - 48usize];
@@ -838,7 +813,6 @@ pub struct ibv_send_wr__bindgen_ty_4__bindgen_ty_2 {
     pub hdr_sz: u16,
     pub mss: u16,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_2"]
         [::core::mem::size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_2>() - 16usize];
@@ -851,7 +825,6 @@ const _: () = {
     ["Offset of field: ibv_send_wr__bindgen_ty_4__bindgen_ty_2::mss"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, mss) - 10usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr__bindgen_ty_4"][::core::mem::size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
     ["Alignment of ibv_send_wr__bindgen_ty_4"][::core::mem::align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
@@ -860,7 +833,6 @@ const _: () = {
     ["Offset of field: ibv_send_wr__bindgen_ty_4::tso"]
         [::core::mem::offset_of!(ibv_send_wr__bindgen_ty_4, tso) - 0usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_send_wr"][::core::mem::size_of::<ibv_send_wr>() - 128usize];
     ["Alignment of ibv_send_wr"][::core::mem::align_of::<ibv_send_wr>() - 8usize];
@@ -881,7 +853,6 @@ pub struct ibv_recv_wr {
     pub sg_list: *mut ibv_sge,
     pub num_sge: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_recv_wr"][::core::mem::size_of::<ibv_recv_wr>() - 32usize];
     ["Alignment of ibv_recv_wr"][::core::mem::align_of::<ibv_recv_wr>() - 8usize];
@@ -896,7 +867,6 @@ const _: () = {
 pub struct ibv_mw_bind {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 48usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_mw_bind"][::core::mem::size_of::<ibv_mw_bind>() - 48usize];
     ["Alignment of ibv_mw_bind"][::core::mem::align_of::<ibv_mw_bind>() - 8usize];
@@ -907,7 +877,6 @@ const _: () = {
 pub struct ibv_srq {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; by_arch(128, 136)]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_srq"][::core::mem::size_of::<ibv_srq>() - by_arch(128, 136)];
     ["Alignment of ibv_srq"][::core::mem::align_of::<ibv_srq>() - 8usize];
@@ -918,7 +887,6 @@ const _: () = {
 pub struct ibv_wq {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; by_arch(152, 160)]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_wq"][::core::mem::size_of::<ibv_wq>() - by_arch(152, 160)];
     ["Alignment of ibv_wq"][::core::mem::align_of::<ibv_wq>() - 8usize];
@@ -939,7 +907,6 @@ pub struct ibv_qp {
     pub cond: pthread_cond_t,
     pub events_completed: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_qp"][::core::mem::size_of::<ibv_qp>() - by_arch(160, 168)];
     ["Alignment of ibv_qp"][::core::mem::align_of::<ibv_qp>() - 8usize];
@@ -965,7 +932,6 @@ pub struct ibv_comp_channel {
     pub fd: ::core::ffi::c_int,
     pub refcnt: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_comp_channel"][::core::mem::size_of::<ibv_comp_channel>() - 16usize];
     ["Alignment of ibv_comp_channel"][::core::mem::align_of::<ibv_comp_channel>() - 8usize];
@@ -987,7 +953,6 @@ pub struct ibv_cq {
     pub comp_events_completed: u32,
     pub async_events_completed: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_cq"][::core::mem::size_of::<ibv_cq>() - by_arch(128, 136)];
     ["Alignment of ibv_cq"][::core::mem::align_of::<ibv_cq>() - 8usize];
@@ -1009,7 +974,6 @@ const _: () = {
 pub struct ibv_ah {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 24usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_ah"][::core::mem::size_of::<ibv_ah>() - 24usize];
     ["Alignment of ibv_ah"][::core::mem::align_of::<ibv_ah>() - 8usize];
@@ -1020,7 +984,6 @@ const _: () = {
 pub struct ibv_device {
     pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 664usize]>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_device"][::core::mem::size_of::<ibv_device>() - 664usize];
     ["Alignment of ibv_device"][::core::mem::align_of::<ibv_device>() - 8usize];
@@ -1110,7 +1073,6 @@ pub struct ibv_context_ops {
     pub _compat_detach_mcast: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
     pub _compat_async_event: ::core::option::Option<unsafe extern "C" fn() -> *mut ::core::ffi::c_void>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_context_ops"][::core::mem::size_of::<ibv_context_ops>() - 256usize];
     ["Alignment of ibv_context_ops"][::core::mem::align_of::<ibv_context_ops>() - 8usize];
@@ -1189,7 +1151,6 @@ pub struct ibv_context {
     pub mutex: pthread_mutex_t,
     pub abi_compat: *mut ::core::ffi::c_void,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_context"][::core::mem::size_of::<ibv_context>() - by_arch(328, 336)];
     ["Alignment of ibv_context"][::core::mem::align_of::<ibv_context>() - 8usize];
@@ -1203,112 +1164,6 @@ const _: () = {
     ["Offset of field: ibv_context::abi_compat"]
         [::core::mem::offset_of!(ibv_context, abi_compat) - by_arch(320, 328)];
 };
-unsafe extern "C" {
-    pub fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_ack_async_event(event: *mut ibv_async_event);
-}
-unsafe extern "C" {
-    pub fn ibv_query_device(
-        context: *mut ibv_context,
-        device_attr: *mut ibv_device_attr,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_query_port(
-        context: *mut ibv_context,
-        port_num: u8,
-        port_attr: *mut _compat_ibv_port_attr,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_query_gid(
-        context: *mut ibv_context,
-        port_num: u8,
-        index: ::core::ffi::c_int,
-        gid: *mut ibv_gid,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_query_qp(
-        qp: *mut ibv_qp,
-        attr: *mut ibv_qp_attr,
-        attr_mask: ::core::ffi::c_int,
-        init_attr: *mut ibv_qp_init_attr,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
-}
-unsafe extern "C" {
-    pub fn ibv_dealloc_pd(pd: *mut ibv_pd) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_reg_mr(
-        pd: *mut ibv_pd,
-        addr: *mut ::core::ffi::c_void,
-        length: usize,
-        access: ::core::ffi::c_int,
-    ) -> *mut ibv_mr;
-}
-unsafe extern "C" {
-    pub fn ibv_reg_mr_iova2(
-        pd: *mut ibv_pd,
-        addr: *mut ::core::ffi::c_void,
-        length: usize,
-        iova: u64,
-        access: ::core::ffi::c_uint,
-    ) -> *mut ibv_mr;
-}
-unsafe extern "C" {
-    pub fn ibv_reg_dmabuf_mr(
-        pd: *mut ibv_pd,
-        offset: u64,
-        length: usize,
-        iova: u64,
-        fd: ::core::ffi::c_int,
-        access: ::core::ffi::c_int,
-    ) -> *mut ibv_mr;
-}
-unsafe extern "C" {
-    pub fn ibv_dereg_mr(mr: *mut ibv_mr) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
-}
-unsafe extern "C" {
-    pub fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_create_cq(
-        context: *mut ibv_context,
-        cqe: ::core::ffi::c_int,
-        cq_context: *mut ::core::ffi::c_void,
-        channel: *mut ibv_comp_channel,
-        comp_vector: ::core::ffi::c_int,
-    ) -> *mut ibv_cq;
-}
-unsafe extern "C" {
-    pub fn ibv_destroy_cq(cq: *mut ibv_cq) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_get_cq_event(
-        channel: *mut ibv_comp_channel,
-        cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut ::core::ffi::c_void,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: ::core::ffi::c_uint);
-}
-unsafe extern "C" {
-    pub fn ibv_modify_qp(
-        qp: *mut ibv_qp,
-        attr: *mut ibv_qp_attr,
-        attr_mask: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int;
-}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_sa_path_rec {
@@ -1332,7 +1187,6 @@ pub struct ibv_sa_path_rec {
     pub packet_life_time: u8,
     pub preference: u8,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of ibv_sa_path_rec"][::core::mem::size_of::<ibv_sa_path_rec>() - 64usize];
     ["Alignment of ibv_sa_path_rec"][::core::mem::align_of::<ibv_sa_path_rec>() - 8usize];
@@ -1396,7 +1250,6 @@ pub struct rdma_ib_addr {
     pub dgid: ibv_gid,
     pub pkey: __be16,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_ib_addr"][::core::mem::size_of::<rdma_ib_addr>() - 40usize];
     ["Alignment of rdma_ib_addr"][::core::mem::align_of::<rdma_ib_addr>() - 8usize];
@@ -1417,7 +1270,6 @@ pub union rdma_addr__bindgen_ty_1 {
     pub src_sin6: ::core::mem::ManuallyDrop<sockaddr_in6>,
     pub src_storage: ::core::mem::ManuallyDrop<sockaddr_storage>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_addr__bindgen_ty_1"][::core::mem::size_of::<rdma_addr__bindgen_ty_1>() - 128usize];
     ["Alignment of rdma_addr__bindgen_ty_1"][::core::mem::align_of::<rdma_addr__bindgen_ty_1>() - 8usize];
@@ -1437,7 +1289,6 @@ pub union rdma_addr__bindgen_ty_2 {
     pub dst_sin6: ::core::mem::ManuallyDrop<sockaddr_in6>,
     pub dst_storage: ::core::mem::ManuallyDrop<sockaddr_storage>,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_addr__bindgen_ty_2"][::core::mem::size_of::<rdma_addr__bindgen_ty_2>() - 128usize];
     ["Alignment of rdma_addr__bindgen_ty_2"][::core::mem::align_of::<rdma_addr__bindgen_ty_2>() - 8usize];
@@ -1455,14 +1306,12 @@ const _: () = {
 pub union rdma_addr__bindgen_ty_3 {
     pub ibaddr: rdma_ib_addr,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_addr__bindgen_ty_3"][::core::mem::size_of::<rdma_addr__bindgen_ty_3>() - 40usize];
     ["Alignment of rdma_addr__bindgen_ty_3"][::core::mem::align_of::<rdma_addr__bindgen_ty_3>() - 8usize];
     ["Offset of field: rdma_addr__bindgen_ty_3::ibaddr"]
         [::core::mem::offset_of!(rdma_addr__bindgen_ty_3, ibaddr) - 0usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_addr"][::core::mem::size_of::<rdma_addr>() - 296usize];
     ["Alignment of rdma_addr"][::core::mem::align_of::<rdma_addr>() - 8usize];
@@ -1474,7 +1323,6 @@ pub struct rdma_route {
     pub path_rec: *mut ibv_sa_path_rec,
     pub num_paths: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_route"][::core::mem::size_of::<rdma_route>() - 312usize];
     ["Alignment of rdma_route"][::core::mem::align_of::<rdma_route>() - 8usize];
@@ -1487,7 +1335,6 @@ const _: () = {
 pub struct rdma_event_channel {
     pub fd: ::core::ffi::c_int,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_event_channel"][::core::mem::size_of::<rdma_event_channel>() - 4usize];
     ["Alignment of rdma_event_channel"][::core::mem::align_of::<rdma_event_channel>() - 4usize];
@@ -1511,7 +1358,6 @@ pub struct rdma_cm_id {
     pub pd: *mut ibv_pd,
     pub qp_type: ibv_qp_type,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_cm_id"][::core::mem::size_of::<rdma_cm_id>() - 416usize];
     ["Alignment of rdma_cm_id"][::core::mem::align_of::<rdma_cm_id>() - 8usize];
@@ -1546,7 +1392,6 @@ pub struct rdma_conn_param {
     pub srq: u8,
     pub qp_num: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_conn_param"][::core::mem::size_of::<rdma_conn_param>() - 24usize];
     ["Alignment of rdma_conn_param"][::core::mem::align_of::<rdma_conn_param>() - 8usize];
@@ -1576,7 +1421,6 @@ pub struct rdma_ud_param {
     pub qp_num: u32,
     pub qkey: u32,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_ud_param"][::core::mem::size_of::<rdma_ud_param>() - 56usize];
     ["Alignment of rdma_ud_param"][::core::mem::align_of::<rdma_ud_param>() - 8usize];
@@ -1603,7 +1447,6 @@ pub union rdma_cm_event__bindgen_ty_1 {
     pub conn: rdma_conn_param,
     pub ud: rdma_ud_param,
 }
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_cm_event__bindgen_ty_1"][::core::mem::size_of::<rdma_cm_event__bindgen_ty_1>() - 56usize];
     ["Alignment of rdma_cm_event__bindgen_ty_1"]
@@ -1613,7 +1456,6 @@ const _: () = {
     ["Offset of field: rdma_cm_event__bindgen_ty_1::ud"]
         [::core::mem::offset_of!(rdma_cm_event__bindgen_ty_1, ud) - 0usize];
 };
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of rdma_cm_event"][::core::mem::size_of::<rdma_cm_event>() - 80usize];
     ["Alignment of rdma_cm_event"][::core::mem::align_of::<rdma_cm_event>() - 8usize];
@@ -1623,84 +1465,6 @@ const _: () = {
     ["Offset of field: rdma_cm_event::status"][::core::mem::offset_of!(rdma_cm_event, status) - 20usize];
     ["Offset of field: rdma_cm_event::param"][::core::mem::offset_of!(rdma_cm_event, param) - 24usize];
 };
-unsafe extern "C" {
-    pub fn rdma_create_event_channel() -> *mut rdma_event_channel;
-}
-unsafe extern "C" {
-    pub fn rdma_destroy_event_channel(channel: *mut rdma_event_channel);
-}
-unsafe extern "C" {
-    pub fn rdma_create_id(
-        channel: *mut rdma_event_channel,
-        id: *mut *mut rdma_cm_id,
-        context: *mut ::core::ffi::c_void,
-        ps: rdma_port_space,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_destroy_id(id: *mut rdma_cm_id) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_resolve_addr(
-        id: *mut rdma_cm_id,
-        src_addr: *mut sockaddr,
-        dst_addr: *mut sockaddr,
-        timeout_ms: ::core::ffi::c_int,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: ::core::ffi::c_int) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_create_qp(
-        id: *mut rdma_cm_id,
-        pd: *mut ibv_pd,
-        qp_init_attr: *mut ibv_qp_init_attr,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_destroy_qp(id: *mut rdma_cm_id);
-}
-unsafe extern "C" {
-    pub fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_listen(id: *mut rdma_cm_id, backlog: ::core::ffi::c_int) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_reject(
-        id: *mut rdma_cm_id,
-        private_data: *const ::core::ffi::c_void,
-        private_data_len: u8,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_disconnect(id: *mut rdma_cm_id) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_get_cm_event(
-        channel: *mut rdma_event_channel,
-        event: *mut *mut rdma_cm_event,
-    ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
-    pub fn rdma_get_devices(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_context;
-}
-unsafe extern "C" {
-    pub fn rdma_free_devices(list: *mut *mut ibv_context);
-}
 pub const RDMA_OPTION_ID: _bindgen_ty_25 = 0;
 pub const RDMA_OPTION_IB: _bindgen_ty_25 = 1;
 pub type _bindgen_ty_25 = ::core::ffi::c_uint;
@@ -1710,6 +1474,114 @@ pub const RDMA_OPTION_ID_AFONLY: _bindgen_ty_26 = 2;
 pub const RDMA_OPTION_ID_ACK_TIMEOUT: _bindgen_ty_26 = 3;
 pub type _bindgen_ty_26 = ::core::ffi::c_uint;
 unsafe extern "C" {
+    pub fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> ::core::ffi::c_int;
+    pub fn ibv_ack_async_event(event: *mut ibv_async_event);
+    pub fn ibv_query_device(
+        context: *mut ibv_context,
+        device_attr: *mut ibv_device_attr,
+    ) -> ::core::ffi::c_int;
+    pub fn ibv_query_port(
+        context: *mut ibv_context,
+        port_num: u8,
+        port_attr: *mut _compat_ibv_port_attr,
+    ) -> ::core::ffi::c_int;
+    pub fn ibv_query_gid(
+        context: *mut ibv_context,
+        port_num: u8,
+        index: ::core::ffi::c_int,
+        gid: *mut ibv_gid,
+    ) -> ::core::ffi::c_int;
+    pub fn ibv_query_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: ::core::ffi::c_int,
+        init_attr: *mut ibv_qp_init_attr,
+    ) -> ::core::ffi::c_int;
+    pub fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    pub fn ibv_dealloc_pd(pd: *mut ibv_pd) -> ::core::ffi::c_int;
+    pub fn ibv_reg_mr(
+        pd: *mut ibv_pd,
+        addr: *mut ::core::ffi::c_void,
+        length: usize,
+        access: ::core::ffi::c_int,
+    ) -> *mut ibv_mr;
+    pub fn ibv_reg_mr_iova2(
+        pd: *mut ibv_pd,
+        addr: *mut ::core::ffi::c_void,
+        length: usize,
+        iova: u64,
+        access: ::core::ffi::c_uint,
+    ) -> *mut ibv_mr;
+    pub fn ibv_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: ::core::ffi::c_int,
+        access: ::core::ffi::c_int,
+    ) -> *mut ibv_mr;
+    pub fn ibv_dereg_mr(mr: *mut ibv_mr) -> ::core::ffi::c_int;
+    pub fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
+    pub fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> ::core::ffi::c_int;
+    pub fn ibv_create_cq(
+        context: *mut ibv_context,
+        cqe: ::core::ffi::c_int,
+        cq_context: *mut ::core::ffi::c_void,
+        channel: *mut ibv_comp_channel,
+        comp_vector: ::core::ffi::c_int,
+    ) -> *mut ibv_cq;
+    pub fn ibv_destroy_cq(cq: *mut ibv_cq) -> ::core::ffi::c_int;
+    pub fn ibv_get_cq_event(
+        channel: *mut ibv_comp_channel,
+        cq: *mut *mut ibv_cq,
+        cq_context: *mut *mut ::core::ffi::c_void,
+    ) -> ::core::ffi::c_int;
+    pub fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: ::core::ffi::c_uint);
+    pub fn ibv_modify_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: ::core::ffi::c_int,
+    ) -> ::core::ffi::c_int;
+    pub fn rdma_create_event_channel() -> *mut rdma_event_channel;
+    pub fn rdma_destroy_event_channel(channel: *mut rdma_event_channel);
+    pub fn rdma_create_id(
+        channel: *mut rdma_event_channel,
+        id: *mut *mut rdma_cm_id,
+        context: *mut ::core::ffi::c_void,
+        ps: rdma_port_space,
+    ) -> ::core::ffi::c_int;
+    pub fn rdma_destroy_id(id: *mut rdma_cm_id) -> ::core::ffi::c_int;
+    pub fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> ::core::ffi::c_int;
+    pub fn rdma_resolve_addr(
+        id: *mut rdma_cm_id,
+        src_addr: *mut sockaddr,
+        dst_addr: *mut sockaddr,
+        timeout_ms: ::core::ffi::c_int,
+    ) -> ::core::ffi::c_int;
+    pub fn rdma_resolve_route(id: *mut rdma_cm_id, timeout_ms: ::core::ffi::c_int) -> ::core::ffi::c_int;
+    pub fn rdma_create_qp(
+        id: *mut rdma_cm_id,
+        pd: *mut ibv_pd,
+        qp_init_attr: *mut ibv_qp_init_attr,
+    ) -> ::core::ffi::c_int;
+    pub fn rdma_destroy_qp(id: *mut rdma_cm_id);
+    pub fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> ::core::ffi::c_int;
+    pub fn rdma_listen(id: *mut rdma_cm_id, backlog: ::core::ffi::c_int) -> ::core::ffi::c_int;
+    pub fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> ::core::ffi::c_int;
+    pub fn rdma_reject(
+        id: *mut rdma_cm_id,
+        private_data: *const ::core::ffi::c_void,
+        private_data_len: u8,
+    ) -> ::core::ffi::c_int;
+    pub fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> ::core::ffi::c_int;
+    pub fn rdma_disconnect(id: *mut rdma_cm_id) -> ::core::ffi::c_int;
+    pub fn rdma_get_cm_event(
+        channel: *mut rdma_event_channel,
+        event: *mut *mut rdma_cm_event,
+    ) -> ::core::ffi::c_int;
+    pub fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> ::core::ffi::c_int;
+    pub fn rdma_get_devices(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_context;
+    pub fn rdma_free_devices(list: *mut *mut ibv_context);
     pub fn rdma_set_option(
         id: *mut rdma_cm_id,
         level: ::core::ffi::c_int,
@@ -1717,7 +1589,5 @@ unsafe extern "C" {
         optval: *mut ::core::ffi::c_void,
         optlen: usize,
     ) -> ::core::ffi::c_int;
-}
-unsafe extern "C" {
     pub fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> ::core::ffi::c_int;
 }

@@ -4,6 +4,8 @@ use core::ffi::c_int;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr;
 
+use crate::reachable::{self, is_writable};
+
 /// Structures of integers and arrays of these, without padding.
 ///
 /// # Safety
@@ -154,18 +156,19 @@ pub(super) fn whole<T: Words>(from: &[u8]) -> Result<T, c_int> {
 /// of it have to fit.
 ///
 /// # Safety
-/// The program has that room there: Linux would report `EFAULT`, and this writes.
+/// If there is memory, it is the program's, for the answer.
 pub(super) unsafe fn answer<T: Words>(place: u64, room: u16, least: usize, value: &T) -> Result<(), c_int> {
     let room = usize::from(room).min(size_of::<T>());
     let place = usize::try_from(place).map_err(|_| libc::EFAULT)?;
     if room < least {
         return Err(libc::ENOSPC);
     }
-    let place = ptr::with_exposed_provenance_mut::<u8>(place);
-    if place.is_null() {
+    if !reachable::all(place, room, is_writable) {
         return Err(libc::EFAULT);
     }
-    // SAFETY: the caller vouches for the place; `Words`: each byte of the value is initialised.
+    let place = ptr::with_exposed_provenance_mut::<u8>(place);
+    // SAFETY: it can be written, and the caller vouches for it; `Words`: each byte of the value is
+    // initialised.
     unsafe { ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), place, room) };
     Ok(())
 }

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_backend::{CmEvent, CmEventKind, EventChannel as _, Identifier as _, QueuePair as _};
-use rdma_softsim::{EventChannel, Identifier, Offered, QueuePair, Signal, SoftSim};
+use rdma_softsim::{
+    EventChannel, Identifier, Offered, QueuePair, Signal, SoftSim, footprint, listen_backlog,
+};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Connected, Name, Reply, Request};
 
+use super::super::budget::Taken;
 use super::super::signals::Level;
 use super::super::translate;
-use super::{MOST_OBJECTS, Refusal, Session, find, most_channels, room, take};
+use super::{LEVEL, Refusal, Session, find, take};
 
 /// An event channel.
 ///
@@ -28,6 +31,7 @@ pub(super) struct Channel {
     batch: u64,
     /// An event that belongs to the next batch.
     held: Option<CmEvent<SoftSim>>,
+    _taken: Taken,
 }
 
 /// An identifier, and its current channel.
@@ -36,6 +40,9 @@ pub(super) struct Owned {
     channel: Name,
     /// The batch in which the program asked to connect it, or was told that it is connected.
     connects_in: Option<u64>,
+    /// What the requests take that it may have as a listener.
+    backlog: Option<Taken>,
+    _taken: Taken,
 }
 
 /// Whether the event says that a connection ended or was not established.
@@ -54,9 +61,9 @@ impl Session {
         let id = |name: &Name| find(&self.identifiers, *name).map(|owned| &owned.identifier);
         match request {
             Request::CreateIdentifier { channel } => {
-                room(&self.identifiers, MOST_OBJECTS)?;
+                let taken = self.take_memory(footprint::OBJECT)?;
                 let identifier = find(&self.event_channels, *channel)?.channel.create_id()?;
-                return Ok(Reply::Made(self.adopt(identifier, *channel)?));
+                return Ok(Reply::Made(self.adopt(identifier, *channel, taken)?));
             }
             Request::DestroyIdentifier(name) => {
                 let key = id(name)?.key();
@@ -74,8 +81,14 @@ impl Session {
                 if identifier.local_addr().is_none() {
                     identifier.bind(SocketAddr::from(([0; 4], 0)))?;
                 }
+                // Requests wait in the model until they are read.
+                let requests = listen_backlog(*backlog).into();
+                let taken = self.take_memory(footprint::CONNECT_REQUEST.saturating_mul(requests))?;
                 identifier.listen(*backlog)?;
                 let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                if let Some(owned) = self.identifiers.get_mut(name) {
+                    owned.backlog = Some(taken);
+                }
                 return Ok(Reply::Bound(bound));
             }
             Request::SetTrafficClass { id: name, class } => id(name)?.set_traffic_class(*class)?,
@@ -88,7 +101,7 @@ impl Session {
                 let (identifier, params) = (id(name)?, translate::params(*params));
                 match pair {
                     Connected::Managed(pair) => {
-                        identifier.connect_pair(find(&self.pairs, *pair)?, &params, data)?;
+                        identifier.connect_pair(self.pair(*pair)?, &params, data)?;
                     }
                     Connected::External(number) => {
                         identifier.connect_external(self.numbered(*number)?, &params, data)?;
@@ -100,7 +113,7 @@ impl Session {
                 let (identifier, params) = (id(name)?, translate::params(*params));
                 match pair {
                     Connected::Managed(pair) => {
-                        identifier.accept_pair(find(&self.pairs, *pair)?, &params, data)?;
+                        identifier.accept_pair(self.pair(*pair)?, &params, data)?;
                     }
                     Connected::External(number) => {
                         identifier.accept_external(self.numbered(*number)?, &params, data)?;
@@ -129,14 +142,15 @@ impl Session {
     }
 
     fn numbered(&self, number: u32) -> Result<&QueuePair, Refusal> {
-        let found = self.pairs.values().find(|pair| pair.number() == number);
-        found.ok_or(Refusal(Errno::INVAL.raw_os_error()))
+        let found = self.pairs.values().map(|owned| &owned.pair).find(|pair| pair.number() == number);
+        Ok(found.ok_or(Errno::INVAL)?)
     }
 
-    fn adopt(&mut self, identifier: Identifier, channel: Name) -> Result<Name, Refusal> {
+    fn adopt(&mut self, identifier: Identifier, channel: Name, taken: Taken) -> Result<Name, Refusal> {
         let name = self.name()?;
         self.keys.insert(identifier.key(), name);
-        self.identifiers.insert(name, Owned { identifier, channel, connects_in: None });
+        self.identifiers
+            .insert(name, Owned { identifier, channel, connects_in: None, backlog: None, _taken: taken });
         Ok(name)
     }
 
@@ -148,14 +162,14 @@ impl Session {
     }
 
     pub(super) fn create_event_channel(&mut self) -> Result<(Name, OwnedFd), Refusal> {
-        room(&self.event_channels, most_channels())?;
+        let taken = self.info.process.program().take(LEVEL)?;
         let level = Arc::new(Level::new()?);
         let end = level.end_for_program()?;
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
         // Any device will do: an identifier goes to the device of its address.
         let channel = self.opened(0)?.host.event_channel_with(signal)?;
         let name = self.name()?;
-        self.event_channels.insert(name, Channel { channel, level, batch: 0, held: None });
+        self.event_channels.insert(name, Channel { channel, level, batch: 0, held: None, _taken: taken });
         Ok((name, end))
     }
 
@@ -197,11 +211,9 @@ impl Session {
             let established = matches!(event.kind, CmEventKind::Established { .. });
             let (id, listener) = match event.kind {
                 CmEventKind::ConnectRequest { id, .. } => {
-                    if room(&self.identifiers, MOST_OBJECTS).is_err() {
-                        // The request is dropped, and so rejected.
-                        continue;
-                    }
-                    (self.adopt(id, name)?, Some(told))
+                    // Without memory for it the request is dropped, and so rejected.
+                    let Ok(taken) = self.take_memory(footprint::OBJECT) else { continue };
+                    (self.adopt(id, name, taken)?, Some(told))
                 }
                 _ => (told, None),
             };

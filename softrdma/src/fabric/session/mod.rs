@@ -1,9 +1,10 @@
 //! A session: one program's objects, and the requests about them.
 //!
 //! A program may send anything. Objects are looked up by name among its own only, the model checks
-//! each request, and the number of objects is bounded.
+//! each request, and each object is taken from the program's account before it is made.
 
 mod manager;
+mod objects;
 mod posting;
 
 use std::collections::BTreeMap;
@@ -12,25 +13,22 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rdma_backend::{IdentifierKey, QueuePair as _, QueuePairLimits, RnrTimer};
-use rdma_softsim::{
-    CompletionQueue, Device, Domain, Error, ForeignRegion, QueuePair, SharedReceives, Signal, SoftSim,
-};
+use rdma_backend::{IdentifierKey, QueuePairLimits};
+use rdma_softsim::{Device, Error, Signal, SoftSim, footprint};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::process::Resource;
-use softrdma_wire::{self as wire, MAX_INLINE, Name, Reply, Request};
+use softrdma_wire::{self as wire, Amounts, Exceeded, Name, Reply, Request};
 
-use super::memory::{Process, ProgramMemory};
-use super::pages::{Pages, Place, Posted, Shown};
-use super::signals::{Backlog, Level, QueueSignal, Records};
+use super::budget::{Program, Taken};
+use super::memory::Process;
+use super::pages::{Pages, Posted};
+use super::signals::{Backlog, Level, Records};
 use super::translate;
 use super::vectors::Vectors;
+use objects::{OwnedDomain, OwnedPair, OwnedQueue, OwnedReceives, OwnedRecords, OwnedRegion};
 
-/// The most channels of either kind, if the fabric may have enough descriptors.
-const MOST_CHANNELS: u64 = 4096;
-/// The most objects of any other kind.
-const MOST_OBJECTS: usize = 1 << 16;
+/// What a descriptor on which a program waits for events takes, with what has the events.
+const LEVEL: Amounts = Amounts { memory: footprint::OBJECT, descriptors: 2, sessions: 0 };
 
 /// The answer to a request, and its descriptor.
 pub(super) struct Answer {
@@ -38,18 +36,39 @@ pub(super) struct Answer {
     pub(super) descriptor: Option<OwnedFd>,
 }
 
-/// Why a request is refused: an `errno`.
-pub(super) struct Refusal(i32);
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Refusal {
+    /// An `errno`.
+    Errno(i32),
+    /// A bound is in the way.
+    Exceeded(Exceeded),
+}
+
+impl From<Refusal> for Reply {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Errno(errno) => Self::Refused(errno),
+            Refusal::Exceeded(exceeded) => Self::Exceeded(exceeded),
+        }
+    }
+}
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self(translate::errno(&error))
+        Self::Errno(translate::errno(&error))
     }
 }
 
 impl From<Errno> for Refusal {
     fn from(errno: Errno) -> Self {
-        Self(errno.raw_os_error())
+        Self::Errno(errno.raw_os_error())
+    }
+}
+
+impl From<Exceeded> for Refusal {
+    fn from(exceeded: Exceeded) -> Self {
+        Self::Exceeded(exceeded)
     }
 }
 
@@ -118,17 +137,17 @@ impl Info {
 /// One program's objects. They are dropped in this order when it has ended, as a kernel cleans up:
 /// its peers are notified.
 pub(super) struct Session {
-    pairs: BTreeMap<Name, QueuePair>,
+    pairs: BTreeMap<Name, OwnedPair>,
     identifiers: BTreeMap<Name, manager::Owned>,
     event_channels: BTreeMap<Name, manager::Channel>,
-    shared: BTreeMap<Name, SharedReceives>,
+    shared: BTreeMap<Name, OwnedReceives>,
     queues: BTreeMap<Name, OwnedQueue>,
-    regions: BTreeMap<Name, (ForeignRegion, u64)>,
+    regions: BTreeMap<Name, OwnedRegion>,
     domains: BTreeMap<Name, OwnedDomain>,
-    completion_channels: BTreeMap<Name, Arc<Records>>,
+    completion_channels: BTreeMap<Name, OwnedRecords>,
     /// The channel for completion queues without one. It is never read, so their events are
     /// discarded. Made for the first such queue.
-    unread: Option<Arc<Records>>,
+    unread: Option<OwnedRecords>,
     /// Readable when a channel has become full.
     backlog: Arc<Backlog>,
     /// The channels that were full at the last look.
@@ -143,50 +162,26 @@ pub(super) struct Session {
     vectors: Option<Arc<Vectors>>,
 }
 
-/// A completion queue, its page, and the program's channel that has its events.
-struct OwnedQueue {
-    queue: CompletionQueue,
-    _page: Arc<Place>,
-    channel: Option<Name>,
-}
-
-/// A protection domain, and the device of the domain and its objects.
-struct OwnedDomain {
-    device: wire::Device,
-    domain: Domain,
-}
-
 /// One of the machine's devices.
 struct Opened {
     host: SoftSim,
     device: Device,
     events: Arc<Level>,
+    _taken: Taken,
 }
 
 impl Opened {
-    fn open(host: &SoftSim) -> Result<Self, Errno> {
+    fn open(host: &SoftSim, program: &Arc<Program>) -> Result<Self, Refusal> {
+        let taken = program.take(LEVEL)?;
         let events = Arc::new(Level::new()?);
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&events);
         let device = host.open(signal).map_err(|_| Errno::NODEV)?;
-        Ok(Self { host: host.clone(), device, events })
+        Ok(Self { host: host.clone(), device, events, _taken: taken })
     }
 }
 
 fn find<T>(objects: &BTreeMap<Name, T>, name: Name) -> Result<&T, Refusal> {
-    objects.get(&name).ok_or(Refusal(Errno::INVAL.raw_os_error()))
-}
-
-fn room<K, T>(objects: &BTreeMap<K, T>, most: usize) -> Result<(), Refusal> {
-    if objects.len() < most { Ok(()) } else { Err(Errno::NOMEM.into()) }
-}
-
-/// Returns how many channels of either kind a session may have.
-///
-/// A channel of one kind costs two descriptors, of the other one. So one program takes less than a
-/// fifth of the fabric's descriptors.
-fn most_channels() -> usize {
-    let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    (descriptors / 16).min(MOST_CHANNELS) as usize
+    Ok(objects.get(&name).ok_or(Errno::INVAL)?)
 }
 
 /// Removes an object that no other object uses.
@@ -208,7 +203,9 @@ impl Session {
         info: Arc<Info>,
         above: Name,
         vectors: Option<Arc<Vectors>>,
-    ) -> Result<Self, Errno> {
+    ) -> Result<Self, Refusal> {
+        let program = info.process.program();
+        let devices = machine.iter().map(|host| Opened::open(host, program)).collect::<Result<_, _>>()?;
         Ok(Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
@@ -222,7 +219,7 @@ impl Session {
             backlog: Arc::new(Backlog::new()?),
             full: Vec::new(),
             keys: BTreeMap::new(),
-            devices: machine.iter().map(Opened::open).collect::<Result<_, _>>()?,
+            devices,
             posts: Posted::new(Arc::clone(&info.pages)),
             info,
             names: above,
@@ -231,8 +228,13 @@ impl Session {
     }
 
     fn name(&mut self) -> Result<Name, Refusal> {
-        self.names = self.names.checked_add(1).ok_or(Refusal(Errno::NOMEM.raw_os_error()))?;
+        self.names = self.names.checked_add(1).ok_or(Errno::NOMEM)?;
         Ok(self.names)
+    }
+
+    /// Takes the program's memory for an object.
+    fn take_memory(&self, bytes: u64) -> Result<Taken, Refusal> {
+        Ok(self.info.process.program().take_memory(bytes)?)
     }
 
     pub(super) fn devices(&self) -> &[Vec<IpAddr>] {
@@ -249,7 +251,7 @@ impl Session {
     /// Writes the events for which there is room now.
     pub(super) fn catch_up(&mut self) {
         self.backlog.clear();
-        let channels = self.completion_channels.values().chain(&self.unread);
+        let channels = self.completion_channels.values().chain(&self.unread).map(|owned| &owned.records);
         self.full = channels.filter(|channel| channel.is_full()).map(Arc::clone).collect();
         self.full.retain(|channel| {
             channel.flush();
@@ -258,12 +260,13 @@ impl Session {
     }
 
     fn opened(&self, device: wire::Device) -> Result<&Opened, Refusal> {
-        self.devices.get(device as usize).ok_or(Refusal(Errno::NODEV.raw_os_error()))
+        Ok(self.devices.get(device as usize).ok_or(Errno::NODEV)?)
     }
 
     pub(super) fn answer(&mut self, request: Request<'_>, brought: Option<OwnedFd>) -> Answer {
         let reply = match (request, brought) {
-            (Request::OfferMemory { probe }, Some(socket)) => self.info.process.take_offer(probe, socket),
+            (Request::ShowMemory { at, number }, _none) => self.info.process.show(at, number),
+            (Request::OfferMemory, Some(socket)) => self.info.process.take_offer(socket),
             (request, _) => return self.asked(request),
         };
         let reply = reply.map_or_else(|errno| Reply::Refused(errno.raw_os_error()), |()| Reply::Done);
@@ -274,7 +277,7 @@ impl Session {
         let mut descriptor = None;
         let reply = self.perform(request, &mut descriptor);
         self.info.requests.fetch_add(1, Relaxed);
-        let reply = reply.unwrap_or_else(|Refusal(errno)| Reply::Refused(errno));
+        let reply = reply.unwrap_or_else(Reply::from);
         Answer { reply, descriptor }
     }
 
@@ -304,20 +307,20 @@ impl Session {
             | Request::Pairs { .. }
             | Request::Inject { .. }
             | Request::Configure { .. }
-            | Request::OfferMemory { .. }
+            | Request::ShowMemory { .. }
+            | Request::OfferMemory
             | Request::Doorbell
             | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
-                room(&self.completion_channels, most_channels())?;
-                let (channel, end) = Records::new(&self.backlog)?;
+                let (channel, end) = OwnedRecords::new(self.info.process.program(), &self.backlog)?;
                 *descriptor = Some(end);
                 let name = self.name()?;
-                self.completion_channels.insert(name, Arc::new(channel));
+                self.completion_channels.insert(name, channel);
                 Ok(Reply::Made(name))
             }
             Request::DestroyCompletionChannel(name) => {
                 if let Some(channel) = self.completion_channels.get(&name) {
-                    self.full.retain(|full| !Arc::ptr_eq(full, channel));
+                    self.full.retain(|full| !Arc::ptr_eq(full, &channel.records));
                 }
                 // Not the channel's references: a vector's thread may hold one a little longer.
                 let queues = &self.queues;
@@ -362,14 +365,7 @@ impl Session {
             Request::Register { domain, at, address, len, access } => {
                 self.register(domain, (at, address, len), access)
             }
-            Request::Deregister(name) => {
-                let len = self.regions.get(&name).map_or(0, |(_, len)| *len);
-                let taken = take(&mut self.regions, name, |_| false);
-                if taken.is_ok() {
-                    self.info.registered.fetch_sub(len, Relaxed);
-                }
-                taken
-            }
+            Request::Deregister(name) => self.deregister(name),
             Request::DestroyQueue(name) => take(&mut self.queues, name, |owned| owned.queue.is_used()),
             Request::CreatePair {
                 domain,
@@ -379,139 +375,39 @@ impl Session {
                 service,
                 send_depth,
                 receive_depth: recv_depth,
+                elements,
                 inline,
             } => {
                 let limits = QueuePairLimits { send_depth, recv_depth, inline };
-                self.create_pair(domain, [send_queue, receive_queue], shared, service, limits)
+                self.create_pair(domain, [send_queue, receive_queue], shared, service, (limits, elements))
             }
-            Request::CreateShared { domain, depth, limit } => self.create_shared(domain, depth, limit),
-            Request::DestroyShared(name) => take(&mut self.shared, name, SharedReceives::is_used),
+            Request::CreateShared { domain, depth, limit, elements } => {
+                self.create_shared(domain, depth, limit, elements)
+            }
+            Request::DestroyShared(name) => take(&mut self.shared, name, |owned| owned.queue.is_used()),
             Request::SetSharedLimit { queue, limit } => find(&self.shared, queue)
-                .and_then(|queue| Ok(queue.set_limit(limit).map(|()| Reply::Done)?)),
+                .and_then(|owned| Ok(owned.queue.set_limit(limit).map(|()| Reply::Done)?)),
             Request::QueryShared(name) => {
-                find(&self.shared, name).and_then(|queue| Ok(Reply::SharedLimit(queue.limit()?)))
+                find(&self.shared, name).and_then(|owned| Ok(Reply::SharedLimit(owned.queue.limit()?)))
             }
-            Request::DestroyPair(name) => take(&mut self.pairs, name, |_| false),
-            Request::SetTimeout { pair, timeout } => find(&self.pairs, pair)
-                .and_then(|pair| Ok(pair.set_ack_timeout(timeout).map(|()| Reply::Done)?)),
-            Request::SetAccess { pair, access } => find(&self.pairs, pair)
+            Request::DestroyPair(name) => self.pair(name).and_then(|pair| Ok(pair.destroy()?)).map(|()| {
+                self.pairs.remove(&name);
+                Reply::Done
+            }),
+            Request::SetTimeout { pair, timeout } => {
+                self.pair(pair).and_then(|pair| Ok(pair.set_ack_timeout(timeout).map(|()| Reply::Done)?))
+            }
+            Request::SetAccess { pair, access } => self
+                .pair(pair)
                 .and_then(|pair| Ok(pair.set_rights(translate::rights(access)).map(|()| Reply::Done)?)),
             Request::SetKey { pair, key } => {
-                find(&self.pairs, pair).and_then(|pair| Ok(pair.set_key(key).map(|()| Reply::Done)?))
+                self.pair(pair).and_then(|pair| Ok(pair.set_key(key).map(|()| Reply::Done)?))
             }
             Request::Modify { pair, to } => self.modify(pair, to),
-            Request::QueryPair(name) => find(&self.pairs, name).and_then(|pair| {
+            Request::QueryPair(name) => self.pair(name).and_then(|pair| {
                 Ok(Reply::State { state: translate::state(pair.state()?), ends: pair.ends() })
             }),
             other => return Err(other),
         })
-    }
-
-    fn allocate_domain(&mut self, device: wire::Device) -> Result<Reply, Refusal> {
-        room(&self.domains, MOST_OBJECTS)?;
-        let domain = self.opened(device)?.device.create_domain()?;
-        let name = self.name()?;
-        self.domains.insert(name, OwnedDomain { device, domain });
-        Ok(Reply::Made(name))
-    }
-
-    fn register(
-        &mut self,
-        domain: Name,
-        (at, address, len): (u64, u64, u64),
-        access: wire::Access,
-    ) -> Result<Reply, Refusal> {
-        let OwnedDomain { domain, .. } = find(&self.domains, domain)?;
-        let access = translate::access(access).ok_or(Errno::INVAL)?;
-        let bytes = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
-        let last = at.checked_add(len.checked_sub(1).ok_or(Errno::INVAL)?).ok_or(Errno::FAULT)?;
-        address.checked_add(len).ok_or(Errno::INVAL)?;
-        // Pinning would look at every page. Probing both ends finds a wrong address, and shows
-        // whether the fabric may access this memory.
-        self.info.process.probe([at, last])?;
-        let memory = Arc::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
-        let region = domain.register_foreign(address, bytes, memory, access)?;
-        let key = region.key();
-        let name = self.name()?;
-        self.regions.insert(name, (region, len));
-        self.info.registered.fetch_add(len, Relaxed);
-        Ok(Reply::Region { name, key })
-    }
-
-    fn create_queue(
-        &mut self,
-        device: wire::Device,
-        depth: u32,
-        channel: Option<Name>,
-        vector: u32,
-    ) -> Result<(Reply, OwnedFd), Refusal> {
-        let vector = match &self.vectors {
-            Some(vectors) => Some(vectors.get(vector).ok_or(Errno::INVAL)?),
-            None => None,
-        };
-        let records = match channel {
-            Some(name) => Arc::clone(find(&self.completion_channels, name)?),
-            None => Arc::clone(match &mut self.unread {
-                Some(unread) => unread,
-                none => none.insert(Arc::new(Records::new(&self.backlog)?.0)),
-            }),
-        };
-        let pages = &self.info.pages;
-        let (place, memory) = (Arc::new(pages.take()?), pages.descriptor()?);
-        let queue = self.name()?;
-        let signal = Arc::new(QueueSignal { queue, channel: records, vector });
-        let device = &self.opened(device)?.device;
-        let shown = Box::new(Shown::new(Arc::clone(&place)));
-        let made = device.create_completion_queue(queue.into(), depth, signal, shown)?;
-        let page = place.number;
-        self.queues.insert(queue, OwnedQueue { queue: made, _page: place, channel });
-        Ok((Reply::Queue { name: queue, page }, memory))
-    }
-
-    fn create_pair(
-        &mut self,
-        domain: Name,
-        [sends, receives]: [Name; 2],
-        shared: Option<Name>,
-        service: wire::Service,
-        mut limits: QueuePairLimits,
-    ) -> Result<Reply, Refusal> {
-        limits.inline = limits.inline.min(MAX_INLINE as u32);
-        let name = self.name()?;
-        let OwnedDomain { device, domain } = find(&self.domains, domain)?;
-        let queues = [&find(&self.queues, sends)?.queue, &find(&self.queues, receives)?.queue];
-        let shared = shared.map(|shared| find(&self.shared, shared)).transpose()?;
-        let device = &self.opened(*device)?.device;
-        let pair = device.create_queue_pair(
-            name.into(),
-            translate::service(service),
-            domain,
-            queues,
-            shared,
-            limits,
-        )?;
-        let (number, inline) = (pair.number(), pair.max_inline() as u32);
-        self.pairs.insert(name, pair);
-        Ok(Reply::Pair { name, number, inline })
-    }
-
-    fn modify(&self, pair: Name, to: wire::Transition) -> Result<Reply, Refusal> {
-        let pair = find(&self.pairs, pair)?;
-        if let wire::Transition::Timer(code) = to {
-            pair.set_min_rnr_timer(RnrTimer::from_code(code).ok_or(Errno::INVAL)?)?;
-        } else {
-            pair.modify(translate::transition(to).ok_or(Errno::INVAL)?)?;
-        }
-        Ok(Reply::Done)
-    }
-
-    fn create_shared(&mut self, domain: Name, depth: u32, limit: u32) -> Result<Reply, Refusal> {
-        room(&self.shared, MOST_OBJECTS)?;
-        let name = self.name()?;
-        let OwnedDomain { device, domain } = find(&self.domains, domain)?;
-        let device = &self.opened(*device)?.device;
-        let made = device.create_shared_receives(name.into(), domain, depth, limit)?;
-        self.shared.insert(name, made);
-        Ok(Reply::Made(name))
     }
 }

@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Waker, ready};
 
 use tokio::io::ReadBuf;
@@ -25,6 +27,8 @@ pub(super) struct Link {
     room: usize,
     reset: bool,
     gone: [bool; 2],
+    /// What the other side has read of each.
+    taken: [Taken; 2],
     random: fastrand::Rng,
 }
 
@@ -42,7 +46,8 @@ pub(super) struct Inner(LinkEnd);
 
 impl Link {
     pub(super) fn pair(random: fastrand::Rng, whole: bool, room: usize) -> (Outer, Inner) {
-        let link = Self { pipes: Default::default(), whole, room, reset: false, gone: [false; 2], random };
+        let (pipes, gone, taken) = Default::default();
+        let link = Self { pipes, whole, room, reset: false, gone, taken, random };
         let link = Rc::new(RefCell::new(link));
         let end = |me| LinkEnd { link: Rc::clone(&link), me, finished: false, confirming: None };
         (Outer(end(0)), Inner(end(1)))
@@ -85,6 +90,7 @@ impl LinkEnd {
         let pipe = &mut link.pipes[1 - self.me];
         let bytes: Vec<u8> = pipe.bytes.drain(..part).collect();
         into.put_slice(&bytes);
+        link.taken[1 - self.me].fetch_add(bytes.len() as u64, Ordering::Relaxed);
         pipe.writer.take().into_iter().for_each(Waker::wake);
         Poll::Ready(Ok(()))
     }
@@ -194,5 +200,9 @@ impl Outer {
 impl End for Inner {
     fn half_closes(&self) -> bool {
         !self.0.link.borrow().whole
+    }
+
+    fn taken(&self) -> Taken {
+        Arc::clone(&self.0.link.borrow().taken[self.0.me])
     }
 }

@@ -1,0 +1,138 @@
+"""Servers with the module on softrdma, for replication.py and replication_cost.py."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+SERVER, MODULE, SOFTRDMA, FOLDER = sys.argv[1:5]
+MIB = 1 << 20
+
+
+class Client:
+    """RESP over a Unix socket."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(120)
+        self.socket.connect(path)
+        self.file = self.socket.makefile("rb")
+
+    def send(self, *words):
+        parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(one), one) for one in parts))
+
+    def reply(self):
+        line = self.file.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionError("the server has ended")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"-":
+            raise RuntimeError(rest.decode())
+        if kind == b"+":
+            return rest.decode()
+        if kind == b":":
+            return int(rest)
+        if kind == b"$":
+            return None if rest == b"-1" else self.file.read(int(rest) + 2)[:-2].decode(errors="replace")
+        return [self.reply() for _ in range(int(rest))]
+
+
+class Server:
+    count = 0
+    all = []
+
+    def __init__(self, address, *options, replication="yes", program=SERVER, tcp=0, before=(), module=MODULE):
+        Server.count += 1
+        # A machine may have several addresses.
+        self.address, self.port = address.split(",")[0], tcp or 6379
+        self.folder = f"{FOLDER}/server-{Server.count}"
+        os.makedirs(self.folder)
+        # A path to a Unix socket has 107 bytes.
+        self.path = f"{FOLDER}/{Server.count}.s"
+        words = [*before, "--loadmodule", module, *(["replication", replication] if replication else []), "--rdma-bind", *address.split(",")]
+        words += ["--rdma-port", str(self.port), "--port", str(tcp), "--unixsocket", self.path]
+        words += ["--save", "", "--dir", self.folder, "--protected-mode", "no", "--enable-debug-command", "yes", "--rdbcompression", "no"]
+        words += ["--repl-diskless-sync-delay", "0", "--repl-backlog-size", "64mb", "--replica-announce-port", str(self.port)]
+        self.command = [SOFTRDMA, "run", "--address", address, "--", program, *words, *map(str, options)]
+        self.start()
+
+    def start(self):
+        self.log = f"{self.folder}/log"
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        Server.all.append(self)
+        within(60, lambda: self.process.poll() is not None or os.path.exists(self.path) and self.says("Ready to accept"), f"{self.log}: a start")
+        assert self.process.poll() is None, f"{self.log}: it has ended"
+        self.client = Client(self.path)
+
+    def __call__(self, *words):
+        self.client.send(*words)
+        return self.client.reply()
+
+    def info(self, field):
+        for line in self("INFO", "everything").splitlines():
+            if line.startswith(field + ":"):
+                value = line.split(":", 1)[1]
+                return int(value) if value.lstrip("-").isdigit() else value
+        return None
+
+    def says(self, text):
+        with open(self.log, errors="replace") as log:
+            return text in log.read()
+
+    def config(self, **settings):
+        for name, value in settings.items():
+            assert self("CONFIG", "SET", name.replace("_", "-"), value) == "OK"
+
+    def follow(self, primary):
+        assert self("REPLICAOF", primary.address, primary.port) == "OK"
+
+    def up(self, seconds=60):
+        within(seconds, lambda: self.info("master_link_status") == "up", f"{self.log}: a link to the primary")
+
+    def kill(self, how=signal.SIGKILL):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(how)
+        self.process.wait()
+        Server.all.remove(self)
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+
+
+def within(seconds, happens, what):
+    """Waits until it happens. The time is for machines that stand still: nothing takes so long."""
+    until = time.monotonic() + seconds
+    while not happens():
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.02)
+
+
+def same(*servers):
+    """All have the same data, once their streams are read."""
+    within(90, lambda: len({one("DEBUG", "DIGEST") for one in servers}) == 1, "equal digests of " + ", ".join(one.log for one in servers))
+    assert servers[0]("DBSIZE") > 0
+
+
+def fault(server, what):
+    subprocess.run([SOFTRDMA, "fault", "--address", server.address, what], check=True, stdout=subprocess.DEVNULL)
+
+
+def attempt(server, *words):
+    try:
+        return server(*words)
+    except RuntimeError as error:
+        return str(error)
+
+
+def cut(replica):
+    """While a replica synchronizes, it has no client that could be killed."""
+    within(60, lambda: replica("CLIENT", "KILL", "TYPE", "primary") == 1, "a connection to kill")
+
+
+def stop_all():
+    for one in list(Server.all):
+        one.kill()
