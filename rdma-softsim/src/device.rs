@@ -157,6 +157,7 @@ impl Device {
     pub fn next_event(&self) -> Result<Option<(AsyncEvent, About)>, Error> {
         self.driver.with(|model| {
             let (notice, last) = model.take_async(self.id)?;
+            // Under the lock: an event that comes later raises the signal after this.
             if notice.is_some() && last {
                 self.signal.clear();
             }
@@ -230,6 +231,7 @@ impl Domain {
     /// Returns whether something still needs it (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
+        // Its regions, queue pairs and shared receive queues hold one each.
         Arc::strong_count(&self.inner) > 1
     }
 }

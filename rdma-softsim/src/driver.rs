@@ -368,6 +368,7 @@ impl Core {
     }
 
     fn end_copies<'a>(&'a self, mut state: MutexGuard<'a, Guarded>) -> MutexGuard<'a, Guarded> {
+        // They end: while a thread waits, `copy` begins no other without the lock.
         while state.copies > 0 {
             state.waiting += 1;
             state = self.state.wait_for_calm(state);
@@ -384,6 +385,7 @@ impl Core {
     fn watch(self: &Arc<Self>, state: &mut Guarded) {
         let Some(deadline) = state.model.deadline() else { return };
         if state.thread.is_none() {
+            // The core and not the driver, whose drop joins this thread.
             let core = Arc::clone(self);
             let thread = Builder::new().name("softsim".into()).spawn(move || core.keep_time());
             // Without a thread, time passes only in calls. The next call tries again.

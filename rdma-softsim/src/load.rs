@@ -55,6 +55,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
+        // Later messages of its queue pair wait for it, so it must have an end.
         if let Some(freight) = self.freight.take() {
             self.core.lose(&freight);
         }

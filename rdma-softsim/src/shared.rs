@@ -38,6 +38,7 @@ impl SharedReceives {
     pub fn post(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.inner.driver.with(|model| {
             requests.iter().enumerate().try_for_each(|(posted, request)| {
+                // In the queue's own domain, whichever queue pair takes them (`ibv_create_srq(3)`).
                 let local = model.named(Some(self.inner.domain.id), request.local);
                 model
                     .post_shared(self.inner.id, &PostedReceive { id: request.id, local })

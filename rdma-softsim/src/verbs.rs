@@ -86,6 +86,7 @@ pub struct Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // Not `beside_copies`: a copy that is in progress may still write there.
         self.domain.driver.release(|driver| driver.with(|model| model.deregister(self.registration.id)));
     }
 }

@@ -73,6 +73,7 @@ impl Model {
             }
             Some(Fault::ConnectError) => {
                 if let Some(to) = packet.to.filter(|to| self.manager.in_phase(*to, &[Phase::Connecting])) {
+                    // As the kernel, if it cannot make the queue pair ready (`cma_rep_recv`).
                     self.end(to, NoticeKind::ConnectError(TIMED_OUT), Box::default());
                     self.manager.send_packet(&mut self.env, to, Body::Reject(reject::CONSUMER_DEFINED));
                 }
@@ -122,6 +123,7 @@ impl Model {
                 matches!(kind, NoticeKind::Established(_) | NoticeKind::ConnectResponse)
             });
         }
+        // Connected, too: the owner may have read of the accept before the peer took it back.
         let open = [Phase::Connecting, Phase::Answered, Phase::Requested, Phase::Accepted, Phase::Connected];
         if self.manager.in_phase(id, &open) {
             self.end(id, NoticeKind::Rejected(reason), data);
@@ -132,6 +134,7 @@ impl Model {
     fn peer_disconnects(&mut self, from: IdentifierId, id: IdentifierId) {
         match self.manager.get(id).map(|identifier| identifier.phase) {
             Some(Phase::Connected | Phase::Accepted) => {
+                // Accepted, too: a link or a fault may hold the RTU back for longer than the DREQ.
                 if let Some(pair) = self.manager.get(id).and_then(|identifier| identifier.pair) {
                     if self.ends_in_the_middle(pair) {
                         self.env.count_injected(FailureClass::DisconnectMidWrite);
@@ -166,6 +169,7 @@ impl Model {
         }
         self.manager.set_phase(id, next);
         self.manager.send_packet(&mut self.env, id, body);
+        // Nothing answers a DREP, so its sender's timewait begins with it.
         if next == Phase::Closed {
             self.env.schedule(self.env.parameters().timewait, Event::TimewaitExit(id));
         }

@@ -16,6 +16,7 @@ impl Model {
     pub(crate) fn create_channel(&mut self, host: HostId) -> Result<ChannelId, Error> {
         self.hosts.alive(host)?;
         if self.env.strikes_creation(host) {
+            // A channel is a descriptor, and that is what a process runs out of.
             return Err(Error::Descriptor(rustix::io::Errno::MFILE));
         }
         Ok(self.manager.create_channel(host))

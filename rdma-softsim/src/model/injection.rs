@@ -55,6 +55,7 @@ impl Model {
 
     pub(super) fn befall(&mut self, target: Target, fault: Fault) {
         let host = target.host;
+        // A plan may name a host that was never made.
         let Some(id) = self.hosts.numbered(host) else { return };
         match fault {
             Fault::LinkDown { micros } if target.connections != Connections::All => {
@@ -107,6 +108,7 @@ impl Model {
             Fault::Stall { micros } => {
                 self.env.stall(host, Duration::from_micros(micros.into()));
             }
+            // The others strike at an action of the host (`Fault::strikes_by_itself`).
             _ => {}
         }
     }

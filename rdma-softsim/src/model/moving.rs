@@ -64,6 +64,7 @@ impl Model {
     /// Lets the message of copied, or inaccessible, bytes arrive.
     pub(crate) fn end_bulk(&mut self, bulk: &Bulk, copied: bool) {
         let Bulk { from, to, epoch, sequence, .. } = *bulk;
+        // First, as in `end_freight`: what this fails is flushed only if no copy counts there.
         for end in [from, to] {
             if let Some(pair) = self.pairs.get_mut(end) {
                 pair.bulks -= 1;
@@ -91,6 +92,8 @@ impl Model {
     /// Starts copying the bytes of an executable message. Returns false if it must be executed at
     /// once.
     pub(super) fn begin_bulk(&mut self, from: PairId, to: PairId, epoch: u32, sequence: u64) -> bool {
+        // In a simulation or with a capture it is executed at once: it would pass `arrive_with`
+        // twice, and be struck or seen there twice.
         if !self.flights.is_driven()
             || self.env.simulation().is_some()
             || self.capture.is_some()
@@ -137,6 +140,7 @@ impl Model {
             (Some(parts), _) => Origin::Memory(self.regions.stretches(parts, len)),
             // Copied: a repetition sends them again.
             (None, Source::Inline(bytes)) => Origin::Inline(bytes.clone()),
+            // Never: `Pairs::route` names the source of what is in memory.
             (None, Source::Memory(_)) => return false,
         };
         let onto = target.as_ref().map(|parts| self.regions.stretches(parts, len));
@@ -339,6 +343,7 @@ impl Model {
         let numbers = self.flights.of(pair).map(|(number, _)| number).collect();
         self.cut_short(numbers, false, pair);
         if let Some(pair) = self.pairs.get_mut(pair) {
+            // Not done by `decide`: its own messages have no outcome.
             pair.requester.carrying = false;
             pair.responder.storing = false;
             pair.responder.arrived.clear();
@@ -387,7 +392,8 @@ impl Model {
         let arrival = match carried.track.at() {
             // A receiver whose memory is not reached.
             End::Responder if carried.datagram.is_some() => Some(Arrival::default()),
-            // An atomic operation may have been done, and is not repeated.
+            // An atomic operation may have been done, and is not repeated. A repetition had too
+            // little time to show that the requester's own memory is out of reach.
             at if carried.changed.is_some() || (at == End::Requester && !carried.repeats) => {
                 let target = at == carried.target_end();
                 let moved = Some(Err(if target { Unreachable::Target } else { Unreachable::Source }));

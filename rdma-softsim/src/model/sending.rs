@@ -53,6 +53,7 @@ impl Model {
         if let Err(status) = self.pairs.finish_read(&self.regions, id) {
             return self.fail(id, status);
         }
+        // After `finish_read`, which stores the bytes that a capture sees.
         self.capture_answer(id, sequence, Answer::Ack);
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let probed = pair.requester.acknowledge();
@@ -150,6 +151,7 @@ impl Model {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if let Source::Inline(bytes) = work.source {
             // Reused, so that posting inline bytes does not allocate each time.
+            // No more of them than slots: one is made only if none is spare.
             pair.requester.spare.push(bytes);
         }
         pair.requester.end_one();
@@ -158,6 +160,7 @@ impl Model {
             Ok(completed) => success(work.id, pair.number, completed),
             Err(status) => failure(work.id, pair.number, status),
         };
+        // As devices report it: bytes that came, none that were sent.
         let bytes = if matches!(work.op, SendOp::Read(_)) { work.len } else { 0 };
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let detail = Detail { bytes, source: None, atomic: work.atomic };

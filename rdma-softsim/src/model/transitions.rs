@@ -43,6 +43,7 @@ impl Model {
     /// `ibv_modify_qp(3)` to INIT.
     pub(crate) fn initialise(&mut self, id: PairId) -> Result<(), Error> {
         let pair = self.pairs.find_mut(id)?;
+        // INIT to INIT is valid, and changes attributes only.
         if !matches!(pair.state, QueuePairState::Reset | QueuePairState::Idle) {
             return Err(Error::State("INIT comes after RESET"));
         }
@@ -115,6 +116,7 @@ impl Model {
                 pair.requester.configure(retry, rnr_retry, read_depth);
                 Ok(())
             }
+            // RTS to RTS is valid, and does not change these (`ib_modify_qp_is_ok` of the kernel).
             QueuePairState::Ready => Ok(()),
             // Work that was posted in SQD has waited for this.
             QueuePairState::Draining => {
@@ -130,6 +132,7 @@ impl Model {
     /// `ibv_modify_qp(3)` to ERR.
     pub(crate) fn end_pair(&mut self, id: PairId) -> Result<(), Error> {
         match self.pairs.find(id)?.state {
+            // The kernel has no transition from RESET to ERR.
             QueuePairState::Reset => Err(Error::State("a queue pair that is reset does not fail")),
             _ => {
                 self.enter_error(id);

@@ -55,6 +55,7 @@ impl<K, T> Arena<K, T> {
         visit();
         let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
         let value = slot.value.take()?;
+        // Wraps: an old id names another object only after 2³² of them in its place.
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
         Some(value)

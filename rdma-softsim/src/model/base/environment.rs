@@ -90,6 +90,7 @@ impl Environment {
     /// Returns the seeded state, and makes that of a real-time fabric if there is none.
     pub(in crate::model) fn faults(&mut self) -> &mut SimulationState {
         let parameters = self.parameters;
+        // Seed 0, until `Fabric::seed_faults` sets another.
         self.simulation.get_or_insert_with(|| Box::new(SimulationState::of_real_time(parameters, 0)))
     }
 

@@ -56,6 +56,7 @@ impl<K> Id<K> {
     }
 }
 
+// Not derived: a derive would ask the kinds for these traits too, and they have none.
 impl<K> Clone for Id<K> {
     fn clone(&self) -> Self {
         *self

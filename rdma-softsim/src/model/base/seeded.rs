@@ -118,6 +118,7 @@ impl SimulationState {
     /// Returns a wanted fault that strikes by chance now, if any.
     fn by_chance(&mut self, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Injection> {
         let random = &mut self.random;
+        // `wanted` first: a chance is one in so many possible targets, and others draw nothing.
         let struck = self.chances.iter().find(|(target, fault, chance)| {
             wanted(fault, target) && random.chance(chance.times.into(), Chance::OF)
         });
@@ -129,6 +130,7 @@ impl SimulationState {
     pub(in crate::model) fn inject(&mut self, target: Target, fault: Fault, when: Result<When, Chance>) {
         match when {
             Ok(when) => {
+                // Saturating: a far time means never, and a sum that wraps would mean at once.
                 let when = match when {
                     When::Event(event) => When::Event(self.events.saturating_add(event)),
                     When::Pass(site, pass) => {
@@ -161,6 +163,8 @@ impl SimulationState {
     /// Records a deregistered region. Its key may work a little longer, or not, which is a failure
     /// class.
     pub(in crate::model) fn remember_stale(&mut self, rkey: u32, now: Instant, until: Instant) {
+        // Here and not by events: only a deregistration adds a key, so it can remove those that
+        // ended.
         while let Some(key) = self.stale_keys.front()
             && self.stale.get(key).is_none_or(|until| *until < now)
         {
@@ -202,6 +206,7 @@ impl SimulationState {
         if self.plan.is_empty() {
             return None;
         }
+        // Not those of `chances`: `Fabric::inject` accepts no such fault by chance.
         let due = |(i, _): &&(Injection, Connections)| i.fault.strikes_by_itself() && self.is_due(i.when);
         let (injection, connections) = self.plan.iter().find(due).copied()?;
         let target = Target { host: injection.host, connections };

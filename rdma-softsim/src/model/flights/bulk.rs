@@ -28,6 +28,8 @@ impl Bulk {
     /// Copies the bytes. Returns false if they could not be accessed.
     pub(crate) fn copy(&self) -> bool {
         let ((source, offset), (target, at)) = (&self.source, &self.target);
+        // A program's memory may be shorter than when it was registered, or panic
+        // (`Memory::shared`).
         source.shared().copy_to(*offset, target.shared(), *at, self.len)
     }
 }

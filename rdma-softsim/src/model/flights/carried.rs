@@ -84,6 +84,8 @@ impl Carried {
         let progress = Some(self.track.progress());
         self.idle = if progress == self.seen { self.idle + 1 } else { 0 };
         self.seen = progress;
+        // Counted from a look that found progress, as the first one always does: never less time
+        // than `patience`, and at most a quarter more.
         self.idle >= LOOKS
     }
 

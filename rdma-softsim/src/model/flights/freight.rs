@@ -57,6 +57,7 @@ impl Track {
     }
 
     fn lock(&self) -> MutexGuard<'_, Place> {
+        // Held for assignments only, so that a panic elsewhere leaves the place whole.
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -334,6 +335,7 @@ impl Freight {
             && let Some(found) = self.held.buffer.first_chunk()
             && let Some(new) = atomic.apply(*found)
         {
+            // One write: `Pairs::route` gives an atomic operation one part of one region.
             // A message that has ended while its page came is not executed.
             let changed = !self.track.lock().ended
                 && within(list, self.done, len).all(|(memory, offset, _)| memory.reach_write(offset, &new));
@@ -362,6 +364,7 @@ impl Freight {
             Origin::Inline(bytes) => bytes,
             Origin::Memory(_) => self.held.buffer.get(..self.filled).unwrap_or_default(),
         };
+        // In one step, also inline bytes: these are few (`max_inline`, or a datagram).
         let mut rest = bytes;
         let list = self.track.target.as_deref().unwrap_or_default();
         let reached = within(list, self.done, bytes.len()).all(|(memory, offset, count)| {

@@ -65,6 +65,7 @@ impl Flights {
                 self.writing.remove(&(part.region, number));
             }
         }
+        // Found by its time, which only changes while the message is taken out (`Model::sweep`).
         self.looks.remove(&(carried.next_look, number));
         Some(carried)
     }
@@ -149,6 +150,7 @@ impl Flights {
     /// Schedules a sweep for late messages at `at` or earlier.
     pub(super) fn sweep_at(&mut self, env: &mut Environment, at: Instant) {
         if self.sweep.is_none_or(|sweep| at < sweep.at) {
+            // One sweep at a time is enough: it finds all messages that are due.
             if let Some(later) = self.sweep.take() {
                 env.cancel(later);
             }

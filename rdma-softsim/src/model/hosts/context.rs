@@ -67,6 +67,7 @@ impl Contexts {
     }
 
     pub(in crate::model) fn close(&mut self, id: ContextId) {
+        // Its objects may outlive it. What they report then finds no reader (`tell`).
         self.all.remove(id);
     }
 
@@ -119,6 +120,7 @@ impl Contexts {
 
     pub(in crate::model) fn end_repeat(&mut self, id: ContextId) {
         if let Some(program) = self.all.get_mut(id) {
+            // Never below zero: `Pairs::end_repeat` takes off only what `repeat_after` has counted.
             program.repeats -= 1;
         }
     }

@@ -118,6 +118,7 @@ pub(in crate::model) fn free_port(from: u16, taken: impl Fn(usize) -> u64) -> Op
             _ => !0,
         };
         let free = !taken(place) & wanted;
+        // No overflow: the last bit of the last word is port 65535.
         (free != 0).then(|| FIRST + (place * WORD) as u16 + free.trailing_zeros() as u16)
     })
 }

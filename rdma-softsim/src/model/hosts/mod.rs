@@ -88,6 +88,7 @@ impl Hosts {
             next_port: FIRST,
             registered: 0,
         });
+        // A former owner keeps its listeners there, which no request reaches any more.
         for ip in addresses {
             let before = self.of.insert(*ip, id).filter(|before| *before != id);
             if let Some(before) = before.and_then(|before| self.all.get_mut(before)) {
@@ -129,6 +130,7 @@ impl Hosts {
         addresses
             // There is no path between the two families.
             .filter(|(_, ip)| ip.is_ipv4() == remote.is_ipv4())
+            // Of equal ones the first. `max_by_key` would return the last.
             .min_by_key(|(_, ip)| Reverse(common_prefix(*ip, remote)))
     }
 

@@ -39,6 +39,7 @@ impl Manager {
         // An address binds an identifier to its device, too (`rdma_bind_addr(3)`).
         self.take_device(id, &devices);
         if let Some(identifier) = self.get_mut(id) {
+            // Apart from `local`, which a resolution replaces, also one that fails.
             identifier.bound = Some(address);
             identifier.local = Some(address);
         }
@@ -140,6 +141,7 @@ impl Manager {
         let unresolved = self.strikes_resolution(env, pairs, id, Fault::AddressError);
         let resolving = Phase::ResolvingAddress;
         let (phase, delay, how) = match source {
+            // As where no host answers for an address: only the time-out ends it.
             Some(_) if unresolved => (resolving, timeout, NoticeKind::AddressError(TIMED_OUT)),
             // No device of this machine has an address of that family.
             None => (resolving, latency, NoticeKind::AddressError(NET_UNREACHABLE)),

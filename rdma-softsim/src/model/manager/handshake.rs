@@ -37,6 +37,7 @@ impl Manager {
         if identifier.phase != phase {
             return Err(Error::State("the identifier is not in a state to connect or accept"));
         }
+        // Devices have a bound for each direction (`rdma_connect(3)`). Here one is for both.
         let depth = hosts.alive(identifier.host)?.limits.max_read_depth;
         if params.responder_resources.max(params.initiator_depth) > depth {
             return Err(Error::Argument("more RDMA READs than Limits::max_read_depth"));
@@ -254,6 +255,7 @@ impl Manager {
             return self.answer_without_identifier(env, packet.from, Body::Reject(reject::CONSUMER_DEFINED));
         }
         let key = self.next_key();
+        // On the channel of its listener, where librdmacm puts it too.
         let mut child = Identifier::new(host, channel, key, Phase::Requested);
         child.local = Some(packet.target);
         if let Some(active) = self.get(packet.from) {
@@ -290,6 +292,8 @@ impl Manager {
         active.phase = Phase::Answered;
         active.theirs = params;
         active.peer_pair = Some(pair);
+        // librdmacm reports the response itself only if it has no queue pair to make ready
+        // (`rdma_get_cm_event(3)`).
         let kind = match active.external {
             false => NoticeKind::Established(as_received(params)),
             true => NoticeKind::ConnectResponse,
@@ -319,6 +323,7 @@ impl Manager {
             return;
         };
         active.phase = Phase::Connected;
+        // Before the RTU leaves: with it the peer may send.
         self.make_ready(pairs, id);
         self.send_packet(env, id, Body::Ready);
     }
@@ -372,6 +377,7 @@ impl Manager {
         let read_depth = ours.initiator_depth.min(theirs.responder_resources);
         let host = identifier.host;
         let loopback = pairs.get(peer).is_some_and(|peer| peer.host == host);
+        // Not one that has failed meanwhile, which stays in the error state.
         if let Some(pair) = pairs.get_mut(pair).filter(|pair| pair.state == QueuePairState::Idle) {
             pair.state = QueuePairState::Ready;
             pair.path = Some(Path { peer, local, remote: remote.ip(), loopback });

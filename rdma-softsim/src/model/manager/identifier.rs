@@ -32,6 +32,7 @@ pub(in crate::model) const REJECT_DATA: usize = 148;
 /// Private data as received: its field has a fixed length, so the sent length is unknown.
 pub(in crate::model) fn padded(data: &[u8], room: usize) -> Box<[u8]> {
     let mut field = vec![0; room];
+    // It fits: `Manager::offer` and `Manager::reject` have checked the length.
     if let Some(front) = field.get_mut(..data.len()) {
         front.copy_from_slice(data);
     }
@@ -41,6 +42,7 @@ pub(in crate::model) fn padded(data: &[u8], room: usize) -> Box<[u8]> {
 /// Returns how many unread requests a listener may have that asks for so many (`rdma_listen(3)`).
 #[must_use]
 pub const fn listen_backlog(backlog: u32) -> u32 {
+    // As the kernel does (`ucma_listen`), which knows no backlog of zero.
     if backlog == 0 || backlog > MAX_BACKLOG { MAX_BACKLOG } else { backlog }
 }
 
@@ -121,6 +123,7 @@ pub(in crate::model) const fn ack_timeout(code: u8) -> Result<Duration, Error> {
     /// The field has five bits.
     const MOST: u8 = 31;
     match code {
+        // 4.096 µs · 2^code, and no timer at all for 0 (IBA 9.7.6.1.3).
         0 => Ok(Duration::MAX),
         1..=MOST => Ok(Duration::from_nanos(4096 << code)),
         _ => Err(Error::Argument("the time-out is at most 31")),

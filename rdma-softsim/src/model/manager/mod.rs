@@ -223,6 +223,7 @@ impl Manager {
         if let Some(owner) = self.all.get_mut(identifier) {
             owner.channel = to;
         }
+        // Numbered anew, behind what waits there: a channel and its identifiers keep one order.
         for notice in moving {
             // An unread request goes along with its listener: case `verbs.migrate.waiting-request`.
             if let Some(child) = notice.kind.child().and_then(|child| self.all.get_mut(child)) {

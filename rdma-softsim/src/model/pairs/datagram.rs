@@ -61,6 +61,7 @@ pub(in crate::model) fn header(path: Path, len: usize) -> [u8; HEADER] {
                 ip.chunks_exact(2).map(|pair| pair.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte)));
             // The ones' complement sum of its words (RFC 1071).
             let sum: u32 = words.sum();
+            // Folded twice, because the first sum of the halves may carry again.
             let folded = (sum & 0xffff) + (sum >> 16);
             let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
             for (to, byte) in ip.iter_mut().skip(10).zip(checksum.to_be_bytes()) {

@@ -17,6 +17,7 @@ impl Pairs {
             return;
         }
         let Some(pair) = self.get(id) else { return };
+        // `enqueue` has just pushed it, so there is one.
         let sequence = pair.requester.next_sequence() - 1;
         let Some(work) = pair.requester.newest() else { return };
         let (id_of_work, Source::Memory(parts)) = (work.id, &work.source) else { return };
@@ -33,6 +34,7 @@ impl Pairs {
         let Some(pair) = self.get(id) else { return };
         let (number, free_below) = (pair.number, pair.requester.given_back());
         // Before they are given back: a change since the last poll was one too early.
+        // Bytes of a region that is gone have no hash: `Model::deregister` has noted it as busy.
         let changed = pair
             .ownership
             .lent

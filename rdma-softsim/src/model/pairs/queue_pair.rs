@@ -86,6 +86,7 @@ impl QueuePair {
             limits,
             key: match service {
                 Service::Connected => None,
+                // Until `ibv_modify_qp(3)` sets another.
                 Service::Datagram => Some(0),
             },
             state: match owner {

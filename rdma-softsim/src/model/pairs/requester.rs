@@ -275,6 +275,7 @@ impl Requester {
     }
 
     pub(in crate::model) fn forget_flights(&mut self) {
+        // Wraps: no message stays in flight for 2³² epochs.
         self.epoch = self.epoch.wrapping_add(1);
         self.sent = 0;
         self.reads = 0;

@@ -77,6 +77,7 @@ impl Pairs {
         let foreign = |parts: &Parts| regions.is_any_foreign(parts);
         // Bytes without a target are read only for a capture, or as those of a datagram.
         let wanted = target.is_some() || captured || work.to.is_some();
+        // An atomic operation is always moved: only a mover changes what it has read.
         let far = (wanted && source.as_ref().is_some_and(foreign))
             || target.as_ref().is_some_and(foreign)
             || work.atomic.is_some();

@@ -102,6 +102,7 @@ impl Entry {
                 Some(FailureClass::ReceiveTooSmall)
             }
             CompletionStatus::REM_OP_ERR => Some(FailureClass::ReceiveMemoryGone),
+            // One status for two classes, which the work queue tells apart.
             CompletionStatus::LOC_PROT_ERR if of_receive => Some(FailureClass::ReceiveMemoryGone),
             CompletionStatus::LOC_PROT_ERR => Some(FailureClass::LocalProtection),
             CompletionStatus::WR_FLUSH_ERR => Some(FailureClass::Flush),

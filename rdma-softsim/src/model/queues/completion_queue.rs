@@ -128,6 +128,7 @@ impl CompletionQueue {
     /// Arms for the given completions. An arming for all is never narrowed. Returns whether
     /// completions wait that will raise no event.
     pub(in crate::model) fn arm(&mut self, which: Armed) -> bool {
+        // Narrowed, it would let a thread sleep on that has armed for all (IBA 11.4.2.2).
         if self.armed != Armed::Any {
             self.armed = which;
         }

@@ -31,6 +31,7 @@ impl Memory {
         match self {
             Self::Own(memory) => memory.shared(),
             Self::Caller(memory) => {
+                // Within a call of the model, which a panic would leave half done.
                 catch_unwind(AssertUnwindSafe(|| memory.shared())).unwrap_or_else(|_| SharedMemory::new(&[]))
             }
         }
@@ -107,6 +108,7 @@ impl Bytes {
     pub(in crate::model) fn reach_read(&self, offset: usize, into: &mut [u8]) -> bool {
         match self {
             Self::Own(_) => self.read(offset, into),
+            // Implementations may rely on it: they are asked only for bytes within the region.
             Self::Foreign { memory, len } => inside(offset, into.len(), *len) && memory.read(offset, into),
         }
     }
@@ -138,6 +140,7 @@ pub(in crate::model) fn copy(
     (to, to_offset): (&Bytes, usize),
     len: usize,
 ) -> Result<(), Unreachable> {
+    // `copy_to` does not say which end failed. After this check it is the target.
     if !inside(from_offset, len, from.len()) {
         return Err(Unreachable::Source);
     }

@@ -192,6 +192,7 @@ impl Regions {
         let id = self.all.insert(Region { host, domain, memory, len, rights, address, rkey: 0 });
         // As on real devices: the place of the region, and 8 bits that change with each
         // registration there.
+        // The place counts from 1, so that a key of 0 opens nothing.
         self.registrations = self.registrations.wrapping_add(1);
         let rkey = (id.index() + 1) << 8 | u32::from(self.registrations);
         if let Some(region) = self.all.get_mut(id) {
@@ -243,6 +244,7 @@ impl Regions {
         let found = || {
             let (id, region) = self.all.at((lkey >> 8).checked_sub(1)?)?;
             let offset = usize::try_from(address.checked_sub(region.address)?).ok()?;
+            // Rights are checked when the work is executed: they depend on what it does.
             let valid = region.rkey == lkey && Some(region.domain) == domain;
             (valid && inside(offset, len, region.len)).then_some((id, offset))
         };

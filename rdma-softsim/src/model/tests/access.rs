@@ -30,6 +30,7 @@ fn a_write_may_touch_the_last_byte_and_not_the_one_behind() {
     assert_eq!((a, b), (vec![(1, Ok(Completed::Write))], vec![]));
     assert_eq!(attempt(&Setup::default(), |w| SendOp::Write(w.b.remote(end - 3))), refused());
     assert_eq!(attempt(&Setup::default(), |w| SendOp::Write(w.b.remote(end))), refused());
+    // The end of the bytes would wrap; their start is below the region.
     assert_eq!(
         attempt(&Setup::default(), |w| SendOp::Write(w.b.remote(u64::MAX - w.b.region.address))),
         refused()
@@ -40,6 +41,7 @@ fn a_write_may_touch_the_last_byte_and_not_the_one_behind() {
 #[test]
 fn a_key_is_of_one_region_and_one_registration() {
     let with_key = |w: &World, rkey| SendOp::Write(RemoteAddress { rkey, ..w.b.remote(0) });
+    // A bit of the count, and the lowest and the highest one of the place.
     for change in [1, 0x100, 0x8000_0000] {
         let other = |w: &mut World| with_key(w, w.b.region.rkey ^ change);
         assert_eq!(attempt(&Setup::default(), other), refused(), "{change:#x}");

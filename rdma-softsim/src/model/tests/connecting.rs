@@ -31,6 +31,7 @@ fn what_is_sent_before_the_active_side_is_ready_waits_for_the_ack_timer() {
     w.b.post(&mut w.model, 1, SendOp::Send, 4).unwrap();
     assert!(matches!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Established(_))));
     assert_eq!(w.a.completions(&mut w.model), []);
+    // It arrived while the active side was in INIT, where a device is silent.
     w.pass(Parameters::default().ack_timeout);
     assert_eq!(w.a.completions(&mut w.model), [(9, Ok(recv(4)))]);
     w.end();
@@ -44,6 +45,7 @@ fn an_accept_can_be_taken_back_until_it_is_read() {
     w.model.destroy_pair(w.b.pair);
     w.model.destroy_identifier(w.b.id);
     w.pass(Duration::ZERO);
+    // 28 is “consumer defined”: the kernel rejects so what it has accepted.
     assert_eq!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Rejected(28)));
     assert_eq!(notice(&mut w.model, w.a.channel), None);
     w.end();
@@ -55,6 +57,7 @@ fn a_request_whose_sender_is_gone_cannot_be_accepted() {
     w.model.destroy_pair(w.a.pair);
     w.model.destroy_identifier(w.a.id);
     w.pass(Duration::ZERO);
+    // 4 is “timeout”, with which the kernel takes a request back (`cm_destroy_id`).
     assert_eq!(notice(&mut w.model, w.b.channel), Some(NoticeKind::Rejected(4)));
     assert!(matches!(w.model.accept(w.b.id, &PARAMS, &[]), Err(Error::State(_))));
     w.end();

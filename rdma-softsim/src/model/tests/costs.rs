@@ -389,6 +389,7 @@ fn long_work_gives_the_lock_back() {
 /// Timers that end together end in pieces, in order.
 #[test]
 fn a_call_executes_some_of_what_is_due() {
+    // More than three times what one call executes (`Model::advance_some`).
     const COUNT: usize = 200;
     let (mut model, host, _) = hosts(Parameters::default());
     let channel = model.create_channel(host).unwrap();

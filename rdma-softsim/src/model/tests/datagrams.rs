@@ -74,6 +74,7 @@ fn waiting_datagrams_are_bounded_and_end_with_their_queue_pair() {
         for _ in 0..80 {
             two.send();
         }
+        // One is being stored. Those that found no place to wait are lost.
         assert_eq!((two.waiting(), two.held()), (64, 65 * 48));
         let stored = two.model.next_freight().expect("the first one");
         end(&mut two.model, two.to);
@@ -86,5 +87,6 @@ fn waiting_datagrams_are_bounded_and_end_with_their_queue_pair() {
     for _ in 0..10 {
         two.send();
     }
+    // The first is being stored. The third finds the last of the room, and passes the limit.
     assert_eq!((two.waiting(), two.held()), (2, (64 << 20) + 44));
 }

@@ -9,6 +9,7 @@ fn what_the_peer_sends_to_a_disconnected_side_fails() {
     w.model.disconnect(w.a.id).unwrap();
     assert!(matches!(w.model.disconnect(w.a.id), Err(Error::State(_))));
     w.b.post(&mut w.model, 1, SendOp::Write(w.a.remote(0)), 4).unwrap();
+    // The message and its seven repetitions each wait for an answer.
     w.pass(Parameters::default().ack_timeout * 8);
     assert_eq!(w.b.completions(&mut w.model), [(1, Err(Status::RETRY_EXC_ERR))]);
     w.end();

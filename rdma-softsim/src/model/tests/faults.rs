@@ -89,6 +89,7 @@ fn an_acknowledgement_that_overtook_a_lost_one_does_not_count() {
     w.pass(millis(3));
     w.a.post(&mut w.model, 2, op, 4).unwrap();
     w.pass(millis(6));
+    // The first answer comes at 10 ms, to a dead link, and the second at 13 ms, to a repaired one.
     w.model.set_link(ip(1), Link::Down);
     w.pass(millis(2));
     w.model.set_link(ip(1), Link::Up);
@@ -125,6 +126,7 @@ fn connecting_over_a_dead_link_is_unreachable_after_the_timeout() {
     assert_eq!(notice(&mut model, channel), None);
     pass(&mut model, Duration::from_nanos(1));
     assert_eq!(notice(&mut model, channel), Some(NoticeKind::Unreachable(-110)));
+    // The failed connect has moved the queue pair to the error state.
     side.post(&mut model, 1, SendOp::Send, 4).unwrap();
     assert_eq!(side.completions(&mut model), [(1, Err(Status::WR_FLUSH_ERR))]);
 }
@@ -140,6 +142,7 @@ fn a_request_waits_for_a_link_that_comes_back() {
     model.set_link(ip(1), Link::Down);
     model.connect(side.id, &PARAMS, &[]).unwrap();
     pass(&mut model, millis(1600));
+    // It is tried again every 250 ms, an eighth of `cm_timeout`.
     model.set_link(ip(1), Link::Up);
     pass(&mut model, millis(250));
     assert!(matches!(notice(&mut model, listening), Some(NoticeKind::ConnectRequest { .. })));

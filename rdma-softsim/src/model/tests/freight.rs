@@ -154,6 +154,7 @@ fn a_message_is_late_only_without_progress() {
         // Accesses to the memory that it does not wait for do not count.
         p.post(2, SendOp::Write, LEN);
         let kept = p.w.model.next_freight().expect("a message");
+        // Five looks, a quarter of the time apart. The first only begins to count.
         for _ in 0..5 {
             p.memory[1].1.fetch_add(1, Relaxed);
             p.w.pass(reach / 4);
@@ -337,6 +338,7 @@ fn an_atomic_operation_outlasts_a_timer_and_is_not_done_again() {
         }
         p.arrive(kept);
         assert!(p.w.model.next_freight().is_none(), "it is not moved again");
+        // The WRITE has made the number 3. The requester's own was all threes, until 3 is stored.
         let (result, numbers) = match comes {
             true => (Ok(Completed::Read), [3, 8]),
             false => (Err(CompletionStatus::REM_OP_ERR), [0x0303_0303_0303_0303, 3]),
@@ -356,12 +358,14 @@ fn an_atomic_operation_without_a_result_is_not_done_again() {
     p.post(1, SendOp::Write, 1);
     p.add(2);
     p.w.pass(latency);
+    // Given up, and repeated. From then on each message has only the time of an answer.
     let _late = p.first_step();
     p.w.pass(given_up(parameters.reach));
     p.w.pass(parameters.ack_timeout);
     p.w.pass(latency);
     let again = p.w.model.next_freight().expect("the repetition");
     p.arrive(again);
+    // The number is changed, and the old one does not reach its own program in time.
     let done = p.first_step();
     p.w.pass(parameters.ack_timeout);
     p.w.pass(parameters.ack_timeout);

@@ -110,6 +110,7 @@ fn overrun_loses_the_queue_and_its_queue_pairs() {
     assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, pairs::queue_pair::QueuePairState::Error);
     // The peer notices only by its own requests.
     w.b.post(&mut w.model, 9, SendOp::Write(w.a.remote(0)), 4).unwrap();
+    // Eight time-outs of 67 ms are less.
     w.pass(Duration::from_secs(1));
     assert_eq!(w.b.completions(&mut w.model), [(9, Err(Status::RETRY_EXC_ERR))]);
     w.end();

@@ -75,6 +75,7 @@ impl Posted {
 
 fn walk(latency: u64, steps: &[(bool, Step)]) {
     let parameters = Parameters { latency: Duration::from_micros(latency), ..Parameters::default() };
+    // Small, so that queues are often full and retries often used up.
     let limits = QueuePairLimits { send_depth: 4, recv_depth: 3, inline: 32 };
     let accept = ConnectParams { rnr_retry_count: 2, ..PARAMS };
     let mut w = World::new(&Setup { parameters, accept, limits, ..Setup::default() });
