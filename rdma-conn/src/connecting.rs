@@ -81,6 +81,7 @@ impl<B: Backend> Connecting<B> {
             }
             CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved),
             CmEventKind::Async(event) if event.is_fatal() => return Err(Error::Device { event }),
+            // Of the port, for example, which may come back within the limit.
             CmEventKind::Async(_) => return Ok(None),
             _ => {}
         }

@@ -192,6 +192,7 @@ impl Error {
 
     pub(crate) fn unreachable(peer: SocketAddr, what: &'static str, status: i32) -> Self {
         // The connection manager's status is a negative errno, rdma_get_cm_event(3).
+        // Saturating, because a status of `i32::MIN` has no absolute value.
         let source = Arc::new(io::Error::from_raw_os_error(status.saturating_abs()));
         Self::Unreachable { peer, what, source }
     }
@@ -213,6 +214,7 @@ impl Error {
 
     /// Returns whether the next accept would fail too: the process or the machine lacks something.
     pub(crate) const fn concerns_everybody(&self) -> bool {
+        // Not our own limits: they reject one peer, and the listener goes on.
         matches!(
             self,
             Self::Wait(_)

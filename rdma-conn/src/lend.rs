@@ -58,6 +58,7 @@ struct Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
+        // Relaxed, as everywhere here: the number is only reported, and guards nothing.
         self.buffers.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

@@ -127,6 +127,7 @@ impl Options {
         let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX).max(1);
         self.protocol.send_depth = self.protocol.send_depth.min(deepest);
         self.receives = self.receives.min(deepest);
+        // A device may report no vectors, and a remainder by zero panics.
         self.completion_vector %= limits.completion_vectors.max(1);
         self
     }

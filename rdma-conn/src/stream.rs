@@ -281,6 +281,7 @@ impl<B: Descriptors> Stream<B> {
         self.shared.call(|held| {
             let id = held.id;
             held.close(id, linger)?;
+            // Without a limit of its own: after `linger` the connection has ended.
             held.until(&None, "closing", |endpoint, id| endpoint.closed(id))
         })
     }

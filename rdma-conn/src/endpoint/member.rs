@@ -97,6 +97,7 @@ impl PendingEvents {
     /// Removes the first event and returns it; 0 if there is none.
     #[inline]
     const fn take_first(&mut self) -> u8 {
+        // The lowest bit: a number and its two's complement have only that in common.
         let first = self.events & self.events.wrapping_neg();
         self.events ^= first;
         first

@@ -241,6 +241,8 @@ impl<B: Descriptors> Endpoint<B> {
         let waker = Waker::of(waker);
         let source = Source::Shared(Sharer::new(events, waker.clone()));
         let watch = Watch::Outside(waker);
+        // One connection a queue: a program that waits for it sleeps on its queue alone
+        // (docs/decisions.md, 10).
         let mut endpoint = Self::of_parts(&events.backend, Budget::new(limits), 1, source, watch);
         endpoint.place = Some(UnsharedFd::new(place));
         Ok(endpoint)

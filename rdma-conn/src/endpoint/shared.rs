@@ -56,6 +56,7 @@ impl<B: Descriptors> SharedEvents<B> {
     pub fn dispatch(&self) -> Result<(), Error> {
         Error::unless_forked()?;
         for _ in 0..MOST {
+            // Locked for one event at a time: endpoints that make an identifier need it, too.
             let inboxes = self.inboxes.lock();
             let event = self.channel.next_event().map_err(Error::backend("reading connection events"))?;
             let Some(event) = event else { break };

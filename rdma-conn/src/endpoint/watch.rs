@@ -75,6 +75,7 @@ impl From<&epoll::Event> for Woken {
         match event.data.u64() {
             EVENTS => Self::Events,
             WAKER => Self::Waker,
+            // A place that no queue has is ignored (`Queues::take_wakeups`).
             queue => Self::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
         }
     }
