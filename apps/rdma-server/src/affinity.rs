@@ -55,9 +55,11 @@ impl FromStr for Cpus {
 
     fn from_str(text: &str) -> Result<Self, ParseCpusError> {
         let mut cpus = BTreeSet::new();
+        // The kernel writes an empty set as nothing.
         for part in text.trim().split(',').filter(|part| !part.is_empty()) {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             match (first.parse::<usize>(), last.parse::<usize>()) {
+                // Beyond that `CpuSet::set` panics, and a range could take all memory.
                 (Ok(first), Ok(last)) if first <= last && last < CpuSet::MAX_CPU => cpus.extend(first..=last),
                 _ => return Err(ParseCpusError(text.to_owned())),
             }

@@ -88,6 +88,7 @@ impl Replies {
     pub(crate) fn write_to(&mut self, to: &mut impl Write) -> io::Result<()> {
         while !self.buffer.bytes.is_empty() {
             match to.write(&self.buffer.bytes) {
+                // Not 0: a session takes something, would block, or fails.
                 Ok(written) => self.buffer.bytes.advance(written),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // The write handler continues when there is room.

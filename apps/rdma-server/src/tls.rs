@@ -172,6 +172,7 @@ impl Write for CiphertextIo<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        // A transport holds nothing back.
         Ok(())
     }
 }

@@ -163,6 +163,7 @@ impl<B: Descriptors> Inner<B> {
                 Event::Readable(id) | Event::Writable(id) | Event::Returned(id) | Event::Ended(id) => {
                     (id, false)
                 }
+                // The others are about listeners, of which this endpoint has none.
                 _ => continue,
             };
             if let Some(member) = self.members.get_mut(id) {

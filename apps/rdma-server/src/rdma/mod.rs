@@ -153,6 +153,7 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
     }
 
     fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
+        // From the first listener on, so that its limits hold for the loop.
         let shared = self.shared(on)?;
         let listener = Listener::bind(&self.backend, at.ip()?)?;
         Ok(Box::new(RdmaListener { listener, shared, settings: Arc::clone(&self.settings) }))
