@@ -210,6 +210,7 @@ fn measure<C>(
             counted.wait();
             all.and_then(|mut all| ping(&mut all))
         };
+        // They differ by one at most, and their sum is the number of connections.
         let share = |thread| (thread + 1) * connections / threads - thread * connections / threads;
         let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(share(thread)))).collect();
         done.wait();
@@ -242,6 +243,7 @@ impl Members {
                 members.endpoint.connect(target, None, PATIENCE, Options::default())?;
                 asked += 1;
             }
+            // Without a limit: each connect has one.
             members.endpoint.wait(None)?;
             while let Some(event) = members.endpoint.next_event() {
                 match event {
@@ -263,6 +265,7 @@ impl Members {
     }
 
     fn ping(&mut self) -> Result<(), Failure> {
+        // All requests before the first reply, so that the connections are in use together.
         for id in &self.ids {
             if self.endpoint.write(*id, &[IoSlice::new(PING)])? != Some(PING.len()) {
                 return Err(Failure::wrong("an idle connection has no room"));

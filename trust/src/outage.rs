@@ -75,6 +75,7 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
         }
     };
     let took = begun.elapsed();
+    // The whole reply is longer than the value: it has a head and an end.
     if received > entry.value_len {
         return Err(Failure::wrong("the whole reply arrived: nothing was lost in its middle"));
     }

@@ -40,6 +40,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     };
     let (mut as_expected, mut explored) = (true, 0);
     for scenario in scenarios.iter().filter(|scenario| scenario.name.contains(select.as_str())) {
+        // Saturating: more states than that are as good as no limit.
         let (seen, end) = explore(scenario, limit.saturating_mul(1_000_000));
         terminal::tell(&line(scenario, &seen, &end), 4);
         if let SearchEnd::Violated(Violation { path, .. }) = &end {

@@ -109,6 +109,7 @@ impl Workload {
     pub fn draw(random: &mut Random, own: &Config, peer: &Config) -> Self {
         let write = random.pick(&[1, 3, 10, 100, 1000, 5000]);
         let read = random.pick(&[1, 7, 64, 1000, 10_000]);
+        // About the bytes of one round trip, so that no other choice makes a run long.
         let unit = write.min(own.send_buffer.into()).min(peer.window.into()).min(read * 4);
         let most = (unit * random.pick(&[1, 8, 40, 100])).min(30_000);
         let micros = |random: &mut Random| Duration::from_micros(random.pick(&[0, 0, 0, 50, 2000]));
@@ -241,6 +242,7 @@ impl Stream {
     }
 
     const fn byte(self, at: u64) -> u8 {
+        // From the position alone: reads and writes cut the stream anywhere.
         let mixed = Random::new(self.0 ^ (at / 8)).next();
         mixed.to_le_bytes()[(at % 8) as usize]
     }

@@ -141,6 +141,8 @@ pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
                     for device_kind in device_kinds {
                         if let Some(violation) = own.run(options, seed, *device_kind) {
                             own.failures.push(Failure { seed, device_kind: *device_kind, violation });
+                            // Relaxed: other threads may first finish the seeds that they have
+                            // begun.
                             failed.store(!options.keep_going, Ordering::Relaxed);
                         }
                     }

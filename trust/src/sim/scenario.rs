@@ -276,6 +276,7 @@ fn options(random: &mut Random, role: Role) -> Options {
                 .send_buffer(random.pick(&[1, 2, 3, 7, 16, 64, 100, 512, 4096, 8192]))
                 .send_depth(random.pick(&[1, 2, 3, 4, 5, 8, 16, 64]))
                 .peer_receives(random.pick(&[2, 3, 4, 5, 8, 16, 64]))
+                // The longest window that a side may draw.
                 .window_limit(4096)
                 .negotiate(random.chance(1, 4))
                 .keepalive(Some(match role {
@@ -333,6 +334,7 @@ impl ScenarioConnection {
 /// Draws faults: first which kinds this run has, then how many of each.
 fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
     let mut plan = FaultPlan::new();
+    // 24 kinds of their own in `fault`, and one for the rest.
     for kind in 0..25 {
         if !random.chance(1, 6) {
             continue;

@@ -17,6 +17,7 @@ pub fn render(trace: &[Entry], most: usize) -> String {
         .iter()
         .filter_map(|entry| {
             if let EntryKind::Created { host, pair, .. } = entry.what {
+                // A number may be reused: from here on it names this queue pair.
                 hosts.insert(pair, host);
             }
             let (host, text) = describe(&entry.what, &hosts)?;

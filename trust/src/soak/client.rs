@@ -135,6 +135,7 @@ impl LoadState {
                 late.push(format!("{}: got nothing through to its server for {unreached} s", client.name));
             }
         }
+        // Afterwards: no lock is taken while another is held.
         late.into_iter().for_each(|what| self.fail(what));
     }
 
@@ -209,6 +210,7 @@ impl Run<'_> {
                     self.keys.forget();
                 }
             }
+            // The session has failed already: another error adds nothing.
             let _given_up = self.client.face.leave(SessionEnd::Dropped);
             // A last session that failed is repeated, unless the client was reported as hung.
             last &= lock(&self.progress.watched)[self.number].told;
@@ -242,6 +244,7 @@ impl Run<'_> {
         };
         mark(Some(Instant::now()));
         let done = act(&mut *self.client.face);
+        // A panic in `act` leaves the mark, and the client counts as hung.
         mark(None);
         done
     }

@@ -317,6 +317,7 @@ fn judge(
     }
     for (client, exchanges) in &totals.exchanges {
         println!("{exchanges:6} exchanges: {client}");
+        // Not even one session: each has at least as many (`Run::session`).
         if *exchanges < 20 {
             progress.fail(format!("{client}: {exchanges} exchanges show nothing"));
         }

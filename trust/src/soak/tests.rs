@@ -53,6 +53,7 @@ impl Face for FakeServer {
     fn connect(&mut self) -> Result<(), ExchangeError> {
         match self.wrong {
             Wrong::Killed => drop(self.ask(&[b"FLUSHALL"])),
+            // It does not know which session was the last.
             Wrong::Forgets => (1..200).for_each(|session| {
                 let _count = self.ask(&[b"DEL", format!("soak:client:{session}:3").as_bytes()]);
             }),
@@ -104,6 +105,7 @@ fn all_failures(client: LoadClient) -> (Vec<String>, Vec<String>) {
         move || client.run(&progress, number)
     });
     let mut connected = 0;
+    // Some losses are only found when the next session begins.
     while connected < 4 && progress.failures().is_empty() && progress.conditional_failures().is_empty() {
         connected += progress.take_tally().connected;
         std::thread::sleep(Duration::from_millis(5));
@@ -171,6 +173,7 @@ fn what_is_left_behind_is_told() {
     assert_eq!(more(&objects(1, 2), &objects(1, 2)), None);
     assert_eq!(more(&objects(0, 2), &objects(1, 2)), None);
     assert_eq!(more(&objects(1, 5), &objects(1, 2)).as_deref(), Some("5 mr, at the beginning 2"));
+    // A quarter and 16 MiB more than in the first half are allowed.
     assert_eq!(growth(&[30_000, 90_000, 80_000, 95_000]), None);
     assert!(growth(&[90_000, 95_000, 120_000, 150_000]).is_some());
 }
