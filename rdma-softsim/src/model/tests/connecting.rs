@@ -45,7 +45,7 @@ fn an_accept_can_be_taken_back_until_it_is_read() {
     w.model.destroy_pair(w.b.pair);
     w.model.destroy_identifier(w.b.id);
     w.pass(Duration::ZERO);
-    // 28 is “consumer defined”: the kernel rejects so what it has accepted.
+    // 28 is “consumer defined”, with which the kernel takes an accept back (`cm_destroy_id`).
     assert_eq!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Rejected(28)));
     assert_eq!(notice(&mut w.model, w.a.channel), None);
     w.end();
