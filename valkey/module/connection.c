@@ -21,6 +21,11 @@ static connection *createAccepted(int fd, void *priv) {
     return &conn->c;
 }
 
+/* The connection that the server is accepting, and whether it has written to it: only a refusal is
+ * written so early. Both are the main thread's. */
+static engineConn *accepting;
+static int refused;
+
 void engineAccept(const vkrdma_event *opened) {
     struct ClientFlags flags = {0};
     char ip[NET_IP_STR_LEN];
@@ -35,7 +40,10 @@ void engineAccept(const vkrdma_event *opened) {
     serverLog(LL_VERBOSE, "RDMA: accepted %s:%d", ip, port);
     /* It stays until this returns, although the server may close it. */
     connIncrRefs(conn);
+    accepting = (engineConn *)conn;
+    refused = 0;
     acceptCommonHandler(conn, flags, ip);
+    accepting = NULL;
     connDecrRefs(conn);
     if (conn->flags & CONN_FLAG_CLOSE_SCHEDULED) {
         connClose(conn);
@@ -43,8 +51,7 @@ void engineAccept(const vkrdma_event *opened) {
     }
     /* A client that protected mode refuses is to be closed later in this cycle. Before the next
      * turn it has no window, and costs little until it has read why. */
-    client *c = connGetPrivateData(conn);
-    if (c && c->flag.close_asap) freeClient(c);
+    if (refused) freeClient(connGetPrivateData(conn));
 }
 
 #if VALKEY_VERSION_NUM < 0x00090000
@@ -158,6 +165,7 @@ static int writePieces(connection *conn, const struct iovec *pieces, int count) 
     size_t bytes, all = 0;
 
     if (self->held && !inMainThread()) return -1;
+    if (inMainThread() && self == accepting) refused = 1;
     for (int j = 0; j < count; j++) all += pieces[j].iov_len;
     self->writable = 0;
     error.code = vkrdma_writev(engineEndpoint(self), self->id, pieces, count, &bytes, &error);

@@ -83,6 +83,7 @@ static int agrees(ValkeyModuleCtx *ctx, const char *setting, const char *field, 
  * `server.el`, which lies between the first two. */
 static int fits(ValkeyModuleCtx *ctx) {
     static const char *const levels[] = {"debug", "verbose", "notice", "warning", "nothing"};
+    static const char *const answers[] = {"no", "yes"};
     static const char *const policies[] = {"no", "always", "everysec"};
     const ElfW(Sym) *symbol = NULL;
     Dl_info found;
@@ -110,6 +111,7 @@ static int fits(ValkeyModuleCtx *ctx) {
            AGREES("loglevel", server.verbosity, "%s", NAME(levels, server.verbosity)) &&
            AGREES("appendfsync", server.aof_fsync, "%s", NAME(policies, server.aof_fsync)) &&
            AGREES("max-new-connections-per-cycle", server.max_new_conns_per_cycle, "%u", server.max_new_conns_per_cycle) &&
+           AGREES("tls-replication", server.tls_replication, "%s", NAME(answers, server.tls_replication)) &&
            AGREES("repl-timeout", server.repl_timeout, "%d", server.repl_timeout) &&
            AGREES("rdma-rx-size", server.rdma_ctx_config.rx_size, "%d", server.rdma_ctx_config.rx_size) &&
            AGREES("rdma-completion-vector", server.rdma_ctx_config.completion_vector, "%d", server.rdma_ctx_config.completion_vector);
