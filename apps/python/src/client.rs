@@ -1,10 +1,8 @@
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
-use rdma_kv::Part;
 
 use crate::address::Address;
 use crate::arguments::{Key, duration, lives, named_parts, pairs, several, told};
