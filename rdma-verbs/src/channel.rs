@@ -67,7 +67,7 @@ impl Channel {
     }
 
     /// Has `watch` look for events again. The kernel moves an identifier's events to another
-    /// channel and wakes nobody there, and an epoll instance looks only when it is woken or asked.
+    /// channel and does not wake its epoll instances, which look only when they are woken or asked.
     pub(crate) fn look_again(&self) -> Result<(), Error> {
         // SAFETY: the descriptor is open as long as the channel.
         let fd = unsafe { BorrowedFd::borrow_raw(self.descriptor()) };
