@@ -339,7 +339,9 @@ pub unsafe extern "C" fn vkrdma_options_set(
             set?;
         } else if changed.size < size_of::<Options>() {
             // A structure without the field that keeps settings: only its own fields can be named.
-            let text = format!("{name} takes a program that was compiled with this version's vkrdma.h; here are {FIELDS}");
+            let text = format!(
+                "{name} takes a program that was compiled with this version's vkrdma.h; here are {FIELDS}"
+            );
             return Err(Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into()));
         } else {
             changed.set_setting(&name, &value)?;
