@@ -197,6 +197,38 @@ fn completion_queues_hold_no_more_than_they_take() {
     assert!(held <= taken + SLACK, "{held} bytes are held, {taken} were taken");
 }
 
+/// Begins resolutions that fail at once, until an identifier may begin no more.
+#[test]
+fn unread_events_of_identifiers_are_within_what_they_take() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fabric = Fabric::new().expect("a fabric");
+    let (mut asks, mut program) = (come(&fabric), open(&fabric, 1));
+    let Reply::Made(channel) = ask(&mut program, &Request::CreateEventChannel) else { panic!("no channel") };
+    // No device has an address of that family.
+    let destination = "[2001:db8::1]:1".parse().expect("an address");
+    let (held, taken) = grown(&mut asks, || {
+        for _ in 0..200 {
+            let made = ask(&mut program, &Request::CreateIdentifier { channel });
+            let Reply::Made(id) = made else { panic!("{made:?}") };
+            let resolve = Request::ResolveAddress { id, source: None, destination, milliseconds: 1 };
+            let begun = (0..1000).take_while(|_| ask(&mut program, &resolve) == Reply::Done).count();
+            assert!((1..1000).contains(&begun), "{begun} resolutions");
+        }
+    });
+    assert!(held <= taken + SLACK, "{held} bytes are held, {taken} were taken");
+}
+
+/// A device takes what the events hold that its program does not read.
+#[test]
+fn an_opened_device_takes_what_its_unread_events_hold() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fabric = Fabric::new().expect("a fabric");
+    let mut asks = come(&fabric);
+    let mut program = None;
+    let (_, taken) = grown(&mut asks, || program = Some(open(&fabric, 1)));
+    assert!(taken >= rdma_softsim::footprint::CONTEXT.cast_signed(), "{taken} were taken");
+}
+
 /// A bound refuses new objects, says which one it is, and leaves those that exist alone.
 #[test]
 fn memory_is_bounded_for_each_program_and_for_all() {
