@@ -99,8 +99,8 @@ pub enum Error {
     /// An endpoint with [`SharedEvents`](crate::SharedEvents) was to listen.
     #[error("an endpoint that shares its events cannot listen: use one of its own")]
     Listening,
-    /// The waker of an endpoint with [`SharedEvents`](crate::SharedEvents) was to be a pipe. A write
-    /// to a pipe without a reader ends a program by SIGPIPE.
+    /// The waker of an endpoint with [`SharedEvents`](crate::SharedEvents) was to be a pipe. A
+    /// write to a pipe without a reader ends a program by SIGPIPE.
     #[error("a pipe cannot wake an endpoint: use an eventfd or a socket pair")]
     PipeWaker,
     /// The endpoint has no such connection, or has not made it yet.

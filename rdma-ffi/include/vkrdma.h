@@ -912,8 +912,8 @@ vkrdma_code vkrdma_shared_events_dispatch(const struct vkrdma_shared_events *eve
  * eventfd, or one end of a socket pair, whose other end is then readable. The program takes the
  * bytes out. It calls `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is
  * readable, and after `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the
- * endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also in
- * a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
+ * endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also
+ * in a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
  */
 vkrdma_code vkrdma_endpoint_new_with_events(const struct vkrdma_shared_events *events,
                                             const struct vkrdma_limits *limits,

@@ -74,8 +74,8 @@ pub extern "C" fn vkrdma_shared_events_dispatch(
 /// eventfd, or one end of a socket pair, whose other end is then readable. The program takes the
 /// bytes out. It calls `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is
 /// readable, and after `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the
-/// endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also in
-/// a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
+/// endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also
+/// in a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_endpoint_new_with_events(
     events: Option<&SharedEvents>,
