@@ -52,9 +52,9 @@ impl<B: Descriptors> SharedEvents<B> {
     /// Hands events to their endpoints, and wakes these. A call is bounded: while events are left,
     /// the descriptor stays readable.
     ///
-    /// It does not wait for an event. It waits while another thread hands events out. On a device it
-    /// also waits, for at most a second, for an asynchronous event that another thread is taking.
-    /// Meanwhile endpoints can connect.
+    /// It does not wait for an event. It waits while another thread hands events out. On a device
+    /// it also waits, for at most a second, for an asynchronous event that another thread is
+    /// taking. Meanwhile endpoints can connect.
     ///
     /// # Errors
     /// Returns an error if an event cannot be read.
