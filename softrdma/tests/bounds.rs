@@ -223,10 +223,20 @@ fn unread_events_of_identifiers_are_within_what_they_take() {
 fn an_opened_device_takes_what_its_unread_events_hold() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let fabric = Fabric::new().expect("a fabric");
-    let mut asks = come(&fabric);
-    let mut program = None;
-    let (_, taken) = grown(&mut asks, || program = Some(open(&fabric, 1)));
-    assert!(taken >= rdma_softsim::footprint::CONTEXT.cast_signed(), "{taken} were taken");
+    let (mut asks, mut programs) = (come(&fabric), Vec::new());
+    let mut taken_with = |devices: Vec<_>| {
+        let hello = Request::Hello { version: VERSION, program: "test".into(), devices, above: 0 };
+        let (_, taken) = grown(&mut asks, || {
+            let mut program = come(&fabric);
+            assert!(matches!(ask(&mut program, &hello), Reply::Welcome { .. }));
+            programs.push(program);
+        });
+        taken
+    };
+    let one = taken_with(vec![vec![address(1)]]);
+    let three = taken_with([2, 3, 4].map(|last| vec![address(last)]).into());
+    let context = rdma_softsim::footprint::CONTEXT.cast_signed();
+    assert!(three - one >= 2 * context, "two more devices have taken {}", three - one);
 }
 
 /// A bound refuses new objects, says which one it is, and leaves those that exist alone.

@@ -228,8 +228,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an endpoint that takes its events from `events`. Of its own it has a descriptor for
     /// each connection ([`Endpoint::completions_fd`]), and `waker`, which is its [`AsFd`].
     ///
-    /// A wake-up writes eight bytes to `waker`, without blocking: a non-blocking eventfd, or an end
-    /// of a socket pair. The event loop takes them out, and calls [`Endpoint::progress`] when
+    /// A wake-up writes eight bytes to `waker`, without blocking: a non-blocking eventfd, or one
+    /// end of a socket pair. The event loop takes them out, and calls [`Endpoint::progress`] when
     /// they come and when the descriptor of a connection is readable. [`Endpoint::wait`] returns
     /// without sleeping.
     ///

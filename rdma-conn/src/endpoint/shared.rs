@@ -53,8 +53,8 @@ impl<B: Descriptors> SharedEvents<B> {
     /// the descriptor stays readable.
     ///
     /// It does not wait for an event. It waits while another thread hands events out. On a device
-    /// it also waits, for at most a second, for an asynchronous event that another thread takes.
-    /// Meanwhile endpoints can connect.
+    /// it also waits, for at most a second, for an asynchronous event that another thread is
+    /// taking. Meanwhile endpoints can connect.
     ///
     /// # Errors
     /// Returns an error if an event cannot be read.

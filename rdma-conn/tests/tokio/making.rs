@@ -55,7 +55,7 @@ async fn connections_come_about_without_anybody_reading() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address).await.expect("free");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
-    // The client has a window once a task has accepted it.
+    // The client is connected when the server has registered its window, after the accept.
     let both = async { tokio::join!(AsyncStream::connect(&host, address), listener.accept()) };
     let (client, accepted) = timeout(LONG, both).await.expect("ends");
     let (mut client, (mut server, peer)) = (client.expect("connects"), accepted.expect("accepted"));

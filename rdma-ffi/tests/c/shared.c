@@ -129,7 +129,7 @@ int main(int count, char **arguments) {
     /* In any order. */
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && close(ends[0]) == 0);
     MUST(vkrdma_endpoint_new_with_events(events, NULL, ends[1], &clients[0].endpoint, &failed));
-    /* Its other end is closed, which ends no program. */
+    /* The other end is closed, which ends no program. */
     MUST(vkrdma_wake(clients[0].endpoint, &failed));
     vkrdma_shared_events_free(events);
     vkrdma_endpoint_free(clients[0].endpoint);
