@@ -203,7 +203,7 @@ run_right() {
 # With the newest Valkey's programs as its clients.
 run_module_trixie() {
     lab/run setup --module trixie
-    valkey/module/test --of trixie load serves threads without suite synced ends closed forked failed runtest replication
+    valkey/module/test --of trixie load serves threads without suite synced ends closed forked failed runtest replication replication-versions
 }
 
 # The guest shows the kernel's verbs, its connection manager and its links, a processor that is 20 times as slow, and a real limit on locked memory.
