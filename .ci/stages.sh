@@ -208,7 +208,7 @@ run_module_trixie() {
 
 # The guest shows the kernel's verbs, its connection manager and its links, a processor that is 20 times as slow, and a real limit on locked memory.
 run_lab_quick() {
-    lab/run test verbs client-to-valkey inside-valkey semantics killed-while-saving server-killed address-lost link-down
+    lab/run test verbs client-to-valkey inside-valkey semantics killed-while-saving replication server-killed address-lost link-down
 }
 
 run_lab_soft() {
