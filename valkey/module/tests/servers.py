@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from resp import Client
 
 SERVER, MODULE, SOFTRDMA, FOLDER = sys.argv[1:5]
+# Another program may have had servers in the same folder.
+PLACE = tempfile.mkdtemp(prefix="servers-", dir=FOLDER)
 MIB = 1 << 20
 
 
@@ -20,10 +23,10 @@ class Server:
         Server.count += 1
         # A machine may have several addresses.
         self.address, self.port = address.split(",")[0], tcp or port
-        self.folder = f"{FOLDER}/server-{Server.count}"
+        self.folder = f"{PLACE}/server-{Server.count}"
         os.makedirs(self.folder)
         # A path to a Unix socket has 107 bytes.
-        self.path = f"{FOLDER}/{Server.count}.s"
+        self.path = f"{PLACE}/{Server.count}.s"
         words = [*before, "--loadmodule", module, *(["replication", replication] if replication else []), "--rdma-bind", *address.split(",")]
         words += ["--rdma-port", str(self.port), "--port", str(tcp), "--unixsocket", self.path]
         words += ["--save", "", "--dir", self.folder, "--protected-mode", "no", "--enable-debug-command", "yes", "--rdbcompression", "no"]
