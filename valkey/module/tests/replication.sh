@@ -21,6 +21,10 @@ replication-versions() {
         "$here/tests/replication.py" "$with_module" "$module" "$SOFTRDMA" "$work" versions
 }
 
+replication-soak() { # [MINUTES]
+    "$here/tests/replication_soak.py" "$with_module" "$module" "$SOFTRDMA" "$work" "${1:-2}"
+}
+
 replication-cost() { # [ROUNDS]
     [ -n "${SYNC:-}" ] || { cargo build --quiet --release --locked -p rdma-snapshot && SYNC=$target/release/valkey-rdma-sync; }
     "$here/tests/replication_cost.py" "$with_module" "$module" "$SOFTRDMA" "$work" "$VALKEY_BIN/valkey-benchmark" "$SYNC" "$@"
