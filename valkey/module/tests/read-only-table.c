@@ -1,7 +1,8 @@
-/* A module that makes the server's table for TCP read-only while the modules after it are loaded, as
- * a later server may have it. The server's own writes to other data of that page succeed: each is
- * one instruction, which is stepped over. */
-#define _GNU_SOURCE
+/* A module that makes the server's table for TCP read-only while the modules after it are loaded:
+ * a later server may have it so. The server's own writes to other data of that page succeed: each
+ * is one instruction, which is stepped over. */
+#include "fmacros.h"
+
 #include "valkeymodule.h"
 
 #include "sds.h"

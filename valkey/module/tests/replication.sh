@@ -25,6 +25,12 @@ replication-soak() { # [MINUTES]
     "$here/tests/replication_soak.py" "$with_module" "$module" "$SOFTRDMA" "$work" "${1:-2}"
 }
 
+hostile-primary() { # [STEP]
+    bridged
+    modules_of_tests links
+    "$here/tests/hostile_primary.py" "$with_module" "$module" "$SOFTRDMA" "$work" "$CONFORMANCE" "$BRIDGE" "$@"
+}
+
 replication-cost() { # [ROUNDS]
     [ -n "${SYNC:-}" ] || { cargo build --quiet --release --locked -p rdma-snapshot && SYNC=$target/release/valkey-rdma-sync; }
     "$here/tests/replication_cost.py" "$with_module" "$module" "$SOFTRDMA" "$work" "$VALKEY_BIN/valkey-benchmark" "$SYNC" "$@"
