@@ -10,7 +10,7 @@ check=(
 )
 nightly=(
     'needs --all' plain oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills cuts faults idle sanitizers synced=25000 replication=600 tcl tcl-replication python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
+    'module without kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb aarch64 pages 'fuzz 1800'
 )
 
@@ -203,12 +203,12 @@ run_right() {
 # With the newest Valkey's programs as its clients.
 run_module_trixie() {
     lab/run setup --module trixie
-    valkey/module/test --of trixie load serves threads without suite synced ends closed forked failed runtest replication
+    valkey/module/test --of trixie load serves threads without suite synced ends closed forked failed runtest replication replication-versions
 }
 
 # The guest shows the kernel's verbs, its connection manager and its links, a processor that is 20 times as slow, and a real limit on locked memory.
 run_lab_quick() {
-    lab/run test verbs client-to-valkey inside-valkey semantics killed-while-saving server-killed address-lost link-down
+    lab/run test verbs client-to-valkey inside-valkey semantics killed-while-saving replication server-killed address-lost link-down
 }
 
 run_lab_soft() {

@@ -147,11 +147,18 @@ static int readInto(connection *conn, void *buffer, size_t size) {
     vkrdma_error error;
     size_t bytes;
 
+    /* A replica passes on what a primary says of its length. As with read(2), a negative one is an
+     * error, whatever the buffer is, and the result of 0 is the end. */
+    if (size > SSIZE_MAX || size == 0) {
+        if (size) conn->last_errno = EFAULT;
+        if (conn->state == CONN_STATE_CONNECTED) conn->state = size ? CONN_STATE_ERROR : CONN_STATE_CLOSED;
+        return size ? -1 : 0;
+    }
     if (size > INT_MAX) size = INT_MAX;
     self->readable = 0;
     error.code = vkrdma_read(engineEndpoint(self), self->id, buffer, size, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
-    if (bytes == 0 && size > 0) {
+    if (bytes == 0) {
         conn->state = CONN_STATE_CLOSED;
     } else if (bytes == size || self->ended) {
         self->readable = 1;
