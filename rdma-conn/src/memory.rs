@@ -47,7 +47,9 @@ pub(crate) struct Memory<B: Backend> {
     pub(crate) lendings: Lendings<B>,
     pub(crate) landing: Option<Landing<B>>,
     send_slots: usize,
+    /// The length of a window, and of the region that it may grow in.
     window: u32,
+    region: u32,
     send_buffer: u32,
     /// Whether there is a longer send buffer than the one in use.
     grows: bool,
@@ -98,7 +100,7 @@ impl<B: Backend> Memory<B> {
         let small = Self::small(options);
         let full = options.protocol.send_buffer;
         let send = if options.eager_send_buffer && full > small { full } else { 0 };
-        let buffers = [options.protocol.window, small, send].map(u64::from);
+        let buffers = [options.protocol.region(), small, send].map(u64::from);
         buffers.iter().sum::<u64>() + Self::messages(options) as u64
     }
 
@@ -131,6 +133,7 @@ impl<B: Backend> Memory<B> {
             landing: None,
             send_slots: config.send_depth.into(),
             window: config.window,
+            region: config.region(),
             send_buffer: config.send_buffer,
             grows: config.send_buffer > SMALL,
             registrar,
@@ -139,7 +142,9 @@ impl<B: Backend> Memory<B> {
 
     /// Makes the windows of a connection that is only told why it is refused a page long.
     pub(crate) fn be_brief(&mut self) {
-        self.window = self.window.min(BRIEF);
+        if self.window > BRIEF {
+            (self.window, self.region) = (BRIEF, BRIEF);
+        }
     }
 
     /// Returns the length of its windows.
@@ -149,7 +154,7 @@ impl<B: Backend> Memory<B> {
 
     /// Registers the window with this index, which must not exist yet.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
-        let window = self.registrar.register(self.window as usize, Access::REMOTE_WRITE)?;
+        let window = self.registrar.register(self.region as usize, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
         if let Some(place) = self.windows.get_mut(usize::from(index)) {
             *place = Some(window);
