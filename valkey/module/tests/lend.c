@@ -3,7 +3,7 @@
 //
 //     lend HOST PORT read SEED STOP PIPELINE        GETs of all kinds, so many at a time; connects again when it is cut off
 //     lend HOST PORT die SEED STOP PIPELINE         the same, and kills itself in the middle
-//     lend HOST PORT hold 0 0 0                     asks for the value of `long`, and reads nothing
+//     lend HOST PORT hold 0 STOP 0                  asks for the value of `long`, and reads what comes of it only when there is a file STOP
 //     lend SOCKET 0 write SEED STOP KILLS           writes values, deletes and moves them, saves, and changes settings; with KILLS not 0, it also
 //                                                   kills connections over RDMA
 //
@@ -55,7 +55,11 @@ static void check_reply(const valkeyReply *reply) {
         for (size_t j = 0; j < reply->elements; j++) check_reply(reply->element[j]);
         break;
     case VALKEY_REPLY_NIL: nothing++; break;
-    case VALKEY_REPLY_ERROR: printf("wrong reply: %s\n", reply->str); exit(1);
+    case VALKEY_REPLY_ERROR:
+        // Of BGSAVE.
+        if (!strcmp(reply->str, "ERR Background save already in progress")) break;
+        printf("wrong reply: %s\n", reply->str);
+        exit(1);
     default: break;
     }
 }
@@ -165,7 +169,7 @@ static const char *pick(const char *const *from, unsigned count) { return from[b
 static valkeyReply *write_one(valkeyContext *context, int may_kill) {
     static const char *const lend_from[] = {"16384", "16384", "65536", "300000", "0"};
     static const char *const lend_bytes[] = {"256mb", "256mb", "256mb", "9mb", "300000", "0"};
-    unsigned key = below(KEYS);
+    unsigned key = below(KEYS), other = (key + 1 + below(KEYS - 1)) % KEYS;
     switch (below(40)) {
     case 0 ... 1: return valkeyCommand(context, "EVAL %s 1 key:%u %s", set_range, key, some_word());
     case 2 ... 3: return valkeyCommand(context, "EVAL %s 1 key:%u", append, key);
@@ -174,8 +178,8 @@ static valkeyReply *write_one(valkeyContext *context, int may_kill) {
     case 6: return valkeyCommand(context, "EXPIRE key:%u 100", key);
     case 7: return valkeyCommand(context, "PEXPIRE key:%u 1", key);
     case 8: return valkeyCommand(context, "PERSIST key:%u", key);
-    case 9: return valkeyCommand(context, "COPY key:%u key:%u REPLACE", key, below(KEYS));
-    case 10: return valkeyCommand(context, "EVAL %s 2 key:%u key:%u", "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('RENAME', KEYS[1], KEYS[2]) end", key, below(KEYS));
+    case 9: return valkeyCommand(context, "COPY key:%u key:%u REPLACE", key, other);
+    case 10: return valkeyCommand(context, "EVAL %s 2 key:%u key:%u", "if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('RENAME', KEYS[1], KEYS[2]) end", key, other);
     case 11: return below(4) ? NULL : valkeyCommand(context, "FLUSHALL %s", below(2) ? "ASYNC" : "SYNC");
     case 12: return below(8) ? NULL : valkeyCommand(context, "BGSAVE SCHEDULE");
     case 13: return valkeyCommand(context, "CONFIG SET rdma_engine.lend-from %s", pick(lend_from, 5));
@@ -189,6 +193,7 @@ static valkeyReply *write_one(valkeyContext *context, int may_kill) {
         size_t length = make_value();
         return valkeyCommand(context, below(8) ? "SET key:%u %b" : "SET key:%u %b GET", key, value, length);
     }
+    case 22 ... 24: return valkeyCommand(context, "COPY key:%u key:%u REPLACE", key, other);
     default: return valkeyCommand(context, "EVAL %s 1 key:%u %s %lu", set, key, some_word(), (unsigned long)(some_length() / WORD));
     }
 }
@@ -218,7 +223,13 @@ static void hold(void) {
     if (context) valkeyAppendCommand(context, "GET long");
     while (context && !done && valkeyBufferWrite(context, &done) == VALKEY_OK) {
     }
-    for (;;) pause();
+    while (goes_on()) usleep(10000);
+    valkeyReply *reply;
+    if (context && valkeyGetReply(context, (void **)&reply) == VALKEY_OK)
+        check_reply(reply);
+    else if (context)
+        check_part(context->reader);
+    printf("%lu values, %lu parts\n", values, parts);
 }
 
 int main(int count, char **words) {
@@ -228,8 +239,9 @@ int main(int count, char **words) {
     srand((unsigned)atoi(words[4]));
     setvbuf(stdout, NULL, _IOLBF, 0);
     stop = words[5];
-    if (!strcmp(words[3], "hold")) hold();
-    if (!strcmp(words[3], "write"))
+    if (!strcmp(words[3], "hold"))
+        hold();
+    else if (!strcmp(words[3], "write"))
         write_on(atoi(words[6]));
     else
         read_on(atoi(words[6]), !strcmp(words[3], "die"));
