@@ -175,6 +175,45 @@ lent_for() { # SECONDS [OPTION…]
     stop
 }
 
+# The server's instructions for a GET, by callgrind, which counts each copied byte as one: without a copy, with it, and over TCP. A difference of two
+# runs, without those of the server's timer.
+lend-cost() {
+    local length count transport
+    printf '#!/bin/sh\nexec valgrind --quiet --tool=callgrind --callgrind-out-file=%s %s "$@"\n' "$work/counts" "$with_module" >"$work/with-counts"
+    chmod +x "$work/with-counts"
+    start "$work/with-counts" --port 7379 --bind 127.0.0.1 --hz 1
+    printf '%10s %12s %12s %12s\n' length lent copied TCP
+    for length in 65536 1048576 33554432; do
+        count=$((length > 1048576 ? 2 : 10))
+        other EVAL 'return redis.call("SET", "long", string.rep("x", ARGV[1]))' 0 "$length" >"$work/said"
+        printf '%10s' "$length"
+        for transport in lent copied tcp; do
+            is OK other CONFIG SET rdma_engine.lend-from "$([ "$transport" = lent ] && echo 4096 || echo 0)" >"$work/said"
+            printf ' %12s' "$(per_get "$transport" "$count")"
+        done
+        echo
+    done
+    other SHUTDOWN NOSAVE
+    wait "$server"
+    server=
+}
+per_get() { # TRANSPORT COUNT
+    local fewer more
+    gets "$1" "$2" >"$work/said"
+    fewer=$(gets "$1" "$2") more=$(gets "$1" $(($2 * 3)))
+    echo $(((more - fewer) / ($2 * 2)))
+}
+gets() { # TRANSPORT COUNT; prints the server's instructions
+    local client=("${benchmark[@]}")
+    [ "$1" != tcp ] || client=("$VALKEY_BIN/valkey-benchmark" -p 7379)
+    callgrind_control --zero "$server" >"$work/control" 2>&1
+    "${client[@]}" -c 1 -n "$2" -q GET long >"$work/benchmark"
+    rm -f "$work"/counts.*
+    callgrind_control --dump "$server" >"$work/control" 2>&1
+    callgrind_annotate --inclusive=yes --threshold=100 "$work"/counts.* 2>"$work/control" | tr -d , |
+        awk '/PROGRAM TOTALS/ { all = $1 } /:serverCron / { timer = $1 } END { print all - timer }'
+}
+
 # Mistakes in the module, one at a time: `lend-cuts` must notice each by what a client receives, or by what the module says.
 mutants() {
     local patch name begun said=$work/of-mutant
