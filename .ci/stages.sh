@@ -10,7 +10,8 @@ check=(
 )
 nightly=(
     'needs --all' plain oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
+    'module without lend=600 mutants suite-lends kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian'
+    module-trixie 'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb aarch64 pages 'fuzz 1800'
 )
 

@@ -2,6 +2,7 @@
 //!
 //! The README says when each region is registered and released.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
@@ -56,9 +57,12 @@ pub(crate) struct Memory<B: Backend> {
     registrar: Registrar<B>,
 }
 
-/// Registers memory. Callers clone it to hold no lock: this is slow, and runs code of the program.
-#[derive(Clone)]
-pub(crate) struct Registrar<B: Backend> {
+/// Registers memory of a connection, without a borrow of its endpoint.
+///
+/// Registering takes long, and runs code of the program when it fails. So a program whose threads
+/// share an endpoint behind a lock gets this by [`Connection::registrar`](crate::Connection),
+/// releases the lock, and registers. The connection may end meanwhile.
+pub struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
     relaxed: bool,
@@ -79,18 +83,59 @@ impl<B: Backend> Registrar<B> {
         }
     }
 
-    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
+    fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
         let memory = self.register(len, access)?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
     }
 
-    pub(crate) fn register_memory(
+    /// Registers memory for zero-copy sending. See
+    /// [`Connection::register_buffer`](crate::Connection::register_buffer).
+    ///
+    /// # Errors
+    /// Returns an error if `len` is zero or the memory cannot be registered.
+    pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.buffer(len, Access::NONE)
+    }
+
+    /// Registers memory for zero-copy receiving. See
+    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    ///
+    /// # Errors
+    /// Returns an error if `len` is zero or the memory cannot be registered.
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.buffer(len, Access::REMOTE_WRITE)
+    }
+
+    /// Registers memory that the application already has. See
+    /// [`Connection::register_memory`](crate::Connection::register_memory).
+    ///
+    /// # Errors
+    /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
+    pub fn register_memory(
         &self,
         memory: impl CallerMemory,
         access: Access,
     ) -> Result<RegisteredBuffer<B>, Error> {
         let memory = register_memory(&self.domain, &self.budget, memory, self.ordered(access))?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
+    }
+}
+
+impl<B: Backend> Clone for Registrar<B> {
+    fn clone(&self) -> Self {
+        Self {
+            domain: self.domain.clone(),
+            budget: Arc::clone(&self.budget),
+            relaxed: self.relaxed,
+            huge: self.huge,
+            buffers: self.buffers.clone(),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Registrar<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registrar").field("domain", &self.domain).finish_non_exhaustive()
     }
 }
 

@@ -1084,8 +1084,8 @@ vkrdma_code vkrdma_flush(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Allocates `len` zero bytes and registers them for a connection; `access` is one of
- * vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
- * the endpoint wait meanwhile: keep the buffer and use it again.
+ * vkrdma_access. Registration takes much longer than copying a few kilobytes: keep the buffer and
+ * use it again. Other calls on the endpoint do not wait for it.
  *
  * VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
  */
@@ -1101,7 +1101,8 @@ vkrdma_code vkrdma_register(const struct vkrdma_endpoint *endpoint,
  * readable and writable until the library calls `release`, which may be NULL, with `context`. If
  * the call fails, it is not called, and the program owns the memory as before.
  *
- * Do not register memory that overlaps memory which is registered already.
+ * Memory that is registered to send from may overlap other such memory: several connections may
+ * send from the same bytes. Memory that is received into must overlap no registered memory.
  */
 vkrdma_code vkrdma_register_memory(const struct vkrdma_endpoint *endpoint,
                                    uint64_t connection,

@@ -106,13 +106,18 @@ static int isLocal(connection *conn) {
     return vkrdma_is_local(engineEndpoint((engineConn *)conn), ((engineConn *)conn)->id, &local, NULL) == VKRDMA_OK ? (int)local : -1;
 }
 
-/* The kernel of TCP delivers what was written before a close; so does this. */
+/* The kernel of TCP delivers what was written before a close; so does this. A client that is freed
+ * has ended its loans before. */
 static void closeConnection(connection *conn) {
     engineConn *self = (engineConn *)conn;
 
     /* The second call is that of callHandler. */
     if (!(conn->flags & CONN_FLAG_CLOSE_SCHEDULED)) listUnlinkNode(engine.connections, &self->of_all);
     engineUnqueue(self);
+    if (self->lending.first) {
+        serverLog(LL_WARNING, "RDMA: a connection is closed that lends memory of its client");
+        engineEndLoans(self);
+    }
     if (self->id) vkrdma_abandon(engine.endpoint, self->id, engine.linger, NULL);
     self->id = 0;
     conn->fd = -1;
@@ -173,11 +178,16 @@ static int writePieces(connection *conn, const struct iovec *pieces, int count) 
 
     if (self->held && !inMainThread()) return -1;
     if (inMainThread() && self == accepting) refused = 1;
-    for (int j = 0; j < count; j++) all += pieces[j].iov_len;
     self->writable = 0;
+    if (engineMayLend(self, pieces, count)) {
+        ssize_t reported = engineWriteLending(self, pieces, count, &error);
+        return reported > 0 ? (int)reported : nothing(conn, &error);
+    }
+    for (int j = 0; j < count; j++) all += pieces[j].iov_len;
     error.code = vkrdma_writev(engineEndpoint(self), self->id, pieces, count, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
     if (bytes == all) self->writable = 1;
+    self->lending.reported = self->lending.accepted += bytes;
     /* It fits: it is at most the length of the send buffer. */
     return (int)bytes;
 }
