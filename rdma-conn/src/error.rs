@@ -1,4 +1,3 @@
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +10,11 @@ use rustix::io::Errno;
 ///
 /// If it ended the connection, every later call returns it. A read first returns the bytes that had
 /// arrived.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A host name has no address.
+    #[error("cannot find the host {host}: {source}")]
     NoSuchHost {
         /// The host as given: text, or a pair of a name and a port.
         host: String,
@@ -22,6 +22,7 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// A call on the RDMA backend failed.
+    #[error("{doing}: {source}")]
     Backend {
         /// The action that failed.
         doing: &'static str,
@@ -31,11 +32,16 @@ pub enum Error {
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// No listener is at that address.
+    #[error(
+        "{peer} refused the connection: nothing listens there for RDMA (a server that listens on the same port by TCP only \
+         does not count; for Valkey see --rdma-bind and --rdma-port)"
+    )]
     Refused {
         /// The peer that refused.
         peer: SocketAddr,
     },
     /// The peer's application or host rejected the connection.
+    #[error("{peer} rejected the connection (reason {reason})")]
     Rejected {
         /// The peer that rejected.
         peer: SocketAddr,
@@ -43,6 +49,7 @@ pub enum Error {
         reason: i32,
     },
     /// There is no RDMA path to the peer.
+    #[error("{peer} cannot be reached by RDMA: {what} ({source})")]
     Unreachable {
         /// The peer.
         peer: SocketAddr,
@@ -52,6 +59,7 @@ pub enum Error {
         source: Arc<io::Error>,
     },
     /// A time-out passed.
+    #[error("timed out after {after:?} {doing}{}", .peer.map(|peer| format!(" ({peer})")).unwrap_or_default())]
     TimedOut {
         /// The action that failed.
         doing: &'static str,
@@ -61,8 +69,10 @@ pub enum Error {
         peer: Option<SocketAddr>,
     },
     /// The protocol machine ended the connection or refused a call. The error says who is at fault.
-    Protocol(rdma_proto::Error),
+    #[error(transparent)]
+    Protocol(#[from] rdma_proto::Error),
     /// A value of [`Options`](crate::Options) is out of bounds.
+    #[error("Options::{field} must be {bounds}")]
     Options {
         /// The field.
         field: &'static str,
@@ -70,107 +80,54 @@ pub enum Error {
         bounds: &'static str,
     },
     /// A system call for waiting on descriptors, or for creating one, failed.
+    #[error("{}", wait(.0))]
     Wait(Arc<io::Error>),
     /// The memory limit of an endpoint or a listener is reached.
+    #[error(
+        "as much memory is registered as may be, {limit} bytes: raise Limits::registered_bytes or close connections"
+    )]
     RegisteredMemory {
         /// The limit, in bytes.
         limit: u64,
     },
     /// The connection limit of an endpoint or a listener is reached.
+    #[error("there are as many connections as may be, {limit}: raise Limits::connections or close some")]
     TooManyConnections {
         /// The limit.
         limit: usize,
     },
     /// An endpoint with [`SharedEvents`](crate::SharedEvents) was to listen.
+    #[error("an endpoint that shares its events cannot listen: use one of its own")]
     Listening,
     /// The waker of an endpoint with [`SharedEvents`](crate::SharedEvents) was to be a pipe. A
     /// write to a pipe without a reader ends a program by SIGPIPE.
     #[error("a pipe cannot wake an endpoint: use an eventfd or a socket pair")]
     PipeWaker,
     /// The endpoint has no such connection, or has not made it yet.
+    #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
     /// A buffer was given to a connection that cannot use it.
+    #[error(
+        "the buffer was registered in the protection domain of another connection: register one for each, or connect in one domain"
+    )]
     ForeignBuffer,
     /// The protection domain belongs to another device.
+    #[error(
+        "the way to this peer leads through another device than that of the protection domain: connect without it"
+    )]
     ForeignDomain,
     /// The device reported a failure that has no completion.
+    #[error("the RDMA device ended the connection: {}", event.describe())]
     Device {
         /// The event that reported it.
         event: AsyncEvent,
     },
     /// The device was removed.
+    #[error("the RDMA device was removed")]
     DeviceRemoved,
     /// This process is a forked child, and its parent has used RDMA. Nothing was done.
+    #[error("{}", rdma_process::FORKED)]
     Forked,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSuchHost { host, source } => write!(f, "cannot find the host {host}: {source}"),
-            Self::Backend { doing, source, .. } => write!(f, "{doing}: {source}"),
-            Self::Refused { peer } => write!(
-                f,
-                "{peer} refused the connection: nothing listens there for RDMA (a server that listens on the same port by TCP only \
-                 does not count; for Valkey see --rdma-bind and --rdma-port)"
-            ),
-            Self::Rejected { peer, reason } => {
-                write!(f, "{peer} rejected the connection (reason {reason})")
-            }
-            Self::Unreachable { peer, what, source } => {
-                write!(f, "{peer} cannot be reached by RDMA: {what} ({source})")
-            }
-            Self::TimedOut { doing, after, peer: Some(peer) } => {
-                write!(f, "timed out after {after:?} {doing} ({peer})")
-            }
-            Self::TimedOut { doing, after, peer: None } => write!(f, "timed out after {after:?} {doing}"),
-            Self::Protocol(error) => error.fmt(f),
-            Self::Options { field, bounds } => write!(f, "Options::{field} must be {bounds}"),
-            Self::Wait(error) => f.write_str(&wait(error)),
-            Self::RegisteredMemory { limit } => write!(
-                f,
-                "as much memory is registered as may be, {limit} bytes: raise Limits::registered_bytes or close connections"
-            ),
-            Self::TooManyConnections { limit } => write!(
-                f,
-                "there are as many connections as may be, {limit}: raise Limits::connections or close some"
-            ),
-            Self::Listening => {
-                f.write_str("an endpoint that shares its events cannot listen: use one of its own")
-            }
-            Self::NoSuchConnection => {
-                f.write_str("there is no such connection: it was removed, or is still being made")
-            }
-            Self::ForeignBuffer => f.write_str(
-                "the buffer was registered in the protection domain of another connection: register one for each, or connect in one domain",
-            ),
-            Self::ForeignDomain => f.write_str(
-                "the way to this peer leads through another device than that of the protection domain: connect without it",
-            ),
-            Self::Device { event } => {
-                write!(f, "the RDMA device ended the connection: {}", event.describe())
-            }
-            Self::DeviceRemoved => f.write_str("the RDMA device was removed"),
-            Self::Forked => f.write_str(rdma_process::FORKED),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::NoSuchHost { source, .. } | Self::Unreachable { source, .. } => Some(&**source),
-            Self::Backend { source, .. } => Some(&**source),
-            Self::Protocol(error) => error.source(),
-            _ => None,
-        }
-    }
-}
-
-impl From<rdma_proto::Error> for Error {
-    fn from(error: rdma_proto::Error) -> Self {
-        Self::Protocol(error)
-    }
 }
 
 /// Names the limit that is reached, and whose it is.

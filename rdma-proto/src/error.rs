@@ -1,109 +1,61 @@
 //! Errors by culprit, and the effect of each on the connection.
 
-use core::fmt;
 use core::time::Duration;
 
 use crate::wire::{MESSAGE_LEN, Opcode};
 use rdma_types::CompletionError;
 
 /// An error, classified by culprit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The peer sent something that is not a control message.
-    InvalidMessage(InvalidMessage),
+    #[error("the peer sent an invalid control message: {0}")]
+    InvalidMessage(#[from] InvalidMessage),
     /// The peer broke a rule of the protocol.
-    PeerMisbehaved(PeerMisbehaved),
+    #[error("the peer broke the protocol: {0}")]
+    PeerMisbehaved(#[from] PeerMisbehaved),
     /// The peer obeys the protocol but exceeds what this side is configured for.
-    PeerIncompatible(PeerIncompatible),
+    #[error("the peer is incompatible with this side's configuration: {0}")]
+    PeerIncompatible(#[from] PeerIncompatible),
     /// The fabric, the device or the peer's host failed.
-    Transport(TransportError),
+    #[error("the RDMA transport failed: {0}")]
+    Transport(#[from] TransportError),
     /// The program misused this library. A peer never causes this.
-    ApiMisuse(ApiMisuse),
+    #[error("this library was called wrongly: {0}")]
+    ApiMisuse(#[from] ApiMisuse),
     /// A state that this library or its backend should never reach. Please report it.
+    #[error("a bug in this library or its backend: {0}")]
     Bug(&'static str),
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InvalidMessage(cause) => write!(f, "the peer sent an invalid control message: {cause}"),
-            Self::PeerMisbehaved(cause) => write!(f, "the peer broke the protocol: {cause}"),
-            Self::PeerIncompatible(cause) => {
-                write!(f, "the peer is incompatible with this side's configuration: {cause}")
-            }
-            Self::Transport(cause) => write!(f, "the RDMA transport failed: {cause}"),
-            Self::ApiMisuse(cause) => write!(f, "this library was called wrongly: {cause}"),
-            Self::Bug(what) => write!(f, "a bug in this library or its backend: {what}"),
-        }
-    }
-}
-
-impl core::error::Error for Error {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::InvalidMessage(cause) => Some(cause),
-            Self::PeerMisbehaved(cause) => Some(cause),
-            Self::PeerIncompatible(cause) => Some(cause),
-            Self::Transport(cause) => Some(cause),
-            Self::ApiMisuse(cause) => Some(cause),
-            Self::Bug(_) => None,
-        }
-    }
-}
-
-macro_rules! from_culprits {
-    ($($culprit:ident),*) => { $(
-        impl From<$culprit> for Error {
-            fn from(cause: $culprit) -> Self {
-                Self::$culprit(cause)
-            }
-        }
-    )* };
-}
-from_culprits!(InvalidMessage, PeerMisbehaved, PeerIncompatible, ApiMisuse);
-
-impl From<TransportError> for Error {
-    fn from(cause: TransportError) -> Self {
-        Self::Transport(cause)
-    }
-}
-
 /// Why bytes are not a control message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidMessage {
     /// VR-CTRL-011.
+    #[error("{length} bytes long, not {MESSAGE_LEN}")]
     Length {
         /// Its length.
         length: usize,
     },
     /// VR-CTRL-011: longer than the receive posted for it. The length is unknown.
+    #[error("longer than {MESSAGE_LEN} bytes")]
     TooLong,
     /// VR-CTRL-012: an opcode that VR-CTRL-004 does not name.
+    #[error("{opcode} is not defined")]
     UnknownOpcode {
         /// The opcode.
         opcode: Opcode,
     },
 }
 
-impl fmt::Display for InvalidMessage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Length { length } => write!(f, "{length} bytes long, not {MESSAGE_LEN}"),
-            Self::TooLong => write!(f, "longer than {MESSAGE_LEN} bytes"),
-            Self::UnknownOpcode { opcode } => write!(f, "{opcode} is not defined"),
-        }
-    }
-}
-
-impl core::error::Error for InvalidMessage {}
-
 /// Rules that a peer can break.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerMisbehaved {
     /// VR-FLOW-002: more bytes notified than the window holds.
+    #[error("it notified {immediate} bytes when {received} of the window's {length} were already used")]
     WindowOverrun {
         /// The immediate.
         immediate: u32,
@@ -113,11 +65,13 @@ pub enum PeerMisbehaved {
         length: u32,
     },
     /// VR-FLOW-003: bytes notified before a window was announced.
+    #[error("it notified {immediate} bytes before it was given a window")]
     NoWindow {
         /// The immediate.
         immediate: u32,
     },
     /// VR-MEM-017: a window was replaced before it was full.
+    #[error("it registered a new window when only {used} of the old one's {length} bytes were used")]
     EarlyRegistration {
         /// Bytes of the window used.
         used: u32,
@@ -125,8 +79,10 @@ pub enum PeerMisbehaved {
         length: u32,
     },
     /// VR-MEM-006.
+    #[error("it registered a window of no bytes")]
     EmptyWindow,
     /// VR-MEM-007.
+    #[error("it registered a window of {length} bytes at 0x{address:x}, beyond the end of the address space")]
     WindowWraps {
         /// The address.
         address: u64,
@@ -134,95 +90,63 @@ pub enum PeerMisbehaved {
         length: u32,
     },
     /// VR-FEAT-005, VR-FEAT-014: a server sent features that were not requested.
+    #[error("it answered a question for features that was not asked")]
     UnaskedFeatures,
     /// VR-FEAT-006, VR-FEAT-014: a server sent an opcode reserved for clients.
+    #[error("a server sent {opcode}, which only a client may")]
     ServerSent {
         /// The opcode.
         opcode: Opcode,
     },
     /// VR-FEAT-007: it keeps asking and never takes the answers.
+    #[error("it asks for features faster than it takes the answers")]
     FeatureFlood,
     /// VR-RES-004: bytes wait for a window, and it never registered one.
+    #[error("it registered no window for {waited:?} while data waits for it")]
     NeverRegistered {
         /// How long this side waited.
         waited: Duration,
     },
     /// VR-RES-004: its window is full and it registers no new one, so it does not read.
+    #[error("it did not empty its window for {waited:?} while data waits for it")]
     NeverDrained {
         /// How long this side waited.
         waited: Duration,
     },
     /// VR-MEM-009: its device does not let us write to the window it registered.
+    #[error("its device refused the window that it registered")]
     WindowRefused,
     /// VR-SEC-011: it read, or wrote outside the connection's windows, and our device refused.
+    #[error("it reached for memory that it was not given")]
     ReachedOutside,
     /// VR-RES-002: it keeps fewer receives posted than the protocol expects.
+    #[error("it had no receive posted for a notification, though no more were in flight than {limit}")]
     TooFewReceives {
         /// [`Config::peer_receives`](crate::Config::peer_receives).
         limit: u16,
     },
     /// VR-RES-005: it takes no notifications: it posts no receives.
+    #[error("it took no notification for {waited:?}: its receives are used up and not posted again")]
     NeverReceives {
         /// How long this side waited.
         waited: Duration,
     },
     /// VR-KEEP-005: it sent nothing for longer than configured.
+    #[error("nothing was heard from it for {waited:?}")]
     Silent {
         /// How long this side waited.
         waited: Duration,
     },
 }
 
-impl fmt::Display for PeerMisbehaved {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WindowOverrun { immediate, received, length } => write!(
-                f,
-                "it notified {immediate} bytes when {received} of the window's {length} were already used"
-            ),
-            Self::NoWindow { immediate } => {
-                write!(f, "it notified {immediate} bytes before it was given a window")
-            }
-            Self::EarlyRegistration { used, length } => write!(
-                f,
-                "it registered a new window when only {used} of the old one's {length} bytes were used"
-            ),
-            Self::EmptyWindow => f.write_str("it registered a window of no bytes"),
-            Self::WindowWraps { address, length } => write!(
-                f,
-                "it registered a window of {length} bytes at 0x{address:x}, beyond the end of the address space"
-            ),
-            Self::UnaskedFeatures => f.write_str("it answered a question for features that was not asked"),
-            Self::ServerSent { opcode } => write!(f, "a server sent {opcode}, which only a client may"),
-            Self::FeatureFlood => f.write_str("it asks for features faster than it takes the answers"),
-            Self::NeverRegistered { waited } => {
-                write!(f, "it registered no window for {waited:?} while data waits for it")
-            }
-            Self::NeverDrained { waited } => {
-                write!(f, "it did not empty its window for {waited:?} while data waits for it")
-            }
-            Self::WindowRefused => f.write_str("its device refused the window that it registered"),
-            Self::ReachedOutside => f.write_str("it reached for memory that it was not given"),
-            Self::TooFewReceives { limit } => write!(
-                f,
-                "it had no receive posted for a notification, though no more were in flight than {limit}"
-            ),
-            Self::NeverReceives { waited } => write!(
-                f,
-                "it took no notification for {waited:?}: its receives are used up and not posted again"
-            ),
-            Self::Silent { waited } => write!(f, "nothing was heard from it for {waited:?}"),
-        }
-    }
-}
-
-impl core::error::Error for PeerMisbehaved {}
-
 /// Valid requests of a peer that exceed this side's configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerIncompatible {
     /// VR-MEM-005.
+    #[error(
+        "it registered a window of {length} bytes; this side accepts at most {limit} (Config::window_limit)"
+    )]
     WindowTooLarge {
         /// The length it declared.
         length: u32,
@@ -231,71 +155,47 @@ pub enum PeerIncompatible {
     },
 }
 
-impl fmt::Display for PeerIncompatible {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::WindowTooLarge { length, limit } = self;
-        write!(
-            f,
-            "it registered a window of {length} bytes; this side accepts at most {limit} (Config::window_limit)"
-        )
-    }
-}
-
-impl core::error::Error for PeerIncompatible {}
-
 /// Failures below the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {
     /// A work request failed.
+    #[error("{} ({:?}, vendor code {})", .0.status.describe(), .0.status, .0.vendor)]
     Completion(CompletionError),
     /// The peer disconnected.
+    #[error("the peer has disconnected")]
     Disconnected,
     /// The time for a graceful close ran out.
+    #[error("the connection was closed with {unconfirmed} bytes not yet confirmed by the peer")]
     CloseTimedOut {
         /// Bytes accepted for sending that are not known to have arrived.
         unconfirmed: u64,
     },
     /// VR-KEEP-006: a keepalive was not acknowledged.
+    #[error(
+        "the peer's device acknowledged nothing for {waited:?}: the peer has vanished, or takes no messages"
+    )]
     Unacknowledged {
         /// How long this side waited.
         waited: Duration,
     },
     /// The backend refused a call on the connection's own objects.
+    #[error("the RDMA backend refused {call}")]
     Backend {
         /// The action that failed.
         call: &'static str,
     },
 }
 
-impl fmt::Display for TransportError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Completion(error) => {
-                write!(f, "{} ({:?}, vendor code {})", error.status.describe(), error.status, error.vendor)
-            }
-            Self::Disconnected => f.write_str("the peer has disconnected"),
-            Self::CloseTimedOut { unconfirmed } => {
-                write!(f, "the connection was closed with {unconfirmed} bytes not yet confirmed by the peer")
-            }
-            Self::Unacknowledged { waited } => write!(
-                f,
-                "the peer's device acknowledged nothing for {waited:?}: the peer has vanished, or takes no messages"
-            ),
-            Self::Backend { call } => write!(f, "the RDMA backend refused {call}"),
-        }
-    }
-}
-
-impl core::error::Error for TransportError {}
-
 /// Invalid calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiMisuse {
     /// Data was written after the end.
+    #[error("write after close")]
     WriteAfterClose,
     /// More bytes committed than there was space for.
+    #[error("{bytes} bytes committed into {space} bytes of space")]
     CommitBeyondSpace {
         /// Bytes committed.
         bytes: usize,
@@ -303,6 +203,7 @@ pub enum ApiMisuse {
         space: usize,
     },
     /// More bytes were lent than [`Machine::lendable`](crate::Machine::lendable).
+    #[error("{bytes} bytes lent where {lendable} could be")]
     LendBeyondLimit {
         /// Bytes lent.
         bytes: usize,
@@ -310,8 +211,10 @@ pub enum ApiMisuse {
         lendable: usize,
     },
     /// New memory to land in was given while windows or unread bytes lie in the previous memory.
+    #[error("memory to land in given before the bytes that landed are consumed")]
     LandingUnderWay,
     /// A range to receive into ends beyond its buffer.
+    #[error("bytes up to {end} to be received into a buffer of {len}")]
     ReceiveBeyondBuffer {
         /// The end of the range.
         end: usize,
@@ -319,6 +222,7 @@ pub enum ApiMisuse {
         len: usize,
     },
     /// Memory to land in wraps around the address space.
+    #[error("{length} bytes at {address:#x} to land in wrap around the address space")]
     LandingWraps {
         /// Its address.
         address: u64,
@@ -326,6 +230,7 @@ pub enum ApiMisuse {
         length: u32,
     },
     /// More bytes consumed than were readable.
+    #[error("{bytes} bytes consumed of {readable} readable")]
     ConsumeBeyondReadable {
         /// Bytes consumed.
         bytes: usize,
@@ -333,6 +238,7 @@ pub enum ApiMisuse {
         readable: usize,
     },
     /// A value of [`Config`](crate::Config) is out of bounds.
+    #[error("Config::{field} must be {bounds}")]
     Config {
         /// The field.
         field: &'static str,
@@ -340,35 +246,6 @@ pub enum ApiMisuse {
         bounds: &'static str,
     },
 }
-
-impl fmt::Display for ApiMisuse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::WriteAfterClose => f.write_str("write after close"),
-            Self::CommitBeyondSpace { bytes, space } => {
-                write!(f, "{bytes} bytes committed into {space} bytes of space")
-            }
-            Self::LendBeyondLimit { bytes, lendable } => {
-                write!(f, "{bytes} bytes lent where {lendable} could be")
-            }
-            Self::LandingUnderWay => {
-                f.write_str("memory to land in given before the bytes that landed are consumed")
-            }
-            Self::ReceiveBeyondBuffer { end, len } => {
-                write!(f, "bytes up to {end} to be received into a buffer of {len}")
-            }
-            Self::LandingWraps { address, length } => {
-                write!(f, "{length} bytes at {address:#x} to land in wrap around the address space")
-            }
-            Self::ConsumeBeyondReadable { bytes, readable } => {
-                write!(f, "{bytes} bytes consumed of {readable} readable")
-            }
-            Self::Config { field, bounds } => write!(f, "Config::{field} must be {bounds}"),
-        }
-    }
-}
-
-impl core::error::Error for ApiMisuse {}
 
 /// The effect of an error on its connection. Nothing else is affected (VR-SEC-004).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -15,6 +15,9 @@
 
 use core::fmt;
 
+use zerocopy::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use crate::error::InvalidMessage;
 
 /// The length of every control message in bytes (VR-CTRL-002).
@@ -115,29 +118,26 @@ pub enum Message {
     RegisterXferMemory(Window),
 }
 
-// The offsets of the fields: the table above.
-const OPCODE: usize = 0;
-const SELECT: usize = 2;
-const ADDRESS: usize = 16;
-const FEATURES: usize = 24;
-const LENGTH: usize = 24;
-const RKEY: usize = 28;
-
-/// Returns the bytes of the field at `AT`.
-#[inline(always)]
-fn get<const AT: usize, const N: usize>(message: &[u8; MESSAGE_LEN]) -> [u8; N] {
-    const { assert!(AT + N <= MESSAGE_LEN) };
-    let mut field = [0; N];
-    field.copy_from_slice(&message[AT..AT + N]);
-    field
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Features {
+    opcode: U16,
+    select: U16,
+    reserved: [u8; 20],
+    features: U64,
 }
 
-/// Writes the field at `AT`.
-#[inline(always)]
-fn put<const AT: usize, const N: usize>(message: &mut [u8; MESSAGE_LEN], field: [u8; N]) {
-    const { assert!(AT + N <= MESSAGE_LEN) };
-    message[AT..AT + N].copy_from_slice(&field);
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Registration {
+    opcode: U16,
+    reserved: [u8; 14],
+    address: U64,
+    length: U32,
+    rkey: U32,
 }
+
+const _: () = assert!(size_of::<Features>() == MESSAGE_LEN && size_of::<Registration>() == MESSAGE_LEN);
 
 impl Message {
     /// Decodes a received message.
@@ -147,18 +147,21 @@ impl Message {
     pub fn decode(bytes: &[u8]) -> Result<Self, InvalidMessage> {
         let bytes: &[u8; MESSAGE_LEN] =
             bytes.try_into().map_err(|_| InvalidMessage::Length { length: bytes.len() })?;
-        let select = u16::from_be_bytes(get::<SELECT, 2>(bytes));
-        let features = FeatureSet(u64::from_be_bytes(get::<FEATURES, 8>(bytes)));
-        // Every layout begins with the opcode.
-        match Opcode(u16::from_be_bytes(get::<OPCODE, 2>(bytes))) {
-            Opcode::GET_SERVER_FEATURE => Ok(Self::GetServerFeature { select, features }),
-            Opcode::SET_CLIENT_FEATURE => Ok(Self::SetClientFeature { select, features }),
+        // Every layout begins with the opcode, so that any of them shows it.
+        let features: &Features = zerocopy::transmute_ref!(bytes);
+        let (select, set) = (features.select.get(), FeatureSet(features.features.get()));
+        match Opcode(features.opcode.get()) {
+            Opcode::GET_SERVER_FEATURE => Ok(Self::GetServerFeature { select, features: set }),
+            Opcode::SET_CLIENT_FEATURE => Ok(Self::SetClientFeature { select, features: set }),
             Opcode::KEEPALIVE => Ok(Self::Keepalive),
-            Opcode::REGISTER_XFER_MEMORY => Ok(Self::RegisterXferMemory(Window {
-                address: u64::from_be_bytes(get::<ADDRESS, 8>(bytes)),
-                length: u32::from_be_bytes(get::<LENGTH, 4>(bytes)),
-                rkey: u32::from_be_bytes(get::<RKEY, 4>(bytes)),
-            })),
+            Opcode::REGISTER_XFER_MEMORY => {
+                let Registration { address, length, rkey, .. } = zerocopy::transmute_ref!(bytes);
+                Ok(Self::RegisterXferMemory(Window {
+                    address: address.get(),
+                    length: length.get(),
+                    rkey: rkey.get(),
+                }))
+            }
             // Not skipped: what it means for the bytes behind it cannot be guessed (VR-CTRL-012).
             opcode => Err(InvalidMessage::UnknownOpcode { opcode }),
         }
@@ -166,22 +169,19 @@ impl Message {
 
     /// Encodes the message.
     pub fn encode(&self) -> [u8; MESSAGE_LEN] {
-        // Reserved bytes stay zero (VR-CTRL-005).
-        let mut message = [0; MESSAGE_LEN];
-        put::<OPCODE, 2>(&mut message, self.opcode().0.to_be_bytes());
         match *self {
-            Self::GetServerFeature { select, features } | Self::SetClientFeature { select, features } => {
-                put::<SELECT, 2>(&mut message, select.to_be_bytes());
-                put::<FEATURES, 8>(&mut message, features.0.to_be_bytes());
-            }
-            Self::Keepalive => {}
-            Self::RegisterXferMemory(window) => {
-                put::<ADDRESS, 8>(&mut message, window.address.to_be_bytes());
-                put::<LENGTH, 4>(&mut message, window.length.to_be_bytes());
-                put::<RKEY, 4>(&mut message, window.rkey.to_be_bytes());
-            }
+            Self::GetServerFeature { select, features } => encode_features(self.opcode(), select, features),
+            Self::SetClientFeature { select, features } => encode_features(self.opcode(), select, features),
+            // All that follows the opcode is reserved, and zero (VR-CTRL-005).
+            Self::Keepalive => encode_features(self.opcode(), 0, FeatureSet::NONE),
+            Self::RegisterXferMemory(window) => zerocopy::transmute!(Registration {
+                opcode: self.opcode().0.into(),
+                reserved: [0; 14],
+                address: window.address.into(),
+                length: window.length.into(),
+                rkey: window.rkey.into(),
+            }),
         }
-        message
     }
 
     /// Returns the opcode.
@@ -193,4 +193,13 @@ impl Message {
             Self::RegisterXferMemory(_) => Opcode::REGISTER_XFER_MEMORY,
         }
     }
+}
+
+fn encode_features(opcode: Opcode, select: u16, features: FeatureSet) -> [u8; MESSAGE_LEN] {
+    zerocopy::transmute!(Features {
+        opcode: opcode.0.into(),
+        select: select.into(),
+        reserved: [0; 20],
+        features: features.0.into(),
+    })
 }
