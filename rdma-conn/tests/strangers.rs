@@ -251,6 +251,50 @@ fn silent_peers_beyond_the_clients_cost_little() {
     assert!(world.most <= bound, "{} bytes were registered, not {bound}", world.most);
 }
 
+/// Peers that complete a handshake while no task accepts, as behind a semaphore.
+#[cfg(feature = "tokio")]
+#[test]
+fn silent_peers_that_no_task_accepts_cost_little() {
+    const BACKLOG: usize = 32;
+    let sim = simulation();
+    let [server, host] =
+        [SERVER, [192, 0, 2, 66]].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let limits = Limits::NONE.backlog(BACKLOG);
+    let address = SocketAddr::from(ADDRESS);
+    let listening = rdma_conn::AsyncListener::bind_with(&server, address, Options::default(), limits);
+    let listener = runtime.block_on(listening).expect("a free address");
+    let mut strangers: Vec<_> = (0..STRANGERS).map(|_| Stranger::new(&host)).collect();
+    let by = sim.now().after(LONG);
+    // Returns the registered bytes, and how many strangers have completed a handshake.
+    let mut turn = || {
+        assert!(sim.now() < by, "not in {LONG:?}");
+        strangers.iter_mut().for_each(|stranger| stranger.turn(true));
+        runtime.block_on(async {
+            // The runtime turns its reactor, and the driver.
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+        });
+        pass(&sim, Duration::from_micros(200));
+        let silent = strangers.iter().filter(|stranger| matches!(stranger, Stranger::Silent(_))).count();
+        (sim.fabric().resources(SERVER.into()).registered_bytes, silent)
+    };
+    let mut clients = Vec::new();
+    while clients.len() < 3 {
+        let windows = clients.len() as u64 * IDLE;
+        let mut settled = 0;
+        while settled < 100 {
+            let (held, silent) = turn();
+            assert!(held <= windows + BACKLOG as u64 * NEWCOMER, "{held} bytes were registered");
+            assert!(silent <= clients.len() + BACKLOG, "{silent} are beyond the backlog");
+            // Those that a task has accepted get their windows.
+            settled += u32::from(held >= windows && silent == clients.len() + BACKLOG);
+        }
+        clients.push(runtime.block_on(listener.accept()).expect("accepted"));
+    }
+}
+
 /// Many clients that connect at once wait for each other, and each gets in.
 #[test]
 fn a_crowd_that_connects_at_once_gets_in() {

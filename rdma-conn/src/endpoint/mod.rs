@@ -354,7 +354,24 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns the next event, if there is one.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
+        let event = self.next_untaken();
+        if let Some(Event::Opened { id, listener: Some(_) }) = event {
+            self.take(id);
+        }
+        event
+    }
+
+    /// Like [`Endpoint::next_event`], for a caller that calls [`Endpoint::take`] when the program
+    /// takes a connection.
+    #[inline]
+    pub(crate) fn next_untaken(&mut self) -> Option<Event> {
         if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
+    }
+
+    /// Records that the program has a connection of a listener, and counts it from here on. Its
+    /// window is registered in the next turn.
+    pub(crate) fn take(&mut self, id: ConnectionId) {
+        self.newcomers.take(id);
     }
 
     #[inline]
@@ -365,10 +382,6 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let told = member.tell(id);
-            if matches!(told, Some(Event::Opened { .. })) && member.is_newcomer() {
-                // From here on the program counts it: its window is registered in the next turn.
-                self.newcomers.take(id);
-            }
             if member.is_telling() {
                 self.telling.push_front(id);
             }
@@ -390,7 +403,7 @@ impl<B: Descriptors> Endpoint<B> {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let (kinds, listener) = member.tell_all();
             if listener.is_some() {
-                self.newcomers.take(id);
+                self.take(id);
             }
             if kinds != 0 {
                 return Some(Events { kinds, id: Some(id), listener });

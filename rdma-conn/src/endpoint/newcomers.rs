@@ -2,10 +2,9 @@
 //!
 //! A request costs a server an identifier, like a TCP connection in the backlog. A handshake costs
 //! it a queue pair with its receives. A window, which is most of a connection, is registered in the
-//! turn after the program has taken [`Event::Opened`](super::Event::Opened). By then the
-//! program has
-//! counted the connection, or has closed it. [`Limits::backlog`](crate::Limits::backlog) bounds
-//! those that it has not counted.
+//! turn after the program has taken [`Event::Opened`](super::Event::Opened) or, on tokio, after a
+//! task has accepted it. By then the program has counted the connection, or has closed it.
+//! [`Limits::backlog`](crate::Limits::backlog) bounds those that it has not counted.
 
 use std::collections::VecDeque;
 use std::time::Duration;
