@@ -251,6 +251,42 @@ fn silent_peers_beyond_the_clients_cost_little() {
     assert!(world.most <= bound, "{} bytes were registered, not {bound}", world.most);
 }
 
+/// A refusal has its tenth of a second from the close, however long the handshake took.
+#[test]
+fn a_peer_that_is_refused_after_a_long_handshake_keeps_its_time() {
+    let mut world = World::new(Limits::NONE.backlog(1), 0, rdma_softsim::Limits::default());
+    let host = world.host(66);
+    world.sim.fabric().set_latency(Duration::from_millis(120));
+    let mut refused = Stranger::new(&host);
+    world.until("it is accepted", LONG, |world| {
+        refused.turn(true);
+        world.server.usage().accepted == 1
+    });
+    // The answer is on its way for more than a tenth of a second. Another request comes meanwhile,
+    // and its tenth of a second ends soon after the refusal.
+    world.sim.fabric().set_latency(Duration::from_micros(1));
+    let half = world.sim.now().after(Duration::from_millis(50));
+    world.until("time passes", LONG, |world| {
+        refused.turn(true);
+        world.sim.now() >= half
+    });
+    let mut waits = Stranger::new(&host);
+    world.until("it is refused", LONG, |world| {
+        refused.turn(true);
+        waits.turn(true);
+        world.refused == 1
+    });
+    let since = world.sim.now();
+    world.until("it gives way to the other one", LONG, |_| {
+        refused.turn(true);
+        waits.turn(true);
+        matches!(refused, Stranger::Gone)
+    });
+    assert_eq!(world.server.usage().accepted, 2);
+    let took = world.sim.now().since(since);
+    assert!(took >= Duration::from_millis(99) && took < Duration::from_secs(1), "it had {took:?}");
+}
+
 /// Peers that complete a handshake while no task accepts, as behind a semaphore.
 #[cfg(feature = "tokio")]
 #[test]

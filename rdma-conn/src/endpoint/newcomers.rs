@@ -35,10 +35,11 @@ pub(super) struct Newcomers<B: Descriptors> {
 }
 
 /// Handshakes and closed newcomers, longest first, each with the time since when it is that. Also
-/// some that are neither any more: at most as many again, and [`Dispensable::FEW`].
+/// entries that do not hold any more, because it is none of them, or is it since a later time: at
+/// most as many again, and [`Dispensable::FEW`].
 struct Dispensable {
     all: VecDeque<(Instant, ConnectionId)>,
-    /// At this length, those that are neither are taken out.
+    /// At this length, entries that do not hold are taken out.
     full: usize,
 }
 
@@ -49,9 +50,9 @@ impl Dispensable {
         Self { all: VecDeque::new(), full: Self::FEW }
     }
 
-    fn push(&mut self, since: Instant, id: ConnectionId, still: impl Fn(ConnectionId) -> bool) {
+    fn push(&mut self, since: Instant, id: ConnectionId, still: impl Fn(Instant, ConnectionId) -> bool) {
         if self.all.len() >= self.full {
-            self.all.retain(|(_, id)| still(*id));
+            self.all.retain(|(since, id)| still(*since, *id));
             // Doubled, so that `retain` costs each entry amortised constant time.
             self.full = Self::FEW + 2 * self.all.len();
         }
@@ -185,8 +186,12 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Records a handshake, or a newcomer that the program has closed.
     fn may_go(&mut self, now: Instant, id: ConnectionId) {
+        let Some(member) = self.members.get_mut(id.0) else { return };
+        member.set_dispensable(now);
         let members = &self.members;
-        self.newcomers.dispensable.push(now, id, |id| members.get(id.0).is_some_and(Member::is_dispensable));
+        self.newcomers
+            .dispensable
+            .push(now, id, |since, id| members.get(id.0).is_some_and(|member| member.is_dispensable(since)));
     }
 
     /// Registers the windows of connections that the program has taken, of a few in a turn.
@@ -230,7 +235,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// Otherwise returns when to try again.
     fn give_one_up(&mut self, now: Instant) -> Result<(), Instant> {
         while let Some((since, id)) = self.newcomers.dispensable.first() {
-            let member = self.members.get(id.0).filter(|member| member.is_dispensable());
+            // A handshake that became a closed connection has another entry, of its close.
+            let member = self.members.get(id.0).filter(|member| member.is_dispensable(since));
             // They are in the order of their times: if the first may stay, all may.
             if member.is_some() && now < since.after(GRACE) {
                 return Err(since.after(GRACE));
@@ -262,9 +268,9 @@ mod tests {
         let mut dispensable = Dispensable::new();
         let mut next = || ConnectionId(ids.insert(()));
         let stays = next();
-        dispensable.push(Instant::default(), stays, |_| true);
+        dispensable.push(Instant::default(), stays, |_, _| true);
         for _ in 0..10_000 {
-            dispensable.push(Instant::default(), next(), |id| id == stays);
+            dispensable.push(Instant::default(), next(), |_, id| id == stays);
             assert!(dispensable.all.len() <= 2 + Dispensable::FEW);
         }
         assert_eq!(dispensable.first(), Some((Instant::default(), stays)));
