@@ -130,6 +130,10 @@ impl<B: Descriptors> Endpoint<B> {
         while self.accept_waiting(now) {
             // An event that was not read may say that the oldest handshake is complete.
             if self.awake.events_wait() {
+                if now < self.rests_until {
+                    self.newcomers.due = self.newcomers.due.min(self.rests_until);
+                    return;
+                }
                 break;
             }
             if let Err(again_at) = self.give_one_up(now) {
@@ -256,10 +260,42 @@ impl<B: Descriptors> Endpoint<B> {
 
 #[cfg(test)]
 mod tests {
+    use rdma_softsim::{DeviceKind, Simulation, SimulationSettings};
     use slotmap::SlotMap;
 
     use super::super::ids::MemberKey;
     use super::*;
+    use crate::budget::Limits;
+    use crate::options::Options;
+
+    /// After a shortage no event is read for a while. A request that lacks a place waits, too.
+    #[test]
+    fn a_request_keeps_nobody_busy_while_no_event_is_read() {
+        let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
+        let [server, client] =
+            [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], rdma_softsim::Limits::default()));
+        let address = ([192, 0, 2, 1], 6379).into();
+        let mut server = Endpoint::new(&server, Limits::NONE.backlog(0)).expect("a device");
+        server.listen(address, Options::default()).expect("a free address");
+        let mut client = Endpoint::new(&client, Limits::NONE).expect("a device");
+        client.connect(address, None, Duration::from_secs(60), Options::default()).expect("begins");
+        while server.newcomers.waiting.is_empty() {
+            assert!(sim.now().since_start() < Duration::from_secs(1), "no request");
+            sim.advance(sim.now().after(Duration::from_micros(100)));
+            client.progress().expect("the fabric stays");
+            server.progress().expect("the fabric stays");
+        }
+        let rests_until = sim.now().after(Duration::from_millis(20));
+        server.rests_until = rests_until;
+        server.awake.set_events_wait(true);
+        server.newcomers.has_room();
+        server.progress().expect("the fabric stays");
+        assert_eq!(server.next_timeout(), Some(rests_until));
+        // The event is read, and all that is left is to ask again for a place.
+        sim.advance(rests_until);
+        server.progress().expect("the fabric stays");
+        assert_eq!(server.next_timeout(), Some(rests_until.after(GRACE)));
+    }
 
     /// One that lingers for an hour does not keep those that came and went after it.
     #[test]
