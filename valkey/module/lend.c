@@ -36,9 +36,10 @@ struct engineLoan {
 
 static _Atomic uint64_t lend_from, lend_bytes;
 /* A share of what the process may lock; the rest is for windows of connections. */
-static uint64_t lockable = UINT64_MAX;
+static _Atomic uint64_t lockable = UINT64_MAX;
+static ValkeyModuleCtx *of_module; /* For calls that need one. */
 /* Whether memory may be lent at all. */
-static int lends;
+static atomic_int lends;
 
 static _Atomic uint64_t values, bytes_lent, refused, aborted, in_flight;
 
@@ -143,7 +144,7 @@ static int isReleased(engineLoan *loan) {
 static engineLoan *newLoan(engineConn *self, const char *base, size_t left) {
     /* Parts of one length: none is so short that its registration costs more than a copy. */
     size_t parts = (left + LONGEST_LOAN - 1) / LONGEST_LOAN, len = (left + parts - 1) / parts;
-    uint64_t most = lend_bytes < lockable ? lend_bytes : lockable;
+    uint64_t limit = lend_bytes, half = lockable, most = limit < half ? limit : half;
     engineLoan *loan = zcalloc(sizeof(*loan));
 
     loan->base = base;
@@ -262,8 +263,8 @@ ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int cou
     news = reportable(self) - self->lending.reported;
     if (news > INT_MAX) news = INT_MAX;
     self->lending.reported += news;
-    /* Another call is worth while at once. Else an event follows: VKRDMA_EVENT_WRITABLE if bytes were
-     * not taken, and VKRDMA_EVENT_RETURNED if a loan was not released. */
+    /* Whether another call may do something now. Else an event follows: VKRDMA_EVENT_WRITABLE if
+     * bytes were not taken, and VKRDMA_EVENT_RETURNED if a loan was not released. */
     if (self->lending.reported == self->lending.accepted ? j == count : news == INT_MAX) self->writable = 1;
     error->code = VKRDMA_AGAIN;
     return news ? (ssize_t)news : -1;
@@ -335,13 +336,30 @@ static int childHasPages(void) {
     return has;
 }
 
+/* Has the server say when it is about to free a client. Returns whether it does. */
+static int watchClients(void) {
+    static int watches;
+    int verbosity = server.verbosity;
+
+    if (watches) return 1;
+    /* Before that, it looks once whether it has TLS, and logs that it has not. All modules are loaded
+     * now, so that it finds what there is. */
+    server.verbosity = LL_NOTHING;
+    connectionTypeTls();
+    server.verbosity = verbosity;
+    watches = ValkeyModule_SubscribeToServerEvent(of_module, ValkeyModuleEvent_ClientChange, disconnected) == VALKEYMODULE_OK;
+    return watches;
+}
+
 /* The device is open, and `locked` bytes may be locked by this process. */
 void engineMayLock(uint64_t locked) {
     static int logged;
+    int has_pages;
 
     lockable = locked == UINT64_MAX ? locked : locked / 2;
-    lends = KNOWN_VERSION && childHasPages();
-    if (KNOWN_VERSION && !lends && lend_from && !logged++) {
+    has_pages = KNOWN_VERSION && childHasPages();
+    lends = has_pages && watchClients();
+    if (KNOWN_VERSION && !has_pages && lend_from && !logged++) {
         serverLog(LL_NOTICE, "RDMA: values are copied before they are sent, whatever lend-from is: a child that saves would lack pages that are "
                              "registered. Linux 5.12 and later, with rdma-core 35 and later, give it copies (ibv_fork_init(3)).");
     }
@@ -367,8 +385,8 @@ static int registerSetting(ValkeyModuleCtx *ctx, const char *name, uint64_t numb
 int engineLending(ValkeyModuleCtx *ctx) {
     /* The module's arguments are the defaults. */
     int done = registerSetting(ctx, "lend-from", engine.lend_from, &lend_from) == VALKEYMODULE_OK &&
-               registerSetting(ctx, "lend-bytes", engine.lend_bytes, &lend_bytes) == VALKEYMODULE_OK &&
-               ValkeyModule_SubscribeToServerEvent(ctx, ValkeyModuleEvent_ClientChange, disconnected) == VALKEYMODULE_OK;
+               registerSetting(ctx, "lend-bytes", engine.lend_bytes, &lend_bytes) == VALKEYMODULE_OK;
+    of_module = ValkeyModule_GetDetachedThreadSafeContext(ctx);
     return done ? C_OK : C_ERR;
 }
 
