@@ -11,7 +11,7 @@ check=(
 nightly=(
     'needs --all' plain oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without lend=600 mutants suite-lends kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian'
-    module-trixie 'libvalkey --memory' 'libvalkey --own'
+    module-trixie 'libvalkey --memory' 'libvalkey --own' glide
     'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb aarch64 pages 'fuzz 1800'
 )
 
@@ -62,6 +62,7 @@ seeds|replicas and relays by seeds|run_seeds
 long-tests|tests that take minutes|run_long_tests
 mutants|mutants|trust/mutants/run
 module-trixie|the module in Valkey 8.1|run_module_trixie
+glide|Valkey GLIDE with RDMA as a transport, on softrdma; the first build takes 20 processor minutes|valkey/glide/test
 right|right implementations: windows of any length, all kinds of devices, latency|run_right
 lab-long|the lab: what takes long|run_lab_long
 middleware|UCX, libfabric, Open MPI, Mooncake and rsockets, as they are, on softrdma|lab/run programs
