@@ -195,6 +195,17 @@ fn threads_share_events() {
     });
 }
 
+/// A write to a pipe without a reader ends a program. `rdma-ffi/tests/c/shared.c` shows that one to
+/// a socket does not: programs in Rust ignore the signal.
+#[test]
+fn a_pipe_is_no_waker() {
+    let fabric = Fabric::new();
+    let events = SharedEvents::new(&fabric.host(&[CLIENT.into()])).expect("a device");
+    let (_reader, writer) = rustix::pipe::pipe().expect("descriptors");
+    let refused = Endpoint::with_events(&events, Limits::default(), writer);
+    assert!(matches!(refused, Err(Error::PipeWaker)), "{refused:?}");
+}
+
 #[test]
 fn it_connects_only() {
     let fabric = Fabric::new();

@@ -70,11 +70,12 @@ pub extern "C" fn vkrdma_shared_events_dispatch(
 /// Creates an endpoint that takes its events from `events` and connects, but does not listen. It
 /// costs a descriptor for each connection, and `waker`. `limits` may be NULL.
 ///
-/// A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
-/// socket pair, whose other end is then readable. The program takes the bytes out. It calls
-/// `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is readable, and after
-/// `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the endpoint closes when it is
-/// freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, `waker` is closed.
+/// A wake-up writes eight bytes to `waker`, without blocking and without SIGPIPE: a non-blocking
+/// eventfd, or one end of a socket pair, whose other end is then readable. The program takes the
+/// bytes out. It calls `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is
+/// readable, and after `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the
+/// endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also
+/// in a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_endpoint_new_with_events(
     events: Option<&SharedEvents>,

@@ -227,18 +227,19 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an endpoint that takes its events from `events`. Of its own it has a descriptor for
     /// each connection ([`Endpoint::completions_fd`]), and `waker`, which is its [`AsFd`].
     ///
-    /// A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
-    /// socket pair or pipe. The event loop takes them out, and calls [`Endpoint::progress`] when
+    /// A wake-up writes eight bytes to `waker`, without blocking: a non-blocking eventfd, or one
+    /// end of a socket pair. The event loop takes them out, and calls [`Endpoint::progress`] when
     /// they come and when the descriptor of a connection is readable. [`Endpoint::wait`] returns
     /// without sleeping.
     ///
     /// # Errors
-    /// Returns an error if the process has no descriptor left for a connection.
+    /// Returns an error if the process has no descriptor left for a connection, or if `waker` is a
+    /// pipe.
     pub fn with_events(events: &Arc<SharedEvents<B>>, limits: Limits, waker: OwnedFd) -> Result<Self, Error> {
         Error::unless_forked()?;
         // Taken now, so that the limit is an error of this call and not of a connection later.
         let place = waker.try_clone().map_err(|error| Error::Wait(Arc::new(error)))?;
-        let waker = Waker::of(waker);
+        let waker = Waker::of(waker)?;
         let source = Source::Shared(Sharer::new(events, waker.clone()));
         let watch = Watch::Outside(waker);
         let mut endpoint = Self::of_parts(&events.backend, Budget::new(limits), 1, source, watch);
