@@ -84,12 +84,11 @@ pub unsafe extern "C" fn vkrdma_endpoint_new_with_events(
     endpoint: Option<&mut MaybeUninit<*mut Endpoint>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
+    // Outside `call`, which does nothing in a forked child.
+    // SAFETY: the caller gives the descriptor away, also if the call fails.
+    let waker = (waker >= 0).then(|| unsafe { OwnedFd::from_raw_fd(waker) });
     call(error, || {
-        if waker < 0 {
-            return Err(Failure::argument("the waker is no descriptor"));
-        }
-        // SAFETY: the caller gives it away, also if the call fails below.
-        let waker = unsafe { OwnedFd::from_raw_fd(waker) };
+        let waker = waker.ok_or(Failure::argument("the waker is no descriptor"))?;
         let events = events.ok_or_else(null)?;
         // SAFETY: the caller's promise.
         let limits = unsafe { options::limits(limits) }?;
