@@ -282,8 +282,10 @@ impl Drop for Driver {
 }
 
 impl Core {
+    /// # Panics
+    /// Panics in a forked child if another thread of its parent held the lock at the fork.
     fn lock(&self) -> MutexGuard<'_, Guarded> {
-        self.state.lock()
+        if rdma_process::is_child() { self.state.lock_in_child() } else { self.state.lock() }
     }
 
     /// Executes what is due, and everything that follows from it at once. If that is much, only

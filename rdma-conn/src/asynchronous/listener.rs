@@ -122,6 +122,7 @@ impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
     /// # Errors
     /// Returns an error if there is no runtime.
     fn try_from(listener: Listener<B>) -> Result<Self, Error> {
+        Error::unless_forked()?;
         let (mut endpoint, listener) = listener.into_endpoint();
         endpoint.accept_for(listener);
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, Some(listener));

@@ -322,6 +322,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Returns an error if there is no runtime, or if the endpoint has no such connection.
     pub fn from_endpoint(endpoint: Endpoint<B>, id: ConnectionId) -> Result<Self, Error> {
+        Error::unless_forked()?;
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);
         shared.with(|state| state.tasks.insert(id, Tasks::default()));

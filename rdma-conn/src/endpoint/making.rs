@@ -63,6 +63,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&mut self, listener: ListenerId, options: Options) -> Result<(), Error> {
+        Error::unless_forked()?;
         options.check()?;
         if let Some(listening) = self.listeners.get_mut(&listener.0) {
             listening.options = options;

@@ -443,6 +443,7 @@ impl<B: Descriptors> Drop for Endpoint<B> {
             std::mem::forget(std::mem::replace(&mut self.members, SlotMap::with_key()));
             std::mem::forget(std::mem::take(&mut self.listeners));
             std::mem::forget(self.requests.take());
+            self.newcomers.forget_waiting();
         }
     }
 }

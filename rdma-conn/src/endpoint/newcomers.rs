@@ -92,6 +92,11 @@ impl<B: Descriptors> Newcomers<B> {
         }
     }
 
+    /// Forgets the requests in a forked child, without an end of what is its parent's.
+    pub(super) fn forget_waiting(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.waiting));
+    }
+
     pub(super) fn close_listener(&mut self, listener: IdentifierKey) {
         self.waiting.retain(|(other, _)| *other != listener);
     }

@@ -84,9 +84,12 @@ impl<B: Descriptors> AsFd for SharedEvents<B> {
 
 impl<B: Descriptors> std::fmt::Debug for SharedEvents<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedEvents")
-            .field("identifiers", &self.inboxes.lock().len())
-            .finish_non_exhaustive()
+        let mut shown = f.debug_struct("SharedEvents");
+        // In a forked child, the thread that holds the lock may not exist.
+        if let Some(inboxes) = self.inboxes.try_lock() {
+            shown.field("identifiers", &inboxes.len());
+        }
+        shown.finish_non_exhaustive()
     }
 }
 
