@@ -92,6 +92,10 @@ pub(crate) struct Model {
     capture: Option<Box<dyn Capture>>,
 }
 
+/// How many objects an event handles before the fabric's lock is given back, and for how long.
+const PIECE: usize = 256;
+const PAUSE: Duration = Duration::from_micros(100);
+
 impl Model {
     pub(crate) fn new(parameters: Parameters) -> Self {
         Self::within(Environment::new(parameters))
@@ -151,6 +155,10 @@ impl Model {
             Event::Timeout { pair, epoch } => self.timed_out(pair, epoch),
             Event::Sweep => self.sweep(),
             Event::Overrun { queue, after } => self.overrun(queue, after),
+            Event::Joined(host) => {
+                let addresses = self.hosts.addresses(host);
+                self.find(host, &addresses);
+            }
             Event::Resolved { id, resolution, how } => {
                 self.manager.resolved(&mut self.env, id, resolution, how);
             }

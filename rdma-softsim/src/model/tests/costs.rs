@@ -365,6 +365,14 @@ fn long_work_gives_the_lock_back() {
     let pieces: &[Pieces] = &[
         ("the list of queue pairs", |c| assert!(c.model.connections(0, usize::MAX).1.is_some()), |_| 0),
         ("a look at all queues", |c| assert!(c.model.look_at_some(0).is_some()), |_| 0),
+        (
+            "a program that joins, and whose address others await",
+            |c| {
+                c.model.add_host(&[ip(9)], Limits::default());
+                c.model.settle();
+            },
+            |c| c.model.manager.awaiting(),
+        ),
         ("the queue pairs of a lost queue", |c| c.model.overrun(c.ends[0].queue, None), lost),
         (
             "messages that are late",
