@@ -19,7 +19,8 @@ pub(in crate::model) const NET_UNREACHABLE: i32 = -101;
 /// A listener's default backlog, `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: u32 = 1024;
 /// With this many unread events, an identifier begins no resolution, which would end in another.
-pub(in crate::model) const MOST_UNREAD: usize = 64;
+/// They are within [`OBJECT`](crate::footprint::OBJECT).
+pub(in crate::model) const MOST_UNREAD: usize = 8;
 /// Reject reason of a side that stopped waiting (InfiniBand CM, table of REJ reasons).
 pub(in crate::model) const REJECT_TIMEOUT: i32 = 4;
 

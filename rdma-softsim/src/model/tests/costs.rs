@@ -11,6 +11,7 @@ use super::*;
 use crate::faults::{Connections, Fault, When};
 use crate::model::base::arena::visits;
 use crate::model::hosts::context::About;
+use crate::model::manager::identifier::MOST_UNREAD;
 use crate::request::Service;
 
 /// Memory of a program, whose bytes have no meaning.
@@ -497,7 +498,7 @@ fn what_is_gone_leaves_no_timer() {
         pass(&mut model, millis(1));
         error.map(|error| (count, error))
     });
-    assert!(matches!(refused, Some((64, Error::State(_)))), "{refused:?}");
+    assert!(matches!(refused, Some((MOST_UNREAD, Error::State(_)))), "{refused:?}");
     while notice(&mut model, channel).is_some() {}
     resolve(&mut model, id, 251, millis(1)).unwrap();
 }
