@@ -110,11 +110,7 @@ impl Manager {
             remote: remote.ip(),
             peer: identifier.peer_pair.map_or(0, |pair| pairs.number(pair)),
             theirs: identifier.theirs,
-            // The request's `retry_count` applies to both sides; `rdma_accept(3)` ignores its own.
-            retry: match identifier.phase {
-                Phase::Requested | Phase::Accepted => identifier.theirs.retry_count,
-                _ => identifier.ours.retry_count,
-            },
+            retry: identifier.retry,
         })
     }
 
@@ -130,6 +126,7 @@ impl Manager {
         self.note_call(env, id, "connect");
         if let Some(identifier) = self.get_mut(id) {
             identifier.ours = *params;
+            identifier.retry = params.retry_count;
             identifier.phase = Phase::Connecting;
         }
         self.send_packet_with(env, id, Body::Request { params: *params, pair }, padded(data, REQUEST_DATA));
@@ -264,6 +261,7 @@ impl Manager {
         child.peer = Some(packet.from);
         child.peer_pair = Some(pair);
         child.theirs = params;
+        child.retry = params.retry_count;
         let id = self.insert(child);
         // From now on its REJ or DREQ finds the passive side.
         if let Some(active) = self.get_mut(packet.from) {
@@ -365,9 +363,7 @@ impl Manager {
         let Some(identifier) = self.get(id).filter(|id| !id.external) else { return };
         let (Some(pair), Some(peer)) = (identifier.pair, identifier.peer_pair) else { return };
         let Some((local, remote)) = self.ends(id) else { return };
-        let (ours, theirs) = (identifier.ours, identifier.theirs);
-        // The request's retry_count applies to both sides; rdma_accept(3) ignores its own.
-        let retry = if identifier.phase == Phase::Accepted { theirs.retry_count } else { ours.retry_count };
+        let (ours, theirs, retry) = (identifier.ours, identifier.theirs, identifier.retry);
         // As many as this side may send and the other answers (`rdma_connect(3)`).
         let read_depth = ours.initiator_depth.min(theirs.responder_resources);
         let host = identifier.host;

@@ -72,6 +72,8 @@ pub(crate) struct Identifier {
     /// The parameters of both sides, as each passed them.
     pub(in crate::model) ours: ConnectParams,
     pub(in crate::model) theirs: ConnectParams,
+    /// The request's `retry_count`, which applies to both sides: `rdma_accept(3)` ignores its own.
+    pub(in crate::model) retry: u8,
     /// The numbers of its unread events, and how many of them are connect requests.
     pub(in crate::model) unread: VecDeque<u64>,
     pub(in crate::model) requests: u32,
@@ -154,6 +156,7 @@ impl Identifier {
             arrival: Instant::from_start(Duration::ZERO),
             ours: NO_PARAMS,
             theirs: NO_PARAMS,
+            retry: 0,
             unread: VecDeque::new(),
             requests: 0,
         }
