@@ -172,12 +172,15 @@ impl Model {
                     self.flush(pair);
                 }
             }
-            // The end of a `Fault::LinkDown` of single connections.
+            // The end of a `Fault::LinkDown` of single connections. A short one does not end a
+            // longer one.
             Event::PairUp(pair) => {
-                if let Some(pair) = self.pairs.get_mut(pair) {
+                let now = self.env.now();
+                if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| now >= pair.cut_until) {
                     pair.cut = false;
                 }
             }
+            Event::LinkUp(host) if !self.hosts.is_repaired(host, self.env.now()) => {}
             Event::LinkUp(host) => {
                 for address in self.hosts.addresses(host) {
                     self.set_link(address, Link::Up);
