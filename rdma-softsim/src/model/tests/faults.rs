@@ -78,6 +78,17 @@ fn a_short_fault_does_not_end_a_longer_one() {
     }
 }
 
+/// A fault is no limit that could be raised.
+#[test]
+fn an_injected_shortage_names_no_limit() {
+    let (mut model, host, _) = hosts(Parameters::default());
+    let context = model.open(host).unwrap();
+    model.inject(host, Connections::All, Fault::Exhausted, Ok(When::Event(0)));
+    let error = model.create_domain_in(context).unwrap_err().to_string();
+    assert_eq!(error, "the device has no more protection domains (an injected fault)");
+    model.create_domain_in(context).unwrap();
+}
+
 #[test]
 fn a_lost_acknowledgement_does_not_execute_the_message_twice() {
     let parameters = Parameters { latency: millis(5), ..Parameters::default() };
