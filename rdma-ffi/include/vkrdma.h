@@ -725,7 +725,9 @@ typedef struct vkrdma_usage {
    */
   uint64_t accepted;
   /**
-   * Requests that were rejected because of a limit or a shortage of resources.
+   * Requests that were rejected because of a limit or a shortage of resources. Also accepted
+   * ones whose connections were ended for that before the program used them: both counts have
+   * these.
    */
   uint64_t rejected;
   /**

@@ -129,7 +129,8 @@ pub struct Usage {
     pub completion_queues: usize,
     /// Requests for a connection that were accepted.
     pub accepted: u64,
-    /// Requests rejected by a limit or for want of resources.
+    /// Requests rejected by a limit or for want of resources. Also accepted ones whose connections
+    /// were ended for that before the program used them: both counts have these.
     pub rejected: u64,
     /// Times [`Endpoint::progress`] or [`Endpoint::wait`] was called.
     pub turns: u64,
