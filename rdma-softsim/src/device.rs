@@ -251,11 +251,6 @@ impl CompletionQueue {
 impl QueuePair {
     /// `ibv_modify_qp(3)`.
     pub fn modify(&self, transition: Transition) -> Result<(), Error> {
-        if matches!(transition, Transition::Reset) {
-            self.driver.with(|model| model.reset(self.id))?;
-            // Posted memory then belongs to its owner again.
-            return self.driver.wait_while(|model| model.lands_for(self.id));
-        }
         self.driver.with(|model| match transition {
             Transition::Reset => model.reset(self.id),
             Transition::Initialise => model.initialise(self.id),
@@ -268,7 +263,12 @@ impl QueuePair {
             }
             Transition::Drain { notify } => model.drain(self.id, notify),
             Transition::Fail => model.end_pair(self.id),
-        })
+        })?;
+        if matches!(transition, Transition::Reset) {
+            // Posted memory then belongs to its owner again.
+            self.driver.wait_while(|model| model.lands_for(self.id))?;
+        }
+        Ok(())
     }
 
     /// `ibv_query_qp(3)`: its state.
