@@ -25,7 +25,7 @@ use crate::request::{Local, NamedReceive, NamedSend, Op, Rights, Service, Transi
 use crate::settings::Limits;
 use crate::shared::{SharedInner, SharedReceives};
 use crate::state::{Offered, PairState};
-use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
+use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair, chain};
 
 impl SoftSim {
     /// Adds a device to this machine, with these addresses: another port on another network.
@@ -115,10 +115,7 @@ impl Device {
         let [sends, receives] = queues;
         let others = [domain.driver(), sends.driver(), receives.driver()];
         for other in others.into_iter().chain(shared.map(|shared| &shared.inner.driver)) {
-            // Ids of another fabric would name other objects here.
-            if !Arc::ptr_eq(&self.driver, other) {
-                return Err(Error::Argument("a handle of another fabric"));
-            }
+            self.driver.same_fabric(other)?;
         }
         let (send_queue, receive_queue) = (sends.id(), receives.id());
         let attributes = PairAttributes {
@@ -145,10 +142,7 @@ impl Device {
         depth: u32,
         limit: u32,
     ) -> Result<SharedReceives, Error> {
-        // Ids of another fabric would name other objects here.
-        if !Arc::ptr_eq(&self.driver, domain.driver()) {
-            return Err(Error::Argument("a handle of another fabric"));
-        }
+        self.driver.same_fabric(domain.driver())?;
         let id = self.driver.with(|model| model.create_shared(self.id, name, domain.id(), depth, limit))?;
         Ok(SharedReceives::new(&self.driver, id, domain))
     }
@@ -301,7 +295,7 @@ impl QueuePair {
                 model.look_at_sends(self.id);
             }
             let domain = model.domain_of(self.id);
-            let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
+            let posted = chain(requests, |request| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
                 let (op, atomic, to) = match op {
                     Op::Connected(op) => (op, None, None),
@@ -315,9 +309,12 @@ impl QueuePair {
                     Local::Inline(bytes) => Ok(bytes),
                     Local::Memory(list) => Err(model.named(domain, list)),
                 };
-                model
-                    .post_named(self.id, Request { id, op, atomic, signaled, solicited, to }, local, answered)
-                    .map_err(|error| PostError { posted, error })
+                model.post_named(
+                    self.id,
+                    Request { id, op, atomic, signaled, solicited, to },
+                    local,
+                    answered,
+                )
             });
             // One doorbell for all posted requests.
             model.ring(self.id);
@@ -355,11 +352,9 @@ impl QueuePair {
     pub fn post_named_receives(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             let domain = model.domain_of(self.id);
-            requests.iter().enumerate().try_for_each(|(posted, request)| {
+            chain(requests, |request| {
                 let local = model.named(domain, request.local);
-                model
-                    .post_named_receive(self.id, &PostedReceive { id: request.id, local })
-                    .map_err(|error| PostError { posted, error })
+                model.post_named_receive(self.id, &PostedReceive { id: request.id, local })
             })
         })
     }
@@ -424,16 +419,12 @@ impl Identifier {
     }
 
     fn lend_external(&self, pair: &QueuePair) -> Result<(), Error> {
-        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
-            return Err(Error::Argument("a queue pair of another fabric"));
-        }
+        self.inner.driver.same_fabric(&pair.driver)?;
         self.inner.driver.with(|model| model.lend_external(self.inner.id, pair.id))
     }
 
     fn lend(&self, pair: &QueuePair) -> Result<(), Error> {
-        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
-            return Err(Error::Argument("a queue pair of another fabric"));
-        }
+        self.inner.driver.same_fabric(&pair.driver)?;
         self.inner.driver.with(|model| model.lend_pair(self.inner.id, pair.id))
     }
 }

@@ -109,6 +109,11 @@ impl Driver {
         Self { core: Arc::new(Core { state: Monitor::new(state), clock, idle: AtomicBool::new(false) }) }
     }
 
+    /// Checks that a handle is of this fabric: ids of another one would name other objects here.
+    pub(crate) fn same_fabric(self: &Arc<Self>, other: &Arc<Self>) -> Result<(), Error> {
+        if Arc::ptr_eq(self, other) { Ok(()) } else { Err(Error::Argument("a handle of another fabric")) }
+    }
+
     pub(crate) fn now(&self) -> Instant {
         match &self.core.clock {
             Clock::Real(ticks) => Instant::from_start(ticks.elapsed()),
