@@ -6,9 +6,10 @@
 //! event. Channels that may have sleepers are returned as [`Wake`]s. Two runs with the same calls
 //! at the same times are the same.
 //!
-//! The state is divided into parts. Each has a folder, private fields and methods of its own, and
-//! takes the other parts that it uses as arguments. A part uses only parts that stand above it
-//! here, and plain types of any, such as answers and packets:
+//! The state is divided into parts. Each has a folder and methods of its own, and takes the other
+//! parts that it uses as arguments. A part uses only parts that stand above it here, and plain
+//! types of any, such as answers and packets. Its tables are private. The objects in them, such as
+//! a [queue pair](pairs::queue_pair::QueuePair), are open to all of the model:
 //!
 //! | Part | What it holds |
 //! |---|---|

@@ -100,8 +100,8 @@ impl Manager {
     }
 
     /// Returns what `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the
-    /// peer's queue pair, how many READs this side may have outstanding, and how often it retries
-    /// without a receive.
+    /// peer's queue pair, what the peer has passed, and how often this side retries without an
+    /// acknowledgement.
     pub(in crate::model) fn offered(&self, pairs: &Pairs, id: IdentifierId) -> Result<Offered, Error> {
         let identifier = self.find(id)?;
         let (local, remote) = self.ends(id).ok_or(Error::State("the identifier has no peer"))?;
