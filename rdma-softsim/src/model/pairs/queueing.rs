@@ -40,7 +40,7 @@ impl QueuePair {
 
 impl SendWork {
     pub(in crate::model) fn describe(&self, regions: &Regions) -> Work {
-        let SendWork { id, op, len, signaled, .. } = *self;
+        let Self { id, op, len, signaled, .. } = *self;
         let mut message = [0; MESSAGE];
         let short = matches!(op, SendOp::Send | SendOp::SendImmediate(_)) && len <= MESSAGE;
         // Oracles parse control messages: a trace has them whole, and nothing of longer ones.
