@@ -159,6 +159,7 @@ def main():
                 row = measured(primary, replica, lambda: build(primary, replica))
                 row["source"], row["target"] = row["primary"] + row["child"] + row["publish"], row["replica"] + row["pull"]
                 syncs[how].append(row)
+                print(f"{how}, {load}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()), file=sys.stderr, flush=True)
                 same(primary, replica)
                 replica("REPLICAOF", "NO", "ONE")
         table(f"full sync of 1 GB, repl-diskless-load {load}", {how: medians(rows) for how, rows in syncs.items()},
