@@ -135,7 +135,7 @@ fn each_call_of_a_child_returns() {
     });
     await_sleep(receive.recv().expect("a thread"));
     failed.extend(in_child("shared events behind a lock", || {
-        assert!(format!("{events:?}").contains("SharedEvents"))
+        assert!(format!("{events:?}").contains("SharedEvents"));
     }));
     drop(release);
     assert_eq!(failed, [""; 0], "the child fails, or hangs");
