@@ -342,8 +342,8 @@ static int watchClients(void) {
     int verbosity = server.verbosity;
 
     if (watches) return 1;
-    /* Before that, it looks once whether it has TLS, and logs that it has not. All modules are
-     * loaded now, so that it finds what there is. */
+    /* Before that, it looks once whether it has TLS, and logs that it has not. Now all modules are
+     * loaded, so it finds what there is. */
     server.verbosity = LL_NOTHING;
     connectionTypeTls();
     server.verbosity = verbosity;

@@ -113,7 +113,7 @@ static void read_on(int pipeline, int dies) {
         }
         for (int j = 0; j < pipeline; j++) ask(context);
         // Some wait while their values are in flight, and some go.
-        int waits = below(8) == 0, leaves = below(dies ? 8 : 64) == 0 ? (int)below((unsigned)pipeline) : -1;
+        int waits = below(8) == 0, leaves = below(dies ? 3 : 64) == 0 ? (int)below((unsigned)pipeline) : -1;
         if (waits) {
             int done;
             while (valkeyBufferWrite(context, &done) == VALKEY_OK && !done) {
