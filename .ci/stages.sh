@@ -62,7 +62,7 @@ seeds|replicas and relays by seeds|run_seeds
 long-tests|tests that take minutes|run_long_tests
 mutants|mutants|trust/mutants/run
 module-trixie|the module in Valkey 8.1|run_module_trixie
-glide|Valkey GLIDE with RDMA as a transport, on softrdma; the first build takes 20 processor minutes|valkey/glide/test
+glide|Valkey GLIDE with RDMA as a transport, on softrdma; the first build takes 10 processor minutes|valkey/glide/test
 right|right implementations: windows of any length, all kinds of devices, latency|run_right
 lab-long|the lab: what takes long|run_lab_long
 middleware|UCX, libfabric, Open MPI, Mooncake and rsockets, as they are, on softrdma|lab/run programs

@@ -11,6 +11,9 @@ import xml.etree.ElementTree as ElementTree
 
 import servers
 
+# Tests sleep in the server.
+OPTIONS = ("--enable-debug-command", "yes")
+
 # What pytest's report names the outcomes that are none of success.
 WORSE = ("failure", "error", "skipped")
 
@@ -18,8 +21,8 @@ WORSE = ("failure", "error", "skipped")
 def outcomes(folder, transport, arguments):
     """The outcome of each test, by its name."""
     with (
-        contextlib.closing(servers.Servers(1, 7341)) as alone,
-        contextlib.closing(servers.Servers(3, 7351)) as cluster,
+        contextlib.closing(servers.Servers(1, 7341, options=OPTIONS)) as alone,
+        contextlib.closing(servers.Servers(3, 7351, options=OPTIONS)) as cluster,
         tempfile.NamedTemporaryFile(suffix=".xml") as report,
     ):
         command = [sys.executable, "-m", "pytest", "-p", "over", "-p", "no:cacheprovider", "-q", "--tb=line", f"--junitxml={report.name}"]
