@@ -115,6 +115,7 @@ void engineAccept(const vkrdma_event *opened);
 int engineLending(struct ValkeyModuleCtx *ctx); /* Registers the settings. */
 void engineMayLock(uint64_t locked);
 int engineMayLend(const engineConn *self, const struct iovec *pieces, int count);
+void engineLendIfWanted(void);
 /* As `writev` of a connection; with VKRDMA_AGAIN if the connection goes on. */
 ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int count, vkrdma_error *error);
 void engineEndLoans(engineConn *self);

@@ -240,6 +240,7 @@ static void turn(void) {
     size_t accepts = server.max_new_conns_per_cycle, left = EVENTS, room, count;
 
     if (!engine.endpoint) return;
+    engineLendIfWanted();
     serving++;
     unfinished = 0;
     do {

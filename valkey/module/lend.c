@@ -38,8 +38,11 @@ static _Atomic uint64_t lend_from, lend_bytes;
 /* A share of what the process may lock; the rest is for windows of connections. */
 static _Atomic uint64_t lockable = UINT64_MAX;
 static ValkeyModuleCtx *of_module; /* For calls that need one. */
-/* Whether memory may be lent at all. */
+/* Whether memory is lent. The first long value has the module watch clients, and not before: who
+ * lends nothing changes nothing of what the server does when a client comes or goes. */
 static atomic_int lends;
+enum { NOT, WHEN_WANTED, NOW };
+static atomic_int wanted;
 
 static _Atomic uint64_t values, bytes_lent, refused, aborted, in_flight;
 
@@ -118,9 +121,13 @@ int engineMayLend(const engineConn *self, const struct iovec *pieces, int count)
     uint64_t from = lend_from;
 
     if (self->lending.first || self->lending.accepted < self->lending.lend_to) return 1;
-    if (!lends || !from || self->link) return 0;
+    if (lends == NOT || !from || self->link) return 0;
     for (int j = 0; j < count; j++) {
-        if (pieces[j].iov_len >= from && pieces[j].iov_len >= SHORTEST_VALUE) return 1;
+        if (pieces[j].iov_len < from || pieces[j].iov_len < SHORTEST_VALUE) continue;
+        wanted = 1;
+        /* A thread copies until the main thread has seen that. */
+        if (inMainThread()) engineLendIfWanted();
+        return lends == NOW;
     }
     return 0;
 }
@@ -338,17 +345,19 @@ static int childHasPages(void) {
 
 /* Has the server say when it is about to free a client. Returns whether it does. */
 static int watchClients(void) {
-    static int watches;
     int verbosity = server.verbosity;
 
-    if (watches) return 1;
     /* Before that, it looks once whether it has TLS, and logs that it has not. Now all modules are
      * loaded, so it finds what there is. */
     server.verbosity = LL_NOTHING;
     connectionTypeTls();
     server.verbosity = verbosity;
-    watches = ValkeyModule_SubscribeToServerEvent(of_module, ValkeyModuleEvent_ClientChange, disconnected) == VALKEYMODULE_OK;
-    return watches;
+    return ValkeyModule_SubscribeToServerEvent(of_module, ValkeyModuleEvent_ClientChange, disconnected) == VALKEYMODULE_OK;
+}
+
+/* In the main thread. */
+void engineLendIfWanted(void) {
+    if (wanted && lends == WHEN_WANTED) lends = watchClients() ? NOW : NOT;
 }
 
 /* The device is open, and `locked` bytes may be locked by this process. */
@@ -358,7 +367,8 @@ void engineMayLock(uint64_t locked) {
 
     lockable = locked == UINT64_MAX ? locked : locked / 2;
     has_pages = KNOWN_VERSION && childHasPages();
-    lends = has_pages && watchClients();
+    if (!has_pages) lends = NOT;
+    if (has_pages && lends == NOT) lends = WHEN_WANTED;
     if (KNOWN_VERSION && !has_pages && lend_from && !logged++) {
         serverLog(LL_NOTICE, "RDMA: values are copied before they are sent, whatever lend-from is: a child that saves would lack pages that are "
                              "registered. Linux 5.12 and later, with rdma-core 35 and later, give it copies (ibv_fork_init(3)).");

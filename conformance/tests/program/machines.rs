@@ -171,7 +171,9 @@ const WRONG: &[(&str, Edits, &str)] = &[
 
 /// Builds the shim of the changed machine. `None` without a compiler.
 fn build(name: &str, edits: Edits) -> Option<Shim> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("machines").join(name.replace(' ', "-"));
+    // A shell gets the path in quotes.
+    let folder = name.replace(|one: char| !one.is_ascii_alphanumeric(), "-");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("machines").join(folder);
     std::fs::create_dir_all(&folder).unwrap();
     let source = workspace().unwrap().join("spec/examples/c");
     let mut text = std::fs::read_to_string(source.join("machine.c")).unwrap();
@@ -185,7 +187,7 @@ fn build(name: &str, edits: Edits) -> Option<Shim> {
     cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-O1", "-I"]).arg(&source).arg(&machine);
     let built = cc.arg(source.join("shim.c")).arg("-o").arg(&shim).output().unwrap();
     assert!(built.status.success(), "{name}: {}", String::from_utf8_lossy(&built.stderr));
-    Some(Shim::new(format!("'{}'", shim.display()), Duration::from_secs(30)))
+    Some(Shim::new(format!("'{}'", shim.display()), Duration::from_secs(600)))
 }
 
 fn run(files: &Files, name: &str, edits: Edits, select: &str) -> Option<Report> {
