@@ -10,7 +10,8 @@ check=(
 )
 nightly=(
     'needs --all' plain oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills cuts faults idle sanitizers synced=25000 replication=600 tcl tcl-replication python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
+    'module without lend=600 mutants suite-lends kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian'
+    module-trixie 'libvalkey --memory' 'libvalkey --own' glide
     'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb aarch64 pages 'fuzz 1800'
 )
 
@@ -61,6 +62,7 @@ seeds|replicas and relays by seeds|run_seeds
 long-tests|tests that take minutes|run_long_tests
 mutants|mutants|trust/mutants/run
 module-trixie|the module in Valkey 8.1|run_module_trixie
+glide|Valkey GLIDE with RDMA as a transport, on softrdma; the first build takes 10 processor minutes|valkey/glide/test
 right|right implementations: windows of any length, all kinds of devices, latency|run_right
 lab-long|the lab: what takes long|run_lab_long
 middleware|UCX, libfabric, Open MPI, Mooncake and rsockets, as they are, on softrdma|lab/run programs
@@ -203,12 +205,12 @@ run_right() {
 # With the newest Valkey's programs as its clients.
 run_module_trixie() {
     lab/run setup --module trixie
-    valkey/module/test --of trixie load serves threads without suite synced ends closed forked failed runtest replication
+    valkey/module/test --of trixie load serves threads without suite synced ends closed forked failed runtest replication replication-versions
 }
 
 # The guest shows the kernel's verbs, its connection manager and its links, a processor that is 20 times as slow, and a real limit on locked memory.
 run_lab_quick() {
-    lab/run test verbs client-to-valkey inside-valkey semantics killed-while-saving server-killed address-lost link-down
+    lab/run test verbs client-to-valkey inside-valkey semantics killed-while-saving replication server-killed address-lost link-down
 }
 
 run_lab_soft() {

@@ -86,19 +86,22 @@ build_module() {
     lab_server=$LAB_CACHE/valkey-module/bin/valkey-server
     if [ -n "${VALKEY_DIR:-}" ] || ! [ -x "$lab_server" ]; then return; fi
     lab_inside=$(mkdir -p "${CARGO_TARGET_DIR:-target}/inside-valkey" && cd "${CARGO_TARGET_DIR:-target}/inside-valkey" && pwd -P)
-    make --quiet -C valkey/module VALKEY_SRC="$LAB_CACHE/valkey/src" OUT="$lab_inside"
+    flock "$lab_inside/lock" make --quiet -C valkey/module VALKEY_SRC="$LAB_CACHE/valkey/src" OUT="$lab_inside"
     export VALKEY_WITH_MODULE="$lab_server --loadmodule $lab_inside/valkey-rdma-engine.so"
 }
 build_relinked() {
     if [ -n "${VALKEY_DIR:-}" ]; then return; fi
     lab_inside=$(mkdir -p "${CARGO_TARGET_DIR:-target}/inside-valkey" && cd "${CARGO_TARGET_DIR:-target}/inside-valkey" && pwd -P)
     cargo build --quiet --release --locked -p rdma-ffi
-    # Linking takes a minute: what is there stays as long as nothing is newer.
-    if ! [ -x "$lab_inside/valkey-benchmark" ] || [ -n "$(find valkey/libvalkey rdma-ffi/include "${lab_inside%/*}/release/libvkrdma.a" \
-        "$VALKEY_BIN" -type f -newer "$lab_inside/valkey-benchmark")" ]; then
-        valkey/libvalkey/relink "$LAB_CACHE/valkey/src" "$lab_inside" MALLOC=libc >"$lab_inside/log" 2>&1 ||
-            { tail -n 20 "$lab_inside/log" >&2 && return 1; }
-    fi
+    # Linking takes a minute: what is there stays as long as nothing is newer. Stages beside each other build it once.
+    (
+        flock 9
+        if ! [ -x "$lab_inside/valkey-benchmark" ] || [ -n "$(find valkey/libvalkey rdma-ffi/include "${lab_inside%/*}/release/libvkrdma.a" \
+            "$VALKEY_BIN" -type f -newer "$lab_inside/valkey-benchmark")" ]; then
+            valkey/libvalkey/relink "$LAB_CACHE/valkey/src" "$lab_inside" MALLOC=libc >"$lab_inside/log" 2>&1 ||
+                { tail -n 20 "$lab_inside/log" >&2 && exit 1; }
+        fi
+    ) 9>"$lab_inside/lock"
     export VALKEY_RELINKED="$lab_inside"
 }
 

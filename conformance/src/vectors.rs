@@ -36,6 +36,9 @@ pub enum Command {
         /// Also name the skipped ones.
         #[arg(long)]
         verbose: bool,
+        /// Draws other addresses and keys for the windows of each trace; 0 leaves them.
+        #[arg(long, value_name = "S", default_value_t = 0)]
+        seed: u64,
         /// A folder with vectors; those that this program was built with, if absent.
         #[arg(long)]
         vectors: Option<PathBuf>,
@@ -53,7 +56,7 @@ pub enum Command {
 /// Runs a command.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
-        Command::Check { shim, select, timeout, strict, verbose, vectors } => {
+        Command::Check { shim, select, timeout, strict, verbose, seed, vectors } => {
             let mut ours = Ours::default();
             let mut theirs;
             let implementation: &mut dyn Implementation = match shim {
@@ -63,7 +66,10 @@ pub fn run(command: Command) -> ExitCode {
                 }
                 None => &mut ours,
             };
-            read(vectors).and_then(|files| run_check(&files, implementation, &select, strict, verbose))
+            read(vectors).and_then(|mut files| {
+                files.move_windows(seed);
+                run_check(&files, implementation, &select, strict, verbose)
+            })
         }
         Command::Lint { vectors } => read(vectors).map(|files| run_lint(&files)),
         Command::Shim => Ours::default()

@@ -27,7 +27,8 @@ pub struct Limits {
     /// have yet, like the backlog of `listen(2)`. None of them has a window.
     ///
     /// These are handshakes, connections whose [`Event::Opened`](crate::Event::Opened) was not
-    /// taken, and connections that the program closed before its next turn. Further requests wait.
+    /// taken or, on tokio, that no task has accepted, and connections that the program closed
+    /// before its next turn. Further requests wait.
     /// While requests wait, a handshake or a closed connection is ended after a tenth of a second.
     /// So peers that never complete a handshake cannot keep others out. Connections accepted by a
     /// [`Listener`](crate::Listener) or

@@ -99,6 +99,10 @@ pub enum Error {
     /// An endpoint with [`SharedEvents`](crate::SharedEvents) was to listen.
     #[error("an endpoint that shares its events cannot listen: use one of its own")]
     Listening,
+    /// The waker of an endpoint with [`SharedEvents`](crate::SharedEvents) was to be a pipe. A
+    /// write to a pipe without a reader ends a program by SIGPIPE.
+    #[error("a pipe cannot wake an endpoint: use an eventfd or a socket pair")]
+    PipeWaker,
     /// The endpoint has no such connection, or has not made it yet.
     #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
@@ -249,6 +253,7 @@ impl Error {
             Self::Protocol(Protocol::ApiMisuse(_))
             | Self::Options { .. }
             | Self::Listening
+            | Self::PipeWaker
             | Self::ForeignBuffer
             | Self::ForeignDomain => io::ErrorKind::InvalidInput,
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {

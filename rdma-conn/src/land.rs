@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rdma_backend::{Access, Backend, Region};
+use rdma_backend::{Backend, Region};
 use rdma_proto::{ApiMisuse, Error as ProtocolError, Readable, RegionAddress, State};
 
 use crate::connection::Connection;
@@ -63,7 +63,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.registrar().buffer(len, Access::REMOTE_WRITE)
+        self.registrar().register_landing(len)
     }
 
     /// See [`Endpoint::receive`](crate::Endpoint::receive).

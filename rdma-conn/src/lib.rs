@@ -39,6 +39,7 @@ pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;
 pub use listener::{Listener, Request};
+pub use memory::Registrar;
 pub use options::Options;
 pub use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
 pub use rdma_backend::{Access, Pages};

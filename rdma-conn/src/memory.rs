@@ -2,6 +2,7 @@
 //!
 //! The README says when each region is registered and released.
 
+use std::fmt;
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
@@ -47,16 +48,21 @@ pub(crate) struct Memory<B: Backend> {
     pub(crate) lendings: Lendings<B>,
     pub(crate) landing: Option<Landing<B>>,
     send_slots: usize,
+    /// The length of a window, and of the region that it may grow in.
     window: u32,
+    region: u32,
     send_buffer: u32,
     /// Whether there is a longer send buffer than the one in use.
     grows: bool,
     registrar: Registrar<B>,
 }
 
-/// Registers memory. Callers clone it to hold no lock: this is slow, and runs code of the program.
-#[derive(Clone)]
-pub(crate) struct Registrar<B: Backend> {
+/// Registers memory of a connection, without a borrow of its endpoint.
+///
+/// Registering takes long, and runs code of the program when it fails. So a program whose threads
+/// share an endpoint behind a lock gets this by [`Connection::registrar`](crate::Connection),
+/// releases the lock, and registers. The connection may end meanwhile.
+pub struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
     relaxed: bool,
@@ -77,12 +83,35 @@ impl<B: Backend> Registrar<B> {
         }
     }
 
-    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
+    fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
         let memory = self.register(len, access)?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
     }
 
-    pub(crate) fn register_memory(
+    /// Registers memory for zero-copy sending. See
+    /// [`Connection::register_buffer`](crate::Connection::register_buffer).
+    ///
+    /// # Errors
+    /// Returns an error if `len` is zero or the memory cannot be registered.
+    pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.buffer(len, Access::NONE)
+    }
+
+    /// Registers memory for zero-copy receiving. See
+    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    ///
+    /// # Errors
+    /// Returns an error if `len` is zero or the memory cannot be registered.
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.buffer(len, Access::REMOTE_WRITE)
+    }
+
+    /// Registers memory that the application already has. See
+    /// [`Connection::register_memory`](crate::Connection::register_memory).
+    ///
+    /// # Errors
+    /// Returns an error, and drops `memory`, if it is empty or cannot be registered.
+    pub fn register_memory(
         &self,
         memory: impl CallerMemory,
         access: Access,
@@ -92,13 +121,31 @@ impl<B: Backend> Registrar<B> {
     }
 }
 
+impl<B: Backend> Clone for Registrar<B> {
+    fn clone(&self) -> Self {
+        Self {
+            domain: self.domain.clone(),
+            budget: Arc::clone(&self.budget),
+            relaxed: self.relaxed,
+            huge: self.huge,
+            buffers: self.buffers.clone(),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for Registrar<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registrar").field("domain", &self.domain).finish_non_exhaustive()
+    }
+}
+
 impl<B: Backend> Memory<B> {
     /// What a connection registers before it has exchanged a byte.
     pub(crate) fn idle(options: &Options) -> u64 {
         let small = Self::small(options);
         let full = options.protocol.send_buffer;
         let send = if options.eager_send_buffer && full > small { full } else { 0 };
-        let buffers = [options.protocol.window, small, send].map(u64::from);
+        let buffers = [options.protocol.region(), small, send].map(u64::from);
         buffers.iter().sum::<u64>() + Self::messages(options) as u64
     }
 
@@ -131,6 +178,7 @@ impl<B: Backend> Memory<B> {
             landing: None,
             send_slots: config.send_depth.into(),
             window: config.window,
+            region: config.region(),
             send_buffer: config.send_buffer,
             grows: config.send_buffer > SMALL,
             registrar,
@@ -139,7 +187,9 @@ impl<B: Backend> Memory<B> {
 
     /// Makes the windows of a connection that is only told why it is refused a page long.
     pub(crate) fn be_brief(&mut self) {
-        self.window = self.window.min(BRIEF);
+        if self.window > BRIEF {
+            (self.window, self.region) = (BRIEF, BRIEF);
+        }
     }
 
     /// Returns the length of its windows.
@@ -149,7 +199,7 @@ impl<B: Backend> Memory<B> {
 
     /// Registers the window with this index, which must not exist yet.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
-        let window = self.registrar.register(self.window as usize, Access::REMOTE_WRITE)?;
+        let window = self.registrar.register(self.region as usize, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
         if let Some(place) = self.windows.get_mut(usize::from(index)) {
             *place = Some(window);

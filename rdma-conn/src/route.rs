@@ -29,6 +29,7 @@ pub fn is_one_machine(here: IpAddr, there: IpAddr) -> bool {
 /// [`Connection::is_local`]: crate::Connection::is_local
 pub fn leads_back<B: Descriptors>(backend: &B, peer: SocketAddr, timeout: Duration) -> Result<bool, Error> {
     const DOING: &str = "resolving the address";
+    Error::unless_forked()?;
     let by = backend.now().after(timeout);
     let events = backend.event_channel().map_err(Error::backend("opening an event channel"))?;
     let id = events.create_id().map_err(Error::backend("creating a connection identifier"))?;

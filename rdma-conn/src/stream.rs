@@ -196,7 +196,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.registrar()?.buffer(len, Access::NONE)
+        self.registrar()?.register_buffer(len)
     }
 
     /// Sends bytes of `buffer` without a copy, from the start of `range`, behind earlier writes.
@@ -228,7 +228,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.registrar()?.buffer(len, Access::REMOTE_WRITE)
+        self.registrar()?.register_landing(len)
     }
 
     /// Registers memory that the application already has. See [`Connection::register_memory`].

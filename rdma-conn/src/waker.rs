@@ -1,8 +1,11 @@
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt as _;
 use std::sync::Arc;
 
 use rdma_process::UnsharedFd;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{SendFlags, send};
 
 use crate::error::Error;
 
@@ -12,7 +15,10 @@ use crate::error::Error;
 /// returned it, and any wait on the waker's own descriptor ([`AsFd`]). This descriptor is readable
 /// from a wake-up until [`Waker::clear`]. All clones share one descriptor.
 #[derive(Clone, Debug)]
-pub struct Waker(Arc<UnsharedFd>);
+pub struct Waker {
+    descriptor: Arc<UnsharedFd>,
+    is_socket: bool,
+}
 
 impl Waker {
     /// Returns a waker for the caller's own wait.
@@ -22,17 +28,23 @@ impl Waker {
     pub fn new() -> Result<Self, Error> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         event
-            .map(|event| Self(Arc::new(UnsharedFd::new(event))))
+            .map(|event| Self { descriptor: Arc::new(UnsharedFd::new(event)), is_socket: false })
             .map_err(|errno| Error::Wait(Arc::new(errno.into())))
     }
 
     /// Returns a waker that writes to a descriptor of the program.
-    pub(crate) fn of(descriptor: OwnedFd) -> Self {
-        Self(Arc::new(UnsharedFd::new(descriptor)))
+    pub(crate) fn of(descriptor: OwnedFd) -> Result<Self, Error> {
+        let file = File::from(descriptor);
+        let kind = file.metadata().map_err(|error| Error::Wait(Arc::new(error)))?.file_type();
+        // A write to a pipe without a reader raises SIGPIPE, pipe(7), which ends a program.
+        if kind.is_fifo() {
+            return Err(Error::PipeWaker);
+        }
+        Ok(Self { descriptor: Arc::new(UnsharedFd::new(file.into())), is_socket: kind.is_socket() })
     }
 
     pub(crate) fn descriptor(&self) -> Arc<UnsharedFd> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.descriptor)
     }
 
     /// Ends the current wait, or the next one. Several calls may end the same wait.
@@ -41,19 +53,25 @@ impl Waker {
     /// [`Endpoint::progress`](crate::Endpoint::progress) consume wake-ups. After either of them,
     /// check what the wake-up was for.
     pub fn wake(&self) {
-        // Fails only if a wake-up is pending already: the counter is at its maximum, eventfd(2).
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        let wake_up = 1_u64.to_ne_bytes();
+        // Fails only if a wake-up is pending already (the counter is at its maximum, eventfd(2), or
+        // the socket has no room), or if the program has closed the socket's other end.
+        let _ = if self.is_socket {
+            send(&self.descriptor, &wake_up, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+        } else {
+            rustix::io::write(&self.descriptor, &wake_up)
+        };
     }
 
     /// Consumes the wake-ups so far. Endpoints do this for their own wakers.
     pub fn clear(&self) {
         // Fails only if there are none.
-        let _ = rustix::io::read(&self.0, &mut [0_u8; 8]);
+        let _ = rustix::io::read(&self.descriptor, &mut [0_u8; 8]);
     }
 }
 
 impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.descriptor.as_fd()
     }
 }

@@ -370,6 +370,33 @@ fn an_endpoint_lends() {
     assert_eq!(usage.accepted, 1);
 }
 
+#[test]
+fn memory_is_registered_beside_the_endpoint_and_after_the_connection() {
+    beside_echo(Limits::default(), |_, client, address| {
+        let mut endpoint = Endpoint::new(client, Limits::default()).expect("a device");
+        let id = endpoint.connect(address, None, LONG, small()).expect("begins");
+        assert!(matches!(next(&mut endpoint), Event::Opened { .. }));
+        let connection = endpoint.connection(id).expect("is there");
+        let (registrar, before) = (connection.registrar(), connection.registered_bytes());
+        let made = std::thread::scope(|scope| {
+            let made = scope.spawn(|| registrar.register_buffer(4096));
+            endpoint.progress().expect("the fabric stays");
+            made.join().expect("does not panic")
+        });
+        let buffer = Arc::new(made.expect("registered"));
+        let connection = endpoint.connection(id).expect("is there");
+        assert_eq!(connection.registered_bytes(), before + 4096);
+        assert_eq!(endpoint.lend(id, &buffer, 0..10).expect("it is of this connection"), Some(10));
+        drop(buffer);
+        endpoint.abort(id);
+        assert_eq!(endpoint.usage().registered_bytes, 0);
+        let later = registrar.register_landing(8192).expect("the domain is there");
+        assert_eq!(endpoint.usage().registered_bytes, 8192);
+        drop(later);
+        assert_eq!(endpoint.usage().registered_bytes, 0);
+    });
+}
+
 fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), plan);
     let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));

@@ -251,6 +251,86 @@ fn silent_peers_beyond_the_clients_cost_little() {
     assert!(world.most <= bound, "{} bytes were registered, not {bound}", world.most);
 }
 
+/// A refusal has its tenth of a second from the close, however long the handshake took.
+#[test]
+fn a_peer_that_is_refused_after_a_long_handshake_keeps_its_time() {
+    let mut world = World::new(Limits::NONE.backlog(1), 0, rdma_softsim::Limits::default());
+    let host = world.host(66);
+    world.sim.fabric().set_latency(Duration::from_millis(120));
+    let mut refused = Stranger::new(&host);
+    world.until("it is accepted", LONG, |world| {
+        refused.turn(true);
+        world.server.usage().accepted == 1
+    });
+    // The answer is on its way for more than a tenth of a second. Another request comes meanwhile,
+    // and its tenth of a second ends soon after the refusal.
+    world.sim.fabric().set_latency(Duration::from_micros(1));
+    let half = world.sim.now().after(Duration::from_millis(50));
+    world.until("time passes", LONG, |world| {
+        refused.turn(true);
+        world.sim.now() >= half
+    });
+    let mut waits = Stranger::new(&host);
+    world.until("it is refused", LONG, |world| {
+        refused.turn(true);
+        waits.turn(true);
+        world.refused == 1
+    });
+    let since = world.sim.now();
+    world.until("it gives way to the other one", LONG, |_| {
+        refused.turn(true);
+        waits.turn(true);
+        matches!(refused, Stranger::Gone)
+    });
+    assert_eq!(world.server.usage().accepted, 2);
+    let took = world.sim.now().since(since);
+    assert!(took >= Duration::from_millis(99) && took < Duration::from_secs(1), "it had {took:?}");
+}
+
+/// Peers that complete a handshake while no task accepts, as behind a semaphore.
+#[cfg(feature = "tokio")]
+#[test]
+fn silent_peers_that_no_task_accepts_cost_little() {
+    const BACKLOG: usize = 32;
+    let sim = simulation();
+    let [server, host] =
+        [SERVER, [192, 0, 2, 66]].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let limits = Limits::NONE.backlog(BACKLOG);
+    let address = SocketAddr::from(ADDRESS);
+    let listening = rdma_conn::AsyncListener::bind_with(&server, address, Options::default(), limits);
+    let listener = runtime.block_on(listening).expect("a free address");
+    let mut strangers: Vec<_> = (0..STRANGERS).map(|_| Stranger::new(&host)).collect();
+    let by = sim.now().after(LONG);
+    // Returns the registered bytes, and how many strangers have completed a handshake.
+    let mut turn = || {
+        assert!(sim.now() < by, "not in {LONG:?}");
+        strangers.iter_mut().for_each(|stranger| stranger.turn(true));
+        runtime.block_on(async {
+            // The runtime turns its reactor, and the driver.
+            for _ in 0..4 {
+                tokio::task::yield_now().await;
+            }
+        });
+        pass(&sim, Duration::from_micros(200));
+        let silent = strangers.iter().filter(|stranger| matches!(stranger, Stranger::Silent(_))).count();
+        (sim.fabric().resources(SERVER.into()).registered_bytes, silent)
+    };
+    let mut clients = Vec::new();
+    while clients.len() < 3 {
+        let windows = clients.len() as u64 * IDLE;
+        let mut settled = 0;
+        while settled < 100 {
+            let (held, silent) = turn();
+            assert!(held <= windows + BACKLOG as u64 * NEWCOMER, "{held} bytes were registered");
+            assert!(silent <= clients.len() + BACKLOG, "{silent} are beyond the backlog");
+            // Those that a task has accepted get their windows.
+            settled += u32::from(held >= windows && silent == clients.len() + BACKLOG);
+        }
+        clients.push(runtime.block_on(listener.accept()).expect("accepted"));
+    }
+}
+
 /// Many clients that connect at once wait for each other, and each gets in.
 #[test]
 fn a_crowd_that_connects_at_once_gets_in() {

@@ -725,7 +725,9 @@ typedef struct vkrdma_usage {
    */
   uint64_t accepted;
   /**
-   * Requests that were rejected because of a limit or a shortage of resources.
+   * Requests that were rejected because of a limit or a shortage of resources. Also accepted
+   * ones whose connections were ended for that before the program used them: both counts have
+   * these.
    */
   uint64_t rejected;
   /**
@@ -906,11 +908,12 @@ vkrdma_code vkrdma_shared_events_dispatch(const struct vkrdma_shared_events *eve
  * Creates an endpoint that takes its events from `events` and connects, but does not listen. It
  * costs a descriptor for each connection, and `waker`. `limits` may be NULL.
  *
- * A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
- * socket pair, whose other end is then readable. The program takes the bytes out. It calls
- * `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is readable, and after
- * `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the endpoint closes when it is
- * freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, `waker` is closed.
+ * A wake-up writes eight bytes to `waker`, without blocking and without SIGPIPE: a non-blocking
+ * eventfd, or one end of a socket pair, whose other end is then readable. The program takes the
+ * bytes out. It calls `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is
+ * readable, and after `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the
+ * endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also
+ * in a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
  */
 vkrdma_code vkrdma_endpoint_new_with_events(const struct vkrdma_shared_events *events,
                                             const struct vkrdma_limits *limits,
@@ -1081,8 +1084,8 @@ vkrdma_code vkrdma_flush(const struct vkrdma_endpoint *endpoint,
 
 /**
  * Allocates `len` zero bytes and registers them for a connection; `access` is one of
- * vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
- * the endpoint wait meanwhile: keep the buffer and use it again.
+ * vkrdma_access. Registration takes much longer than copying a few kilobytes: keep the buffer and
+ * use it again. Other calls on the endpoint do not wait for it.
  *
  * VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
  */
@@ -1098,7 +1101,8 @@ vkrdma_code vkrdma_register(const struct vkrdma_endpoint *endpoint,
  * readable and writable until the library calls `release`, which may be NULL, with `context`. If
  * the call fails, it is not called, and the program owns the memory as before.
  *
- * Do not register memory that overlaps memory which is registered already.
+ * Memory that is registered to send from may overlap other such memory: several connections may
+ * send from the same bytes. Memory that is received into must overlap no registered memory.
  */
 vkrdma_code vkrdma_register_memory(const struct vkrdma_endpoint *endpoint,
                                    uint64_t connection,

@@ -96,7 +96,9 @@ pub struct Usage {
     pub completion_queues: u64,
     /// Requests for a connection that were accepted.
     pub accepted: u64,
-    /// Requests that were rejected because of a limit or a shortage of resources.
+    /// Requests that were rejected because of a limit or a shortage of resources. Also accepted
+    /// ones whose connections were ended for that before the program used them: both counts have
+    /// these.
     pub rejected: u64,
     /// Times that the endpoint looked for completions and events.
     pub turns: u64,

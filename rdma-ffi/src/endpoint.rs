@@ -208,6 +208,14 @@ fn null_endpoint() -> Failure {
     Failure::argument("the endpoint is null")
 }
 
+/// Asks under the lock, for a call that goes on without it.
+pub(crate) fn ask<T>(
+    endpoint: Option<&Endpoint>,
+    does: impl FnOnce(&mut State) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    endpoint.ok_or_else(null_endpoint)?.alone(does).ok_or_else(closed)?
+}
+
 #[inline(always)]
 pub(crate) fn on(
     endpoint: Option<&Endpoint>,

@@ -184,6 +184,7 @@ fn code_of(error: &Error) -> Code {
         Error::RegisteredMemory { .. } => Code::VKRDMA_REGISTERED_MEMORY,
         Error::TooManyConnections { .. } => Code::VKRDMA_TOO_MANY_CONNECTIONS,
         Error::Listening => Code::VKRDMA_MISUSE,
+        Error::PipeWaker => Code::VKRDMA_INVALID_ARGUMENT,
         Error::NoSuchConnection => Code::VKRDMA_NO_SUCH_CONNECTION,
         Error::ForeignBuffer => Code::VKRDMA_FOREIGN_BUFFER,
         Error::ForeignDomain => Code::VKRDMA_FOREIGN_DOMAIN,

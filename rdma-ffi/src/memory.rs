@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use any_backend::{either, one_of};
-use rdma_conn::{CallerMemory, Error, Receiving, RegisteredBuffer, SharedMemory};
+use rdma_conn::{CallerMemory, Error, Receiving, RegisteredBuffer, Registrar, SharedMemory};
 
 use crate::device::release;
-use crate::endpoint::{Endpoint, Kind, Part, on_connection, place};
-use crate::error::{Code, Failed, Failure};
+use crate::endpoint::{Endpoint, Kind, Part, ask, connection, on_connection, place};
+use crate::error::{Code, Failed, Failure, call};
 
 /// Registered memory of one connection, and of all in its protection domain. Created by
 /// `vkrdma_register` or `vkrdma_register_memory`.
@@ -21,6 +21,7 @@ pub struct Buffer(Registered);
 type Shared<B> = Arc<RegisteredBuffer<B>>;
 
 one_of!(enum Registered(Shared));
+one_of!(enum Registers(Registrar));
 
 /// What a buffer may be used for.
 #[repr(u32)]
@@ -91,13 +92,23 @@ fn rights(access: u32) -> Result<rdma_conn::Access, Failure> {
     }
 }
 
+/// Returns what registers memory of a connection, for use without the endpoint's lock.
+fn registers(endpoint: Option<&Endpoint>, number: u64) -> Result<Registers, Failure> {
+    ask(endpoint, |state| {
+        let id = connection(number)?;
+        Ok(either!(&state.kind, Kind(side) -> Registers => {
+            side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?.registrar()
+        }))
+    })
+}
+
 fn keep(buffer: Registered) -> *mut Buffer {
     Box::into_raw(Box::new(Buffer(buffer)))
 }
 
 /// Allocates `len` zero bytes and registers them for a connection; `access` is one of
-/// vkrdma_access. Registration takes much longer than copying a few kilobytes, and other calls on
-/// the endpoint wait meanwhile: keep the buffer and use it again.
+/// vkrdma_access. Registration takes much longer than copying a few kilobytes: keep the buffer and
+/// use it again. Other calls on the endpoint do not wait for it.
 ///
 /// VKRDMA_MEMORY, VKRDMA_REGISTERED_MEMORY: no memory can be registered.
 #[unsafe(no_mangle)]
@@ -109,12 +120,11 @@ pub extern "C" fn vkrdma_register(
     buffer: Option<&mut MaybeUninit<*mut Buffer>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    on_connection(endpoint, connection, error, |state, id| {
+    call(error, || {
         let (buffer, access) = (place(buffer)?, rights(access)?);
         let lands = access.allows(rdma_conn::Access::REMOTE_WRITE);
-        buffer.write(keep(either!(&state.kind, Kind(side) -> Registered => {
-            let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
-            let made = if lands { connection.register_landing(len) } else { connection.register_buffer(len) };
+        buffer.write(keep(either!(registers(endpoint, connection)?, Registers(registrar) -> Registered => {
+            let made = if lands { registrar.register_landing(len) } else { registrar.register_buffer(len) };
             Arc::new(made?)
         })));
         Ok(())
@@ -125,7 +135,8 @@ pub extern "C" fn vkrdma_register(
 /// readable and writable until the library calls `release`, which may be NULL, with `context`. If
 /// the call fails, it is not called, and the program owns the memory as before.
 ///
-/// Do not register memory that overlaps memory which is registered already.
+/// Memory that is registered to send from may overlap other such memory: several connections may
+/// send from the same bytes. Memory that is received into must overlap no registered memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_register_memory(
     endpoint: Option<&Endpoint>,
@@ -138,7 +149,7 @@ pub unsafe extern "C" fn vkrdma_register_memory(
     buffer: Option<&mut MaybeUninit<*mut Buffer>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    on_connection(endpoint, connection, error, |state, id| {
+    call(error, || {
         let (buffer, access) = (place(buffer)?, rights(access)?);
         let base = NonNull::new(base.cast()).ok_or(Failure::argument("the memory is null"))?;
         if len == 0 || isize::try_from(len).is_err() {
@@ -146,9 +157,8 @@ pub unsafe extern "C" fn vkrdma_register_memory(
         }
         let registered = Arc::new(AtomicBool::new(false));
         let memory = Memory { base, len, release, context, registered: Arc::clone(&registered) };
-        buffer.write(keep(either!(&state.kind, Kind(side) -> Registered => {
-            let connection = side.endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
-            let made = connection.register_memory(memory, access)?;
+        buffer.write(keep(either!(registers(endpoint, connection)?, Registers(registrar) -> Registered => {
+            let made = registrar.register_memory(memory, access)?;
             registered.store(true, Ordering::Relaxed);
             Arc::new(made)
         })));

@@ -338,7 +338,11 @@ pub unsafe extern "C" fn vkrdma_options_set(
         if let Some(set) = set_field(&mut changed, &name, &value) {
             set?;
         } else if changed.size < size_of::<Options>() {
-            return Err(unknown(&name));
+            // A structure without the field that keeps settings: only its own fields can be named.
+            let text = format!(
+                "{name} takes a program that was compiled with this version's vkrdma.h; here are {FIELDS}"
+            );
+            return Err(Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into()));
         } else {
             changed.set_setting(&name, &value)?;
         }

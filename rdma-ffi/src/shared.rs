@@ -70,11 +70,12 @@ pub extern "C" fn vkrdma_shared_events_dispatch(
 /// Creates an endpoint that takes its events from `events` and connects, but does not listen. It
 /// costs a descriptor for each connection, and `waker`. `limits` may be NULL.
 ///
-/// A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
-/// socket pair, whose other end is then readable. The program takes the bytes out. It calls
-/// `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is readable, and after
-/// `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the endpoint closes when it is
-/// freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, `waker` is closed.
+/// A wake-up writes eight bytes to `waker`, without blocking and without SIGPIPE: a non-blocking
+/// eventfd, or one end of a socket pair, whose other end is then readable. The program takes the
+/// bytes out. It calls `vkrdma_progress` when they come, when a `vkrdma_completions_descriptor` is
+/// readable, and after `vkrdma_next_timeout`. `vkrdma_descriptor` returns `waker`, which the
+/// endpoint closes when it is freed. `vkrdma_wait` returns VKRDMA_MISUSE. If the call fails, also
+/// in a forked child, `waker` is closed. VKRDMA_INVALID_ARGUMENT: also if it is a pipe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_endpoint_new_with_events(
     events: Option<&SharedEvents>,
@@ -83,12 +84,11 @@ pub unsafe extern "C" fn vkrdma_endpoint_new_with_events(
     endpoint: Option<&mut MaybeUninit<*mut Endpoint>>,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
+    // Outside `call`, which does nothing in a forked child.
+    // SAFETY: the caller gives the descriptor away, also if the call fails.
+    let waker = (waker >= 0).then(|| unsafe { OwnedFd::from_raw_fd(waker) });
     call(error, || {
-        if waker < 0 {
-            return Err(Failure::argument("the waker is no descriptor"));
-        }
-        // SAFETY: the caller gives it away, also if the call fails below.
-        let waker = unsafe { OwnedFd::from_raw_fd(waker) };
+        let waker = waker.ok_or(Failure::argument("the waker is no descriptor"))?;
         let events = events.ok_or_else(null)?;
         // SAFETY: the caller's promise.
         let limits = unsafe { options::limits(limits) }?;

@@ -86,9 +86,14 @@ impl Keepalive {
 pub struct Config {
     /// The role of this side.
     pub role: Role,
-    /// Length of a receive window, in bytes, at least 1, fixed for the connection (VR-MEM-008).
-    /// Valkey uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
+    /// Length of a receive window, in bytes, at least 1, fixed for the connection (VR-MEM-008)
+    /// unless [`Config::grow_to`] says otherwise. Valkey uses 64 KiB to 16 MiB, by default 1 MiB
+    /// (VR-MEM-016).
     pub window: u32,
+    /// Doubles a server's window each time it was filled and read, up to this length (VR-MEM-020).
+    /// The region has this length from the beginning, and is the only one: a second window saves
+    /// more than a longer one. `None` by default: the length stays.
+    pub grow_to: Option<u32>,
     /// Receive windows, 1 or 2. The second is announced when the first is full, and filled while
     /// the first is read (VR-MEM-003).
     pub windows: u8,
@@ -119,6 +124,7 @@ impl Config {
             role: Role::Client,
             // At most this, towards a peer whose limit is unknown (VR-MEM-016).
             window: 1 << 20,
+            grow_to: None,
             windows: 2,
             send_buffer: 1 << 20,
             send_depth: 256,
@@ -140,6 +146,7 @@ impl Config {
     setters! {
         role: Role,
         window: u32,
+        grow_to: Option<u32>,
         windows: u8,
         send_buffer: u32,
         send_depth: u16,
@@ -151,6 +158,14 @@ impl Config {
         stall_limit: Option<Duration>,
     }
 
+    /// Returns the length of a region that a window is in.
+    pub const fn region(&self) -> u32 {
+        match self.grow_to {
+            Some(longest) => longest,
+            None => self.window,
+        }
+    }
+
     /// Checks that every field is within its bounds.
     ///
     /// # Errors
@@ -158,10 +173,14 @@ impl Config {
     pub fn check(&self) -> Result<(), ApiMisuse> {
         let keepalive = self.keepalive.unwrap_or(Keepalive::NONE);
         // A time-out that is always due would be busy-polling (VR-FLOW-013).
+        // A client's window keeps its length (VR-MEM-008). Two would have different lengths.
+        let grows = self.role == Role::Server && self.windows == 1;
+        let grow_to = self.grow_to.is_none_or(|longest| grows && longest >= self.window);
         let passes = |interval: Option<Duration>| interval != Some(Duration::ZERO);
         [
             (self.window >= 1, "window", "at least 1"),
             ((1..=2).contains(&self.windows), "windows", "1 or 2"),
+            (grow_to, "grow_to", "at least the window, of a server with one"),
             // The upper bounds of these three keep counts within the bits of an id (`send.rs`).
             // Towards a peer with one receive, no payload could leave (spec/few-receives.md).
             ((1..=1 << 30).contains(&self.send_buffer), "send_buffer", "1 to 2^30"),

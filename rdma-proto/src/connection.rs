@@ -137,7 +137,7 @@ enum Negotiation {
 
 impl Machine {
     /// Returns a connection that is being established. The peer writes to `regions`, each of
-    /// [`Config::window`] bytes. The second counts only if [`Config::windows`] is 2.
+    /// [`Config::region`] bytes. The second counts only if [`Config::windows`] is 2.
     ///
     /// # Errors
     /// Returns an error if a value of `config` is out of bounds.
@@ -152,7 +152,7 @@ impl Machine {
             stage: Stage::Connecting,
             failure: None,
             disconnect: false,
-            rx: RxWindow::new(config.window, config.windows),
+            rx: RxWindow::new(config.window, config.windows, config.grow_to.unwrap_or_default()),
             tx: TxWindow::new(),
             send: SendState::new(config.send_depth, config.peer_receives, config.send_buffer),
             credits: Credits::new(config.peer_receives),
@@ -470,9 +470,11 @@ impl Machine {
     }
 
     /// Has the first window, of `length` bytes, which from now on is [`Config::window`]
-    /// (VR-MEM-008). Without effect unless it was withheld.
+    /// (VR-MEM-008). Without effect unless it was withheld. The region has [`Config::region`] bytes
+    /// if the window has the length that it was to have, and else is as long as the window.
     pub fn open_window(&mut self, memory: RegionAddress, length: u32) {
-        if self.rx.open(length) {
+        let longest = self.config.grow_to.filter(|_| length == self.config.window);
+        if self.rx.open(length, longest.unwrap_or_default()) {
             let [first, _] = &mut self.regions;
             *first = memory;
             self.config.window = length;

@@ -26,6 +26,8 @@ mod tests;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RxWindow {
     length: u32,
+    /// Up to what length the only region's windows grow; 0 if they keep theirs.
+    longest: u32,
     windows: u8,
     own: u8,
     /// Whether the window being filled lies in [`RxWindow::landing`]; otherwise it is `own`.
@@ -82,11 +84,12 @@ impl Readable {
 }
 
 impl RxWindow {
-    pub(crate) const fn new(length: u32, windows: u8) -> Self {
+    pub(crate) const fn new(length: u32, windows: u8, longest: u32) -> Self {
         let (received, read, previous, landing) = (0, 0, None, Landing::NONE);
         let (announced, ahead, next_announced, plain) = (false, false, false, true);
         Self {
             length,
+            longest,
             windows,
             own: 0,
             lands: false,
@@ -99,6 +102,11 @@ impl RxWindow {
             landing,
             plain,
         }
+    }
+
+    /// Returns the length of the window to announce.
+    pub(crate) const fn length(&self) -> u32 {
+        self.length
     }
 
     pub(crate) fn go_ahead(&mut self, ahead: bool) {
@@ -362,7 +370,8 @@ impl RxWindow {
         // A full window that needs no region was left already. Landed bytes are read first.
         let waits = self.lands || self.landing.is_read();
         // Only at a window's beginning, so that missing memory is requested once per window.
-        if (self.is_full() && waits || self.ahead && self.received == 0) && self.windows == 1 {
+        let lacks = self.windows == 1 && self.longest == 0;
+        if (self.is_full() && waits || self.ahead && self.received == 0) && lacks {
             Some(self.other())
         } else {
             None
@@ -386,12 +395,13 @@ impl RxWindow {
         self.windows == 0
     }
 
-    /// Has its first region from now on, of `length` bytes. Returns false, unchanged, if
-    /// it has one.
-    pub(crate) fn open(&mut self, length: u32) -> bool {
+    /// Has its first region from now on, with a window of `length` bytes that grows up to
+    /// `longest`. Returns false, unchanged, if it has one.
+    pub(crate) fn open(&mut self, length: u32, longest: u32) -> bool {
         let withheld = self.is_withheld();
         if withheld {
             (self.windows, self.length, self.announced) = (1, length, false);
+            self.longest = longest;
         }
         withheld
     }
@@ -445,6 +455,9 @@ impl RxWindow {
             self.own = self.other();
         } else if unread || self.previous.is_some() {
             return;
+        } else {
+            // Within the region, all of which is free (VR-MEM-020).
+            self.length = self.length.saturating_mul(2).min(self.longest).max(self.length);
         }
         if unread {
             self.previous = Some(self.read);
@@ -484,8 +497,8 @@ impl TxWindow {
     }
 
     /// Records a registration. Sending continues at its first byte (VR-MEM-002), whatever its
-    /// address, key and length (VR-MEM-011 to 013). With `queues`, it may wait behind a window that
-    /// is not full (VM-002).
+    /// address, key and length (VR-MEM-011 to 013, VR-MEM-021). With `queues`, it may wait behind a
+    /// window that is not full (VM-002).
     ///
     /// # Errors
     /// Returns an error if the window is empty, wraps around the address space, exceeds `limit`, or

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rdma_proto::time::Instant;
 use rdma_proto::wire::FeatureSet;
-use rdma_proto::{Action, Config, Machine, Readable, RegionAddress};
+use rdma_proto::{Action, Config, Machine, Readable, RegionAddress, Role};
 use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 /// One way, in nanoseconds.
@@ -42,10 +42,8 @@ struct Link {
 }
 
 impl Link {
-    fn new(windows: u8, features: FeatureSet) -> Self {
-        let with = |base: Config| {
-            base.window(WINDOW).windows(windows).features(features).send_buffer(16 << 20).negotiate(true)
-        };
+    fn new(set: impl Fn(Config) -> Config) -> Self {
+        let with = |base: Config| set(base.window(WINDOW).send_buffer(32 << 20).negotiate(true));
         let region = |number: u64| RegionAddress { address: number << 32, rkey: number as u32 };
         let machine = |config: Config| Machine::new(config, [region(1), region(2)]).expect("sound settings");
         let mut machines = [machine(with(Config::client())), machine(with(Config::server()))];
@@ -132,17 +130,36 @@ impl Link {
     }
 }
 
+fn used(what: &str, set: impl Fn(Config) -> Config) -> f64 {
+    let used = Link::new(set).run();
+    println!("100 Gb/s, 10 µs, windows of 1 MiB: {what}: {:.1} % of the link", used * 100.0);
+    used
+}
+
+/// The numbers of docs/upstream/growing-windows.md (VR-MEM-020): a longer window needs fewer round
+/// trips, and its receiver still copies all of it while nothing comes.
+#[test]
+fn a_window_that_grows_waits_less_often() {
+    let grows = |longest| {
+        move |config: Config| match config.role {
+            Role::Server => config.windows(1).grow_to(Some(longest)),
+            Role::Client => config,
+        }
+    };
+    let one = used("one window", |config| config.windows(1));
+    let grown = [2, 4, 16].map(|mib| used(&format!("one window, grows to {mib} MiB"), grows(mib << 20)));
+    let two = used("two windows", |config| config.windows(2));
+    assert!(one < grown[0] && grown.is_sorted() && grown[2] < 0.6 && two > 0.88, "{one} {grown:?} {two}");
+}
+
 /// The numbers of spec/multi-buffer.md.
 #[test]
 fn windows_ahead_keep_a_link_busy() {
-    let used = |what, windows, features| {
-        let used = Link::new(windows, features).run();
-        println!("100 Gb/s, 10 µs, windows of 1 MiB: {what}: {:.1} % of the link", used * 100.0);
-        used
-    };
-    let one = used("one window, as the C implementations have", 1, FeatureSet::NONE);
-    let two = used("two windows, the second at full", 2, FeatureSet::NONE);
-    let ahead = used("two windows, the second ahead (MULTI_BUFFER)", 2, FeatureSet::MULTI_BUFFER);
+    let one = used("one window, as the C implementations have", |config| config.windows(1));
+    let two = used("two windows, the second at full", |config| config.windows(2));
+    let ahead = used("two windows, the second ahead (MULTI_BUFFER)", |config| {
+        config.windows(2).features(FeatureSet::MULTI_BUFFER)
+    });
     assert!((0.50..0.60).contains(&one), "{one}");
     assert!(two >= 0.88, "{two}");
     assert!(ahead >= 0.97, "{ahead}");

@@ -147,17 +147,6 @@ impl Drop for IdentifierInner {
     }
 }
 
-impl Identifier {
-    fn same_fabric(&self, other: &Arc<Driver>) -> Result<(), Error> {
-        // Ids of another fabric would name other objects here.
-        if Arc::ptr_eq(&self.inner.driver, other) {
-            Ok(())
-        } else {
-            Err(Error::Argument("a handle of another fabric"))
-        }
-    }
-}
-
 impl rdma_backend::Identifier<SoftSim> for Identifier {
     fn key(&self) -> IdentifierKey {
         self.inner.key
@@ -213,8 +202,8 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
         completions: &CompletionQueue,
         limits: QueuePairLimits,
     ) -> Result<QueuePair, Error> {
-        self.same_fabric(domain.driver())?;
-        self.same_fabric(completions.driver())?;
+        self.inner.driver.same_fabric(domain.driver())?;
+        self.inner.driver.same_fabric(completions.driver())?;
         let (id, number, inline) = self
             .inner
             .driver
@@ -246,7 +235,7 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
     }
 
     fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
-        self.same_fabric(&to.inner.driver)?;
+        self.inner.driver.same_fabric(&to.inner.driver)?;
         // Held over both steps: the handle must keep the channel that the model names.
         let mut channel = self.inner.channel.lock().unwrap_or_else(PoisonError::into_inner);
         self.inner.driver.with(|model| model.migrate(self.inner.id, to.inner.id))?;

@@ -25,7 +25,7 @@ use crate::request::{Local, NamedReceive, NamedSend, Op, Rights, Service, Transi
 use crate::settings::Limits;
 use crate::shared::{SharedInner, SharedReceives};
 use crate::state::{Offered, PairState};
-use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
+use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair, chain};
 
 impl SoftSim {
     /// Adds a device to this machine, with these addresses: another port on another network.
@@ -115,10 +115,7 @@ impl Device {
         let [sends, receives] = queues;
         let others = [domain.driver(), sends.driver(), receives.driver()];
         for other in others.into_iter().chain(shared.map(|shared| &shared.inner.driver)) {
-            // Ids of another fabric would name other objects here.
-            if !Arc::ptr_eq(&self.driver, other) {
-                return Err(Error::Argument("a handle of another fabric"));
-            }
+            self.driver.same_fabric(other)?;
         }
         let (send_queue, receive_queue) = (sends.id(), receives.id());
         let attributes = PairAttributes {
@@ -145,10 +142,7 @@ impl Device {
         depth: u32,
         limit: u32,
     ) -> Result<SharedReceives, Error> {
-        // Ids of another fabric would name other objects here.
-        if !Arc::ptr_eq(&self.driver, domain.driver()) {
-            return Err(Error::Argument("a handle of another fabric"));
-        }
+        self.driver.same_fabric(domain.driver())?;
         let id = self.driver.with(|model| model.create_shared(self.id, name, domain.id(), depth, limit))?;
         Ok(SharedReceives::new(&self.driver, id, domain))
     }
@@ -253,11 +247,6 @@ impl CompletionQueue {
 impl QueuePair {
     /// `ibv_modify_qp(3)`.
     pub fn modify(&self, transition: Transition) -> Result<(), Error> {
-        if matches!(transition, Transition::Reset) {
-            self.driver.with(|model| model.reset(self.id))?;
-            // Posted memory then belongs to its owner again.
-            return self.driver.wait_while(|model| model.lands_for(self.id));
-        }
         self.driver.with(|model| match transition {
             Transition::Reset => model.reset(self.id),
             Transition::Initialise => model.initialise(self.id),
@@ -270,7 +259,12 @@ impl QueuePair {
             }
             Transition::Drain { notify } => model.drain(self.id, notify),
             Transition::Fail => model.end_pair(self.id),
-        })
+        })?;
+        if matches!(transition, Transition::Reset) {
+            // Posted memory then belongs to its owner again.
+            self.driver.wait_while(|model| model.lands_for(self.id))?;
+        }
+        Ok(())
     }
 
     /// `ibv_query_qp(3)`: its state.
@@ -303,7 +297,7 @@ impl QueuePair {
                 model.look_at_sends(self.id);
             }
             let domain = model.domain_of(self.id);
-            let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
+            let posted = chain(requests, |request| {
                 let &NamedSend { id, op, signaled, solicited, local } = request;
                 let (op, atomic, to) = match op {
                     Op::Connected(op) => (op, None, None),
@@ -317,9 +311,12 @@ impl QueuePair {
                     Local::Inline(bytes) => Ok(bytes),
                     Local::Memory(list) => Err(model.named(domain, list)),
                 };
-                model
-                    .post_named(self.id, Request { id, op, atomic, signaled, solicited, to }, local, answered)
-                    .map_err(|error| PostError { posted, error })
+                model.post_named(
+                    self.id,
+                    Request { id, op, atomic, signaled, solicited, to },
+                    local,
+                    answered,
+                )
             });
             // One doorbell for all posted requests.
             model.ring(self.id);
@@ -357,11 +354,9 @@ impl QueuePair {
     pub fn post_named_receives(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             let domain = model.domain_of(self.id);
-            requests.iter().enumerate().try_for_each(|(posted, request)| {
+            chain(requests, |request| {
                 let local = model.named(domain, request.local);
-                model
-                    .post_named_receive(self.id, &PostedReceive { id: request.id, local })
-                    .map_err(|error| PostError { posted, error })
+                model.post_named_receive(self.id, &PostedReceive { id: request.id, local })
             })
         })
     }
@@ -426,16 +421,12 @@ impl Identifier {
     }
 
     fn lend_external(&self, pair: &QueuePair) -> Result<(), Error> {
-        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
-            return Err(Error::Argument("a queue pair of another fabric"));
-        }
+        self.inner.driver.same_fabric(&pair.driver)?;
         self.inner.driver.with(|model| model.lend_external(self.inner.id, pair.id))
     }
 
     fn lend(&self, pair: &QueuePair) -> Result<(), Error> {
-        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
-            return Err(Error::Argument("a queue pair of another fabric"));
-        }
+        self.inner.driver.same_fabric(&pair.driver)?;
         self.inner.driver.with(|model| model.lend_pair(self.inner.id, pair.id))
     }
 }

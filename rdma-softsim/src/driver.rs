@@ -109,6 +109,11 @@ impl Driver {
         Self { core: Arc::new(Core { state: Monitor::new(state), clock, idle: AtomicBool::new(false) }) }
     }
 
+    /// Checks that a handle is of this fabric: ids of another one would name other objects here.
+    pub(crate) fn same_fabric(self: &Arc<Self>, other: &Arc<Self>) -> Result<(), Error> {
+        if Arc::ptr_eq(self, other) { Ok(()) } else { Err(Error::Argument("a handle of another fabric")) }
+    }
+
     pub(crate) fn now(&self) -> Instant {
         match &self.core.clock {
             Clock::Real(ticks) => Instant::from_start(ticks.elapsed()),
@@ -282,8 +287,10 @@ impl Drop for Driver {
 }
 
 impl Core {
+    /// # Panics
+    /// Panics in a forked child if another thread of its parent held the lock at the fork.
     fn lock(&self) -> MutexGuard<'_, Guarded> {
-        self.state.lock()
+        if rdma_process::is_child() { self.state.lock_in_child() } else { self.state.lock() }
     }
 
     /// Executes what is due, and everything that follows from it at once. If that is much, only

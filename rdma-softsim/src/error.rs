@@ -35,12 +35,12 @@ pub enum Error {
         /// The limit.
         limit: u64,
     },
-    /// A device limit other than locked memory.
-    #[error("the device has no more {what}: Limits::{limit} is {value}")]
+    /// A device limit other than locked memory, or an injected fault.
+    #[error("the device has no more {what}{}", reason(.limit, *.value))]
     Exhausted {
         /// The kind of object that ran out.
         what: &'static str,
-        /// The field of [`crate::Limits`] that sets the limit.
+        /// The field of [`crate::Limits`] that sets the limit. Empty if a fault was injected.
         limit: &'static str,
         /// Its value.
         value: u64,
@@ -75,6 +75,11 @@ pub enum Error {
     /// The operating system refused an operation on a descriptor.
     #[error("event descriptor: {0}")]
     Descriptor(#[source] Errno),
+}
+
+/// Returns the reason of [`Error::Exhausted`], as the end of its text.
+fn reason(limit: &str, value: u64) -> String {
+    if limit.is_empty() { " (an injected fault)".into() } else { format!(": Limits::{limit} is {value}") }
 }
 
 impl Failure for Error {

@@ -5,11 +5,13 @@
 
 use rdma_backend::QueuePairLimits;
 
-use crate::model::sizes::{COMPLETION, DATAGRAM, DATAGRAMS, HELD, PART, RECEIVE, SEND};
+use crate::model::sizes::{COMPLETION, DATAGRAM, DATAGRAMS, HELD, NOTICE, NOTICES, PART, RECEIVE, SEND};
 use crate::request::Service;
 
 /// An object of any kind, without what it may hold.
 pub const OBJECT: u64 = 2048;
+/// An opened device, with asynchronous events that its program has not read.
+pub const CONTEXT: u64 = OBJECT + queue(NOTICES as u32, NOTICE, 0);
 /// A connect request that waits at a listener.
 pub const CONNECT_REQUEST: u64 = 1024;
 

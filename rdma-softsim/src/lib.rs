@@ -1,6 +1,7 @@
 //! An RDMA fabric inside one process, with the semantics of reliable connections.
 //!
-//! [`Fabric`] is a network, [`SoftSim`] a host on it with one RDMA device and one process.
+//! [`Fabric`] is a network, [`SoftSim`] a host on it with an RDMA device and one process.
+//! [`SoftSim::add_device`] adds further devices.
 //! `SoftSim` implements [`Backend`](rdma_backend::Backend), so a program written against that trait
 //! runs here as it runs on libibverbs: in tests, in programs without a device, and in a simulator.
 //!
@@ -108,8 +109,8 @@
 //! # Not modelled
 //!
 //! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; fences; the
-//! state SQE; multicast; more than one device on a host; the hours after which a real connection
-//! manager gives up on an application that never decides on a request.
+//! state SQE; multicast; the hours after which a real connection manager gives up on an
+//! application that never decides on a request.
 //!
 //! The bytes of a READ in this process are read when its answer arrives, which is late but allowed
 //! without a fence. Completions of a dropped queue pair stay in their queue. Soft-RoCE leaves them

@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::model::{PostedReceive, SharedId};
 use crate::request::NamedReceive;
-use crate::verbs::{Domain, DomainInner};
+use crate::verbs::{Domain, DomainInner, chain};
 
 /// A shared receive queue. Queue pairs that take their receives from it keep it alive.
 pub struct SharedReceives {
@@ -37,12 +37,10 @@ impl SharedReceives {
     /// `ibv_post_srq_recv(3)`: posts the requests in order, up to the first refused one.
     pub fn post(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.inner.driver.with(|model| {
-            requests.iter().enumerate().try_for_each(|(posted, request)| {
+            chain(requests, |request| {
                 // In the queue's own domain, whichever queue pair takes them (`ibv_create_srq(3)`).
                 let local = model.named(Some(self.inner.domain.id), request.local);
-                model
-                    .post_shared(self.inner.id, &PostedReceive { id: request.id, local })
-                    .map_err(|error| PostError { posted, error })
+                model.post_shared(self.inner.id, &PostedReceive { id: request.id, local })
             })
         })
     }

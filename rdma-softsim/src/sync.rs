@@ -4,6 +4,7 @@
 //! tries one interleaving after another, and time is what was slept; see `tests/interleavings.rs`.
 
 use core::time::Duration;
+use std::sync::TryLockError;
 #[cfg(not(shuttle))]
 pub(crate) use std::{
     sync::atomic::AtomicBool,
@@ -36,6 +37,19 @@ impl<T> Monitor<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the state like [`Monitor::lock`], in a forked child.
+    ///
+    /// # Panics
+    /// Panics if another thread of the parent held the lock: the child has no such thread.
+    #[cold]
+    pub(crate) fn lock_in_child(&self) -> MutexGuard<'_, T> {
+        match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => panic!("{}", rdma_process::FORKED),
+        }
+    }
+
     /// Ends one sleep.
     pub(crate) fn notify(&self) {
         // One thread sleeps on it: the fabric's own.
@@ -49,7 +63,11 @@ impl<T> Monitor<T> {
     }
 
     /// Sleeps until notified of calm, possibly spuriously.
+    ///
+    /// # Panics
+    /// Panics in a forked child, which has no thread that would notify it.
     pub(crate) fn wait_for_calm<'a>(&self, state: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        assert!(!rdma_process::is_child(), "{}", rdma_process::FORKED);
         self.calm.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 

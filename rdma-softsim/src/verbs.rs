@@ -253,10 +253,7 @@ impl QueuePair {
     }
 
     fn part(&self, slice: &Slice<'_, Region>) -> Result<Part, Error> {
-        // Ids of another fabric would name other objects here.
-        if !Arc::ptr_eq(&self.driver, &slice.region.domain.driver) {
-            return Err(Error::Argument("a region of another fabric"));
-        }
+        self.driver.same_fabric(&slice.region.domain.driver)?;
         Ok(Part { region: slice.region.registration.id, offset: slice.offset, len: slice.len })
     }
 }
@@ -285,7 +282,10 @@ impl Drop for QueuePair {
 }
 
 /// Calls `post` for each request, up to the first that fails.
-fn chain<T>(requests: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Result<(), PostError<Error>> {
+pub(crate) fn chain<T>(
+    requests: &[T],
+    mut post: impl FnMut(&T) -> Result<(), Error>,
+) -> Result<(), PostError<Error>> {
     for (posted, request) in requests.iter().enumerate() {
         post(request).map_err(|error| PostError { posted, error })?;
     }

@@ -65,9 +65,15 @@ impl Channel {
         // SAFETY: the channel is open; `fd` is its only member and never written.
         unsafe { (*self.raw.as_ptr()).fd }
     }
-}
 
-impl Channel {
+    /// Has `watch` look for events again. The kernel moves an identifier's events to another
+    /// channel and does not wake its epoll instances, which look only when they are woken or asked.
+    pub(crate) fn look_again(&self) -> Result<(), Error> {
+        // SAFETY: the descriptor is open as long as the channel.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.descriptor()) };
+        epoll::modify(&self.watch, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(failed("epoll_ctl"))
+    }
     pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
         let mut told = locked(&self.told);
         told.push_back((key, event));

@@ -437,7 +437,7 @@ impl rdma_backend::Identifier<Verbs> for Identifier {
             let mut current_channel = locked(&inner.current_channel);
             *current_channel = Arc::clone(to);
             from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));
-            return Ok(());
+            return to.look_again();
         }
     }
 

@@ -141,6 +141,9 @@ struct PullArguments {
     /// Replaces what is there.
     #[arg(long)]
     replace: bool,
+    /// The Valkey has the modules whose values the RDB has. It ends if it has not.
+    #[arg(long, requires = "into")]
+    modules: bool,
     /// The address of this machine that the Valkey connects to.
     #[arg(long, requires = "into")]
     serve_on: Option<IpAddr>,
@@ -396,8 +399,13 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
             pull(&backend, &publishers, FileSink::new(path, content, arguments.replace), &how, told)
         }
         (None, Some(server)) => {
-            let (replace, serve_on) = (arguments.replace, arguments.serve_on);
-            let target = Target { server, replace, serve_on, notes: notes() };
+            let target = Target {
+                server,
+                replace: arguments.replace,
+                modules: arguments.modules,
+                serve_on: arguments.serve_on,
+                notes: notes(),
+            };
             pull(&backend, &publishers, LiveSink::new(target), &how, told)
         }
         _ => return Err("nowhere to pull to".into()),

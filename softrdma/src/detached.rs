@@ -157,6 +157,10 @@ fn ended(process: pid_t) -> io::Result<c_int> {
     loop {
         // SAFETY: waitpid(2): a place for the status. `__WALL`, as its end gives no signal.
         if unsafe { libc::waitpid(process, &raw mut status, libc::__WALL) } != -1 {
+            if libc::WIFSIGNALED(status) {
+                let signal = libc::WTERMSIG(status);
+                return Err(io::Error::other(format!("its process was killed by signal {signal}")));
+            }
             return Ok(libc::WEXITSTATUS(status));
         }
         let error = io::Error::last_os_error();

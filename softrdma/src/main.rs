@@ -83,9 +83,8 @@ enum Action {
         /// librdmacm then runs above the device, also for programs that call it themselves.
         #[arg(long)]
         rsockets: bool,
-        /// Has the limit on locked memory (`ulimit -l`) apply to registered memory,
-        /// as Linux applies
-        /// it to programs without CAP_IPC_LOCK. By default there is no limit.
+        /// Has the limit on locked memory (`ulimit -l`) apply to registered memory, as Linux does
+        /// for programs without CAP_IPC_LOCK. By default there is no limit.
         #[arg(long)]
         memlock: bool,
         /// The program and its arguments.

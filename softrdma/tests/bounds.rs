@@ -197,6 +197,48 @@ fn completion_queues_hold_no_more_than_they_take() {
     assert!(held <= taken + SLACK, "{held} bytes are held, {taken} were taken");
 }
 
+/// Begins resolutions that fail at once, until an identifier may begin no more.
+#[test]
+fn unread_events_of_identifiers_are_within_what_they_take() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fabric = Fabric::new().expect("a fabric");
+    let (mut asks, mut program) = (come(&fabric), open(&fabric, 1));
+    let Reply::Made(channel) = ask(&mut program, &Request::CreateEventChannel) else { panic!("no channel") };
+    // No device has an address of that family.
+    let destination = "[2001:db8::1]:1".parse().expect("an address");
+    let (held, taken) = grown(&mut asks, || {
+        for _ in 0..200 {
+            let made = ask(&mut program, &Request::CreateIdentifier { channel });
+            let Reply::Made(id) = made else { panic!("{made:?}") };
+            let resolve = Request::ResolveAddress { id, source: None, destination, milliseconds: 1 };
+            let begun = (0..1000).take_while(|_| ask(&mut program, &resolve) == Reply::Done).count();
+            assert!((1..1000).contains(&begun), "{begun} resolutions");
+        }
+    });
+    assert!(held <= taken + SLACK, "{held} bytes are held, {taken} were taken");
+}
+
+/// A device takes what the events hold that its program does not read.
+#[test]
+fn an_opened_device_takes_what_its_unread_events_hold() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let fabric = Fabric::new().expect("a fabric");
+    let (mut asks, mut programs) = (come(&fabric), Vec::new());
+    let mut taken_with = |devices: Vec<_>| {
+        let hello = Request::Hello { version: VERSION, program: "test".into(), devices, above: 0 };
+        let (_, taken) = grown(&mut asks, || {
+            let mut program = come(&fabric);
+            assert!(matches!(ask(&mut program, &hello), Reply::Welcome { .. }));
+            programs.push(program);
+        });
+        taken
+    };
+    let one = taken_with(vec![vec![address(1)]]);
+    let three = taken_with([2, 3, 4].map(|last| vec![address(last)]).into());
+    let context = rdma_softsim::footprint::CONTEXT.cast_signed();
+    assert!(three - one >= 2 * context, "two more devices have taken {}", three - one);
+}
+
 /// A bound refuses new objects, says which one it is, and leaves those that exist alone.
 #[test]
 fn memory_is_bounded_for_each_program_and_for_all() {

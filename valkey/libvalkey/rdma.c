@@ -155,6 +155,8 @@ static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
     int64_t deadline = 0;
     vkrdma_error error;
     if (!atomic_load_explicit(&link->made, memory_order_acquire)) return 0;
+    /* Wake-ups in the descriptor, which a child shares, are its parent's. */
+    if (vkrdma_descriptor(link->endpoint) < 0) return progress(c, link, &error);
     /* The endpoint itself wakes a context, too, if the connection ends. One that waits sees that
      * when it sleeps. */
     if (!(c->flags & VALKEY_BLOCK) || atomic_load_explicit(&link->woken, memory_order_relaxed)) drain(c, link);

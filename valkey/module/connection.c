@@ -21,6 +21,11 @@ static connection *createAccepted(int fd, void *priv) {
     return &conn->c;
 }
 
+/* The connection that the server is accepting, and whether it has written to it: only a refusal is
+ * written so early. Both are the main thread's. */
+static engineConn *accepting;
+static int refused;
+
 void engineAccept(const vkrdma_event *opened) {
     struct ClientFlags flags = {0};
     char ip[NET_IP_STR_LEN];
@@ -35,7 +40,10 @@ void engineAccept(const vkrdma_event *opened) {
     serverLog(LL_VERBOSE, "RDMA: accepted %s:%d", ip, port);
     /* It stays until this returns, although the server may close it. */
     connIncrRefs(conn);
+    accepting = (engineConn *)conn;
+    refused = 0;
     acceptCommonHandler(conn, flags, ip);
+    accepting = NULL;
     connDecrRefs(conn);
     if (conn->flags & CONN_FLAG_CLOSE_SCHEDULED) {
         connClose(conn);
@@ -43,8 +51,7 @@ void engineAccept(const vkrdma_event *opened) {
     }
     /* A client that protected mode refuses is to be closed later in this cycle. Before the next
      * turn it has no window, and costs little until it has read why. */
-    client *c = connGetPrivateData(conn);
-    if (c && c->flag.close_asap) freeClient(c);
+    if (refused) freeClient(connGetPrivateData(conn));
 }
 
 #if VALKEY_VERSION_NUM < 0x00090000
@@ -99,13 +106,18 @@ static int isLocal(connection *conn) {
     return vkrdma_is_local(engineEndpoint((engineConn *)conn), ((engineConn *)conn)->id, &local, NULL) == VKRDMA_OK ? (int)local : -1;
 }
 
-/* The kernel of TCP delivers what was written before a close; so does this. */
+/* The kernel of TCP delivers what was written before a close; so does this. A client that is freed
+ * has ended its loans before. */
 static void closeConnection(connection *conn) {
     engineConn *self = (engineConn *)conn;
 
     /* The second call is that of callHandler. */
     if (!(conn->flags & CONN_FLAG_CLOSE_SCHEDULED)) listUnlinkNode(engine.connections, &self->of_all);
     engineUnqueue(self);
+    if (self->lending.first) {
+        serverLog(LL_WARNING, "RDMA: a connection is closed that lends memory of its client");
+        engineEndLoans(self);
+    }
     if (self->id) vkrdma_abandon(engine.endpoint, self->id, engine.linger, NULL);
     self->id = 0;
     conn->fd = -1;
@@ -140,11 +152,18 @@ static int readInto(connection *conn, void *buffer, size_t size) {
     vkrdma_error error;
     size_t bytes;
 
+    /* A replica passes on what a primary says of its length. As with read(2), a negative one is an
+     * error, whatever the buffer is, and the result of 0 is the end. */
+    if (size > SSIZE_MAX || size == 0) {
+        if (size) conn->last_errno = EFAULT;
+        if (conn->state == CONN_STATE_CONNECTED) conn->state = size ? CONN_STATE_ERROR : CONN_STATE_CLOSED;
+        return size ? -1 : 0;
+    }
     if (size > INT_MAX) size = INT_MAX;
     self->readable = 0;
     error.code = vkrdma_read(engineEndpoint(self), self->id, buffer, size, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
-    if (bytes == 0 && size > 0) {
+    if (bytes == 0) {
         conn->state = CONN_STATE_CLOSED;
     } else if (bytes == size || self->ended) {
         self->readable = 1;
@@ -158,11 +177,17 @@ static int writePieces(connection *conn, const struct iovec *pieces, int count) 
     size_t bytes, all = 0;
 
     if (self->held && !inMainThread()) return -1;
-    for (int j = 0; j < count; j++) all += pieces[j].iov_len;
+    if (inMainThread() && self == accepting) refused = 1;
     self->writable = 0;
+    if (engineMayLend(self, pieces, count)) {
+        ssize_t reported = engineWriteLending(self, pieces, count, &error);
+        return reported > 0 ? (int)reported : nothing(conn, &error);
+    }
+    for (int j = 0; j < count; j++) all += pieces[j].iov_len;
     error.code = vkrdma_writev(engineEndpoint(self), self->id, pieces, count, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
     if (bytes == all) self->writable = 1;
+    self->lending.reported = self->lending.accepted += bytes;
     /* It fits: it is at most the length of the send buffer. */
     return (int)bytes;
 }

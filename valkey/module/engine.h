@@ -23,6 +23,18 @@
 #pragma weak clientHasPendingIO
 #endif
 
+typedef struct engineLoan engineLoan;
+
+/* What a connection has lent: lend.c. The thread that writes uses it, and the main thread when none
+ * does. Positions are numbers of bytes in the stream of the connection. */
+typedef struct engineLoans {
+    engineLoan *first, *last;    /* Not released so far, in the order of the stream. */
+    uint64_t accepted, reported; /* What the endpoint has taken, and what the server was told of it. */
+    uint64_t lend_to;            /* The end of the last value of which a part was lent, */
+    uint64_t copy_to;            /* and of the last part that was refused, and is copied. */
+    struct engineConn *prev, *next;
+} engineLoans;
+
 /* A connection of the server. IO threads read and write it, and so change `readable` and
  * `writable`. Only the main thread uses the other fields. */
 typedef struct engineConn {
@@ -36,6 +48,7 @@ typedef struct engineConn {
     atomic_int held;
     int queued;                   /* It is in the queue. */
     listNode of_queue, of_all;    /* Its places in the lists of the engine. */
+    engineLoans lending;
     struct engineLink *link;      /* Of a connection that the server has made; NULL for others. */
 } engineConn;
 
@@ -66,6 +79,8 @@ typedef struct engineState {
      * which are filled in when it listens. */
     vkrdma_options options;
     vkrdma_limits limits;
+    /* The module's arguments, which are the defaults of the settings. */
+    uint64_t lend_from, lend_bytes;
     uint64_t linger;   /* How long a connection that the server has closed may deliver what was written, in microseconds. */
     list *connections; /* Those that the server has not closed, */
     list *queue;       /* and those of them that have something to do. */
@@ -89,11 +104,22 @@ void engineUnqueue(engineConn *conn);
 void engineServe(engineConn *conn);             /* Calls the handlers that are due, of this one (unless NULL) and those in the queue. */
 int engineHasPending(void);
 int engineProcessPending(void);
+void engineFail(const char *why); /* The endpoint has failed: its connections end. */
 void engineHandOver(connection *conn, int postponed);
 void engineTakeBack(connection *conn);
 
 /* connection.c */
 void engineAccept(const vkrdma_event *opened);
+
+/* lend.c */
+int engineLending(struct ValkeyModuleCtx *ctx); /* Registers the settings. */
+void engineMayLock(uint64_t locked);
+int engineMayLend(const engineConn *self, const struct iovec *pieces, int count);
+void engineLendIfWanted(void);
+/* As `writev` of a connection; with VKRDMA_AGAIN if the connection goes on. */
+ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int count, vkrdma_error *error);
+void engineEndLoans(engineConn *self);
+void engineLendingInfo(struct ValkeyModuleInfoCtx *ctx);
 
 /* listener.c */
 int engineListen(connListener *listener);

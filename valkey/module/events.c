@@ -170,7 +170,7 @@ void engineTakeBack(connection *conn) {
 
 /* The endpoint has failed: its connections end, and the server listens again when rdma-port is
  * set. */
-static void fail(const char *why) {
+void engineFail(const char *why) {
     listIter all;
     listNode *node;
 
@@ -190,6 +190,8 @@ static void fail(const char *why) {
     vkrdma_endpoint_free(engine.endpoint);
     engine.endpoint = NULL;
     unfinished = 0;
+    listRewind(engine.connections, &all);
+    while ((node = listNext(&all)) != NULL) engineEndLoans(listNodeValue(node));
 }
 
 static void logAcceptError(uint64_t listener) {
@@ -225,7 +227,7 @@ static void mark(const vkrdma_event *event) {
 
     if (event->kinds & VKRDMA_EVENT_ACCEPT_FAILED) logAcceptError(event->listener);
     if (!conn) return;
-    if (event->kinds & VKRDMA_EVENT_WRITABLE) conn->writable = 1;
+    if (event->kinds & (VKRDMA_EVENT_WRITABLE | VKRDMA_EVENT_RETURNED)) conn->writable = 1;
     if (event->kinds & VKRDMA_EVENT_ENDED) conn->ended = 1;
     if (event->kinds & (VKRDMA_EVENT_READABLE | VKRDMA_EVENT_ENDED)) conn->readable = 1;
     if (mayRead(conn) || mayWrite(conn)) engineQueue(conn);
@@ -238,6 +240,7 @@ static void turn(void) {
     size_t accepts = server.max_new_conns_per_cycle, left = EVENTS, room, count;
 
     if (!engine.endpoint) return;
+    engineLendIfWanted();
     serving++;
     unfinished = 0;
     do {
@@ -245,7 +248,7 @@ static void turn(void) {
 
         room = accepts < left ? accepts : left;
         if (vkrdma_progress(engine.endpoint, events, room, sizeof(events[0]), &count, &error) != VKRDMA_OK) {
-            fail(error.text);
+            engineFail(error.text);
             serving--;
             return;
         }

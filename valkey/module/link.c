@@ -269,7 +269,10 @@ static int try(engineConn *conn, const struct addrinfo *to, const struct addrinf
     }
     if (source) engineAddressText(source, here, sizeof(here));
     for (const struct addrinfo *one = to->ai_next; one; one = one->ai_next) shares++;
-    if (now >= link->until) return C_ERR;
+    if (now >= link->until) {
+        snprintf(link->error.text, sizeof(link->error.text), "the time to connect is over");
+        return C_ERR;
+    }
     return vkrdma_connect(link->endpoint, there, link->rdma_port, source ? here : NULL, (link->until - now) / shares, &options, &conn->id, &link->error) ==
                    VKRDMA_OK
                ? C_OK

@@ -63,7 +63,9 @@ static int openEndpoint(void) {
         engine.endpoint = NULL;
         return C_ERR;
     }
-    if (geteuid() != 0 && getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY) {
+    if (geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &locked) != 0) locked.rlim_cur = RLIM_INFINITY;
+    engineMayLock(locked.rlim_cur == RLIM_INFINITY ? UINT64_MAX : locked.rlim_cur);
+    if (locked.rlim_cur != RLIM_INFINITY) {
         serverLog(LL_WARNING,
                   "RDMA: the server may lock %llu KiB of memory, and refuses connections when that is used up. "
                   "Raise the limit: LimitMEMLOCK=infinity in the systemd unit, or ulimit -l.",

@@ -16,6 +16,8 @@ static const struct argument {
     {"registered_bytes", &engine.limits.registered_bytes},
     {"backlog", &engine.limits.backlog},
     {"linger", &engine.linger},
+    {"lend_from", &engine.lend_from},
+    {"lend_bytes", &engine.lend_bytes},
 };
 
 static int setArgument(const char *name, const char *value) {
@@ -83,6 +85,7 @@ static int agrees(ValkeyModuleCtx *ctx, const char *setting, const char *field, 
  * `server.el`, which lies between the first two. */
 static int fits(ValkeyModuleCtx *ctx) {
     static const char *const levels[] = {"debug", "verbose", "notice", "warning", "nothing"};
+    static const char *const answers[] = {"no", "yes"};
     static const char *const policies[] = {"no", "always", "everysec"};
     const ElfW(Sym) *symbol = NULL;
     Dl_info found;
@@ -110,6 +113,7 @@ static int fits(ValkeyModuleCtx *ctx) {
            AGREES("loglevel", server.verbosity, "%s", NAME(levels, server.verbosity)) &&
            AGREES("appendfsync", server.aof_fsync, "%s", NAME(policies, server.aof_fsync)) &&
            AGREES("max-new-connections-per-cycle", server.max_new_conns_per_cycle, "%u", server.max_new_conns_per_cycle) &&
+           AGREES("tls-replication", server.tls_replication, "%s", NAME(answers, server.tls_replication)) &&
            AGREES("repl-timeout", server.repl_timeout, "%d", server.repl_timeout) &&
            AGREES("rdma-rx-size", server.rdma_ctx_config.rx_size, "%d", server.rdma_ctx_config.rx_size) &&
            AGREES("rdma-completion-vector", server.rdma_ctx_config.completion_vector, "%d", server.rdma_ctx_config.completion_vector);
@@ -134,6 +138,7 @@ static void info(ValkeyModuleInfoCtx *ctx, int for_crash_report) {
     ValkeyModule_InfoAddFieldULongLong(ctx, "links", engineLinksOpen());
     ValkeyModule_InfoAddFieldULongLong(ctx, "links_made", engine.links_made);
     ValkeyModule_InfoAddFieldULongLong(ctx, "links_fell_back", engine.links_fell_back);
+    engineLendingInfo(ctx);
     if (vkrdma_usage_of(engine.endpoint, &usage, sizeof(usage), NULL) != VKRDMA_OK) return;
 #define FIELD(name) ValkeyModule_InfoAddFieldULongLong(ctx, #name, usage.name)
     FIELD(connections);
@@ -181,6 +186,8 @@ __attribute__((visibility("default"))) int ValkeyModule_OnLoad(ValkeyModuleCtx *
         .registered_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2,
     };
     engine.linger = 2000000;
+    engine.lend_from = 256 << 10;
+    engine.lend_bytes = 256 << 20;
     for (int j = 0; j < argc; j += 2) {
         const char *name = ValkeyModule_StringPtrLen(argv[j], NULL);
         const char *value = j + 1 < argc ? ValkeyModule_StringPtrLen(argv[j + 1], NULL) : "";
@@ -195,7 +202,7 @@ __attribute__((visibility("default"))) int ValkeyModule_OnLoad(ValkeyModuleCtx *
     ValkeyModule_SetModuleOptions(ctx, VALKEYMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD | VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION);
     ValkeyModule_RegisterInfoFunc(ctx, info);
     ValkeyModule_SubscribeToServerEvent(ctx, ValkeyModuleEvent_Shutdown, shutDown);
-    if (engineReplication(ctx) != C_OK) return VALKEYMODULE_ERR;
+    if (engineLending(ctx) != C_OK || engineReplication(ctx) != C_OK) return VALKEYMODULE_ERR;
     return connTypeRegister(&engineType) == C_OK ? VALKEYMODULE_OK : VALKEYMODULE_ERR;
 }
 

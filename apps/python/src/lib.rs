@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod address;
+mod arguments;
 mod client;
 mod counts;
 mod embedded;

@@ -35,11 +35,12 @@ def until(what):
 class Servers:
     """Servers, each on one port for RDMA and TCP."""
 
-    def __init__(self, count, first, rdma=True):
+    def __init__(self, count, first, rdma=True, options=()):
         self.host = os.environ["LAB_IP4"]
         self.ports = [first + number for number in range(count)]
         self.clustered = count > 1
         self._rdma = rdma
+        self._options = options
         self._folder = tempfile.TemporaryDirectory()
         self._processes = {}
         try:
@@ -75,6 +76,7 @@ class Servers:
             # Nothing is decided by how long a busy machine stands still.
             command += ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"]
             command += ["--cluster-node-timeout", "60000"]
+        command += self._options
         with open(folder / "log", "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         self._processes[number] = process

@@ -28,8 +28,9 @@ const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clients at the same time. A further one gets an error reply and is closed. Each costs what
-    /// its RDMA connection registers, and at most 64 KiB for bytes that one side did not take yet.
+    /// Clients at the same time. A further one is closed; over TCP without TLS it gets an error
+    /// reply. Each costs what its RDMA connection registers, and at most 64 KiB for bytes that one
+    /// side did not take yet.
     pub max_connections: usize,
     /// Time limit for the connection to the server, and for a TLS handshake on either side.
     pub connect_timeout: Duration,

@@ -50,7 +50,7 @@ struct Arguments {
     /// Needs no device.
     #[arg(long)]
     softsim: bool,
-    /// Clients at the same time; one more gets an error reply.
+    /// Clients at the same time; one more is closed, with an error reply over TCP.
     #[arg(long, default_value_t = Settings::default().max_connections)]
     max_connections: usize,
     /// Seconds that the connection to the server, or a TLS handshake, may take.

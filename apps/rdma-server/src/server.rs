@@ -4,8 +4,9 @@
 //!   listeners.
 //! - [`Server::rebind`] moves a service to other addresses. Existing clients stay.
 //! - A refused client is told why, on RDMA as on TCP: the text arrives before the end.
-//! - A client that sees an orderly end has seen every reply. A client of TCP may end its own
-//!   direction, and still gets its replies. If replies are lost, its connection is reset.
+//! - A client of TCP or TLS that sees an orderly end has seen every reply: if replies are lost, its
+//!   connection is reset. It may end its own direction, and still gets its replies. Connections of
+//!   RDMA and Unix sockets end in one way, which does not tell.
 //! - A client that does not read its replies is not read any further, so its window or socket fills
 //!   and it waits. At most [`ServerSettings::reply_budget`] bytes and one reply wait for it
 //!   (VR-RES-008). The loop still sleeps.

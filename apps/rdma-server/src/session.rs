@@ -31,7 +31,9 @@ pub enum Barrier {
     /// The read handler: replies leave in the turn that made them.
     #[default]
     ReadFirst,
-    /// The write handler: replies leave in the next turn, after work such as syncing a log.
+    /// The write handler: replies leave in the next turn, after work such as syncing a log. A call
+    /// of [`EventLoop::process_pending`](crate::EventLoop::process_pending) counts as a turn, so do
+    /// that work before it, too.
     WriteFirst,
 }
 

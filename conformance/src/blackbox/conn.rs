@@ -29,7 +29,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         both "conn.depths", "a look at the target's parameters" => "One responder resource, an initiator depth of one.",
             ["VR-CONN-005"], |context| offers(context, wrong_depths);
         both "conn.first-message", "a message as soon as the connection is there" => "It finds a receive.",
-            ["VR-CONN-003", "VR-CONN-007"], first_message;
+            ["VR-CONN-003", "VR-CONN-007", "VR-CTRL-007"], first_message;
         server "conn.withdrawn", "a request that is withdrawn before the answer" => "The server goes on.",
             ["VR-CONN-006", "VR-SEC-004"] [Slow], withdrawn;
         server "conn.never-completed", "a request whose answer is never read" => "The server goes on.",

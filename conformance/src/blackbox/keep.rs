@@ -24,7 +24,7 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-KEEP-002", "VR-KEEP-007"], first;
         both "keep.unanswered", "a hundred keepalives" => "None is answered.", ["VR-KEEP-002"], unanswered;
         both "keep.flood", "5000 keepalives" => "The connection goes on: receives are posted again.",
-            ["VR-KEEP-002", "VR-RES-003", "VR-KEEP-008"], |context| keepalives(context, 10);
+            ["VR-KEEP-002", "VR-RES-003", "VR-KEEP-008", "VR-RES-011"], |context| keepalives(context, 10);
         server "keep.interval", "a connection that is idle" => "The server sends a keepalive every 3 seconds.",
             ["VR-KEEP-001"] [Slow], interval;
         client IDLE, "1500 keepalives, while the client's program is idle" => "Each finds a receive.",

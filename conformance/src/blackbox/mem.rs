@@ -21,7 +21,8 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-MEM-001"], unprompted;
         both "mem.length", "a connection" => "The target's window is 64 KiB to 16 MiB long.",
             ["VR-MEM-016"], length;
-        both "mem.length-stays", "several windows are filled" => "Every window of the target is as long as the first.",
+        both "mem.length-stays", "several windows are filled"
+            => "Every window of a client is as long as the first. A server's never become shorter.",
             ["VR-MEM-008", "VR-MEM-010"], length_stays;
         server "mem.not-before-full", "all of a window but its last byte is written"
             => "The server registers no other before the last byte has come, and one then.",
@@ -54,6 +55,8 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         both "mem.landing", "windows one behind another in memory of another key, then back where the first was"
             => "The target writes each byte to the place that the window tells.",
             ["VR-MEM-018", "VR-MEM-011", "VR-MEM-002"], landing;
+        client "mem.grows", "each full window followed by a longer one" => "The client goes on.",
+            ["VR-MEM-021", "VR-MEM-002"], grows;
         both "mem.other-length", "each full window followed by one of another length"
             => "The target goes on with that length, or ends this connection; nothing else is affected.",
             ["VR-MEM-012"] [Disruptive], other_length;
@@ -112,8 +115,10 @@ fn length_stays<B: Descriptors>(context: &Context<'_, B>) -> Judged {
             )));
         }
     }
-    // A differing window was recorded as a breach.
-    told(session.unharmed(), || format!("{wanted} windows of {} bytes", first.length))
+    // A window that became shorter, or a client's that became longer, was recorded as a breach.
+    let last = session.peer.seen.windows.last().map_or(first.length, |window| window.length);
+    let grown = if last == first.length { String::new() } else { format!(", the last of {last}") };
+    told(session.unharmed(), || format!("{wanted} windows of {} bytes{grown}", first.length))
 }
 
 fn not_before_full<B: Descriptors>(context: &Context<'_, B>) -> Judged {
@@ -227,6 +232,16 @@ fn landing<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     session.peer.handshake()?;
     session.exchange_of(LONG)?;
     session.unharmed()
+}
+
+/// Behaves like a server whose windows double until they are as long as its memory (VR-MEM-020).
+fn grows<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.plan = (8..=16).map(|power| (0, 1 << power)).collect();
+    session.peer.plan_ends = true;
+    session.peer.handshake()?;
+    session.exchange_of(LONG)?;
+    told(session.unharmed(), || "goes on".into())
 }
 
 fn other_length<B: Descriptors>(context: &Context<'_, B>) -> Judged {

@@ -346,14 +346,14 @@ impl Run {
 
 pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
     let mut left = Vec::new();
-    let mut rest = arguments.iter();
+    let mut rest = arguments.iter().peekable();
     while let Some(word) = rest.next() {
         let (name, value) =
             word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
         if !options.contains(&name) {
             left.push(word.clone());
         } else if value.is_none() {
-            rest.next();
+            rest.next_if(|value| !value.starts_with("--"));
         }
     }
     left

@@ -48,6 +48,8 @@ pub struct Plan<'a> {
     pub recorder: Option<&'a Recorder>,
     /// Set when the run must end. The results so far are its result.
     pub interrupted: Option<&'a AtomicBool>,
+    /// When no further case begins. Those that did not are no part of the result.
+    pub until: Option<Instant>,
 }
 
 impl Plan<'_> {
@@ -62,6 +64,7 @@ impl Plan<'_> {
             selected: false,
             recorder: None,
             interrupted: None,
+            until: None,
         }
     }
 
@@ -92,6 +95,9 @@ pub fn run<'a, B: Descriptors>(
         results.push(failed.clone());
     }
     for case in cases.iter().filter(|case| failed.is_none() || case.id != SANITY) {
+        if plan.until.is_some_and(|until| Instant::now() >= until) && !results.is_empty() {
+            break;
+        }
         progress(case.id, None);
         let result = match &failed {
             Some(failed) if !plan.selected => {

@@ -63,6 +63,7 @@ impl<B: Descriptors> Peer<B> {
     }
 
     fn new(session: Result<Session<B>, B::Error>, shape: Shape, dialect: Dialect) -> Result<Self, Failure> {
+        let is_server = matches!(dialect, Dialect::Commands);
         let mut session = session.map_err(wrong("making what a queue pair needs"))?;
         session.create_queue_pair().map_err(wrong("creating a queue pair"))?;
         session.reposts = true;
@@ -77,6 +78,7 @@ impl<B: Descriptors> Peer<B> {
             waits_since: None,
             drains: true,
             plan: vec![(0, shape.window)],
+            plan_ends: false,
             turn: 0,
             taken: 0,
             received: Vec::new(),
@@ -95,7 +97,7 @@ impl<B: Descriptors> Peer<B> {
             said: Some(Said::new(dialect)),
             left: false,
             failed: false,
-            seen: Seen::default(),
+            seen: Seen { is_server, ..Seen::default() },
         })
     }
 }

@@ -146,6 +146,8 @@ pub struct Peer<B: Descriptors> {
     /// Parts (offset, length) of its memory to register in turn, each once the one before is full.
     /// Offsets beyond that memory are in that of [`Peer::lands`].
     pub plan: Vec<(u32, u32)>,
+    /// Whether the last part is registered repeatedly, and not the first after it.
+    pub plan_ends: bool,
     landing: Option<B::Region>,
     turn: usize,
     taken: u32,
@@ -298,7 +300,7 @@ impl<B: Descriptors> Peer<B> {
     /// Returns whether these bytes are in a window before the current one.
     pub(crate) fn earlier_window_holds(&self, wanted: &[u8]) -> bool {
         let earlier = self.plan.iter().take(self.turn.min(self.plan.len()));
-        let current = self.turn % self.plan.len();
+        let current = self.turn();
         earlier.enumerate().filter(|(number, _)| *number != current).any(|(_, (offset, length))| {
             let mut bytes = vec![0; *length as usize];
             let inside = self.window().memory().read(*offset as usize, &mut bytes);

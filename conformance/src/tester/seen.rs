@@ -14,6 +14,8 @@ pub struct Breach {
 /// The messages, bytes and broken rules of a target.
 #[derive(Debug, Default)]
 pub struct Seen {
+    /// Whether it is a server, whose windows may grow.
+    pub(super) is_server: bool,
     /// Its registrations.
     pub windows: Vec<Window>,
     /// Messages by opcode.
@@ -73,7 +75,8 @@ impl Seen {
                 format!("it registered a window when only {used} of the {before} bytes before were used");
             self.breach("VR-MEM-004", what);
         }
-        if length != before.length {
+        let grows = self.is_server && length > before.length;
+        if length != before.length && !grows {
             let what = format!("its window of {} bytes became one of {length}", before.length);
             self.breach("VR-MEM-008", what);
         }

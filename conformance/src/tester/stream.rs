@@ -43,8 +43,14 @@ impl<B: Descriptors> Peer<B> {
         self.taken == self.part().1
     }
 
+    /// Returns the number of the current part.
+    pub(super) fn turn(&self) -> usize {
+        let parts = self.plan.len();
+        if self.plan_ends { self.turn.min(parts - 1) } else { self.turn % parts }
+    }
+
     pub(super) fn part(&self) -> (u32, u32) {
-        self.plan[self.turn % self.plan.len()]
+        self.plan[self.turn()]
     }
 
     fn place(&self) -> (&B::Region, u32) {

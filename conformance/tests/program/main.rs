@@ -1,6 +1,7 @@
 //! The program `valkey-rdma-conformance` and its files from its users' point of view.
 
 mod exit_codes;
+mod machines;
 mod newcomers;
 mod schema;
 mod selection;

@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 
 use conformance::blackbox::results::Run;
 use conformance::exit;
+use suite::Verdict;
 
 fn run(arguments: &[&str]) -> Output {
     let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"));
@@ -155,6 +156,18 @@ fn random_legal_peers() {
         let seen = exits(&arguments, exit::FAILED);
         assert!(seen.contains(told), "{mistake}: {seen}");
     }
+    // A run of minutes makes the first failure small, and says how to repeat it.
+    let out = file("random-minutes");
+    let long = ["--random", "8", "--seed", "1", "--minutes", "600", "--demo-mistake", "reserved-judged"];
+    let long = [&["run", "server", "--out", out.to_str().unwrap()][..], &long].concat();
+    exits(&long, exit::FAILED);
+    let results = Run::read(&out.join("results.json")).unwrap().results;
+    let failed = results.iter().find(|result| result.verdict == Verdict::Fail).unwrap();
+    let again: Vec<_> = failed.repro.split(' ').skip(1).collect();
+    let [fewer @ .., "--draws", draws] = &again[..] else { panic!("{again:?}") };
+    exits(&again, exit::FAILED);
+    let one_less = (draws.parse::<u64>().unwrap() - 1).to_string();
+    exits(&[fewer, &["--draws", &one_less]].concat(), exit::DONE);
 }
 
 #[test]

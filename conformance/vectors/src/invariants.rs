@@ -23,7 +23,7 @@ pub(super) struct Invariants<'a> {
     /// Bytes from the application, and bytes written.
     given: u64,
     sent: u64,
-    /// The `select` of each GetServerFeature that a server may still answer.
+    /// The `select` of each open question: that the peer asked a server, or that a client asked.
     questions: Vec<u16>,
     /// Violations of a *should*, which others accept.
     pub(super) lenient: Vec<String>,
@@ -32,7 +32,9 @@ pub(super) struct Invariants<'a> {
     empty: u64,
     /// How many of them the peer has certainly handled.
     handled: Handled,
+    /// Work requests that have not completed, and all of them.
     posted: u64,
+    pub(super) requests: u64,
     /// For each of our regions, the number of its last window; and the number of windows.
     last: [Option<u64>; 2],
     windows: u64,
@@ -59,6 +61,7 @@ impl<'a> Invariants<'a> {
             notifications: 0,
             empty: 0,
             posted: 0,
+            requests: 0,
             handled: Handled { counts: trace.needs.contains(&Need::Credits), ..Handled::default() },
             last: [None; 2],
             windows: 0,
@@ -114,6 +117,32 @@ impl<'a> Invariants<'a> {
         }
     }
 
+    /// Returns `input` as the peer sends it to this implementation: the answer to a question has
+    /// its `select`, and one that is to be refused has the `select` of no open question.
+    pub(super) fn addressed(&self, input: &Input, valid: bool) -> Input {
+        let mut input = input.clone();
+        if let Input::Receive { message: Fields::GetServerFeature { select, .. } } = &mut input
+            && self.role == Role::Client
+        {
+            match self.questions.first() {
+                Some(open) if valid => *select = *open,
+                _ => {
+                    while self.questions.contains(select) {
+                        *select = select.wrapping_add(1);
+                    }
+                }
+            }
+        }
+        input
+    }
+
+    /// Returns whether bytes are left that its send queue may have no room for.
+    pub(super) fn waits_for_completions(&self, end: &Reply) -> bool {
+        let usual = Settings::default().send_depth;
+        let Reply::Ok { unsent: 1.., .. } = end else { return false };
+        !self.ended && self.settings.send_depth == usual && self.posted >= u64::from(usual / 4 * 3)
+    }
+
     fn message(&mut self, message: Fields) {
         match message {
             Fields::RegisterXferMemory { .. } => {
@@ -122,7 +151,11 @@ impl<'a> Invariants<'a> {
                 self.handled.up_to(mark);
             }
             Fields::GetServerFeature { select, .. } => {
-                self.questions.push(select);
+                match self.role {
+                    Role::Server => self.questions.push(select),
+                    Role::Client if self.questions.is_empty() => {}
+                    Role::Client => drop(self.questions.remove(0)),
+                }
                 let mark = self.handled.asked.pop_front();
                 self.handled.up_to(mark);
             }
@@ -151,7 +184,7 @@ impl<'a> Invariants<'a> {
             }
             Reply::Send { hex } => self.send(hex).map(|message| Some(Output::Send(message))),
             Reply::Write { length: 0, immediate: None, .. } => {
-                self.posted += 1;
+                self.post();
                 Ok(None)
             }
             Reply::Write { address, rkey, length, immediate } => {
@@ -180,8 +213,13 @@ impl<'a> Invariants<'a> {
             && matches!(message, Ok(Message::GetServerFeature { .. } | Message::Keepalive))
     }
 
-    fn send(&mut self, Bytes(bytes): &Bytes) -> Result<Fields, String> {
+    const fn post(&mut self) {
         self.posted += 1;
+        self.requests += 1;
+    }
+
+    fn send(&mut self, Bytes(bytes): &Bytes) -> Result<Fields, String> {
+        self.post();
         let message =
             Message::decode(bytes).map_err(|error| format!("it sent no control message: {error}"))?;
         self.notifications += 1;
@@ -189,12 +227,15 @@ impl<'a> Invariants<'a> {
         if message.encode() != bytes[..] {
             self.against(format!("{}: {RESERVED}", shown(&fields)));
         }
-        if let Fields::GetServerFeature { features, .. } = &mut fields
+        if let Fields::GetServerFeature { select, features } = &mut fields
             && self.role == Role::Client
-            && features.0 != 0
         {
-            self.against("`features` of a question are zero (VR-FEAT-012)".to_string());
-            *features = Hex(0);
+            if features.0 != 0 {
+                self.against("`features` of a question are zero (VR-FEAT-012)".to_string());
+                *features = Hex(0);
+            }
+            // Any will do: see `addressed`.
+            self.questions.push(std::mem::take(select));
         }
         match fields {
             Fields::RegisterXferMemory { .. } => self.handled.registered = Some(self.notifications),
@@ -276,7 +317,8 @@ impl<'a> Invariants<'a> {
             return Err(format!("it wrote {length} bytes where {} fit (VR-FLOW-007)", *room - *used));
         }
         *used += length;
-        self.posted += 1;
+        let is_full = used == room;
+        self.post();
         self.unnotified += u64::from(length);
         self.sent += u64::from(length);
         if self.sent > self.given {
@@ -284,7 +326,7 @@ impl<'a> Invariants<'a> {
         }
         let Some(immediate) = immediate else { return Ok(None) };
         self.notifications += 1;
-        if used == room {
+        if is_full {
             self.handled.filled = Some(self.notifications);
         }
         if u64::from(immediate) != self.unnotified {

@@ -5,6 +5,7 @@ pub mod check;
 pub mod data;
 mod invariants;
 pub mod lint;
+mod moved;
 pub mod ours;
 pub mod protocol;
 pub mod shim;
@@ -38,6 +39,14 @@ impl Files {
     /// A file cannot be read, is not of its format, or has unknown fields.
     pub fn read(folder: &Path) -> Result<Self, String> {
         Ok(Self { control: read_all(&folder.join("control"))?, traces: read_all(&folder.join("trace"))? })
+    }
+
+    /// Draws other addresses and keys for the windows of each trace, from `seed`: the first window
+    /// of each side then crosses an edge of the numbers that hold addresses. A seed of 0 changes
+    /// nothing.
+    pub fn move_windows(&mut self, seed: u64) {
+        let traces = self.traces.iter_mut().flat_map(|(_, file)| &mut file.traces);
+        traces.filter(|_| seed > 0).for_each(|trace| moved::moved(trace, seed));
     }
 
     /// Returns the requirements of each vector, by the vector's id.

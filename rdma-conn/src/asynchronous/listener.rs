@@ -75,6 +75,10 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Waits for the next established connection. A future that is dropped early accepts no
     /// connection. Any number of tasks may wait.
     ///
+    /// A connection that no task has accepted has no window, and counts towards
+    /// [`Limits::backlog`]. A client of this crate that connects waits for that window: its connect
+    /// completes only after the accept.
+    ///
     /// # Errors
     /// The errors are those of [`Listener::try_accept`], and that of a lost endpoint. A listener
     /// whose device is gone, or whose endpoint is lost, accepts no more.
@@ -94,6 +98,7 @@ impl<B: Descriptors> AsyncListener<B> {
             };
             while let Some(id) = accepting.accepted.pop_front() {
                 if let Some(peer) = state.endpoint.peer_addr(id) {
+                    state.endpoint.take(id);
                     return Poll::Ready(Ok((AsyncStream::of(&self.shared, id), peer)));
                 }
             }
@@ -117,6 +122,7 @@ impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
     /// # Errors
     /// Returns an error if there is no runtime.
     fn try_from(listener: Listener<B>) -> Result<Self, Error> {
+        Error::unless_forked()?;
         let (mut endpoint, listener) = listener.into_endpoint();
         endpoint.accept_for(listener);
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, Some(listener));

@@ -340,7 +340,9 @@ impl Wake {
 impl<B: Descriptors> EndpointTasks<B> {
     fn concerned(&mut self) -> Wake {
         let mut wake = Wake::default();
-        while let Some(event) = self.endpoint.next_event() {
+        // A connection counts as taken when a task has accepted it, which bounds those that no task
+        // has (VR-SEC-007).
+        while let Some(event) = self.endpoint.next_untaken() {
             let (id, reads, writes) = match event {
                 Event::Opened { id, listener: Some(listener) } => {
                     match self.listeners.get_mut(&listener) {

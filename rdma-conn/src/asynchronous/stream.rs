@@ -133,7 +133,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.registrar()?.buffer(len, Access::NONE)
+        self.registrar()?.register_buffer(len)
     }
 
     /// Sends bytes of `buffer` without a copy, from the start of `range`, behind earlier writes.
@@ -165,7 +165,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.registrar()?.buffer(len, Access::REMOTE_WRITE)
+        self.registrar()?.register_landing(len)
     }
 
     /// Registers memory that the application already has. See [`Connection::register_memory`].
@@ -322,6 +322,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Returns an error if there is no runtime, or if the endpoint has no such connection.
     pub fn from_endpoint(endpoint: Endpoint<B>, id: ConnectionId) -> Result<Self, Error> {
+        Error::unless_forked()?;
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);
         shared.with(|state| state.tasks.insert(id, Tasks::default()));

@@ -413,7 +413,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// Returns an error if `len` is zero or the memory cannot be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.registrar().buffer(len, Access::NONE)
+        self.memory.registrar().register_buffer(len)
     }
 
     /// Registers application memory to lend. With [`Access::REMOTE_WRITE`] it can also receive.
@@ -431,7 +431,8 @@ impl<B: Backend> Connection<B> {
         self.memory.registrar().register_memory(memory, access)
     }
 
-    pub(crate) fn registrar(&self) -> Registrar<B> {
+    /// Returns what registers memory for this connection, for use without a lock on its endpoint.
+    pub fn registrar(&self) -> Registrar<B> {
         self.memory.registrar().clone()
     }
 

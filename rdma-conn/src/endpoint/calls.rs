@@ -168,8 +168,13 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns an error if there is no such connection.
     pub fn close(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
-        self.member(id)?.close(linger);
-        self.refused(id);
+        let member = self.member(id)?;
+        let was_closed = member.is_closed();
+        member.close(linger);
+        // Another close gives it no more time.
+        if !was_closed {
+            self.refused(id);
+        }
         self.settle(id);
         Ok(())
     }

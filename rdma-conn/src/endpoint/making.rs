@@ -63,6 +63,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns an error and keeps the old options if one is out of bounds.
     pub fn set_options(&mut self, listener: ListenerId, options: Options) -> Result<(), Error> {
+        Error::unless_forked()?;
         options.check()?;
         if let Some(listening) = self.listeners.get_mut(&listener.0) {
             listening.options = options;
@@ -198,7 +199,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// Returns an error, and rejects the peer (VR-RES-006), if an option is out of bounds, a limit
     /// is reached, resources are lacking, the device was removed or refuses an option, or the
-    /// request was withdrawn.
+    /// request was withdrawn. An endpoint with [`SharedEvents`](crate::SharedEvents) accepts none.
     pub fn accept_request(
         &mut self,
         Request { identifier }: Request<B>,
@@ -207,7 +208,8 @@ impl<B: Descriptors> Endpoint<B> {
         Error::unless_forked()?;
         options.check()?;
         let place = self.budget.place()?;
-        self.events.migrate(&identifier).map_err(Error::backend("moving a request to the endpoint"))?;
+        let Some(channel) = self.events.own() else { return Err(Error::Listening) };
+        identifier.migrate(channel).map_err(Error::backend("moving a request to the endpoint"))?;
         self.accept(identifier, options, place, None)
     }
 
@@ -223,9 +225,9 @@ impl<B: Descriptors> Endpoint<B> {
         budget.has(Memory::<B>::idle(&options))?;
         // With a channel of its own: the end of the listener's would end it, too (VR-CONN-014).
         let mut endpoint = Self::of_one(backend, Arc::clone(budget))?;
-        endpoint
-            .events
-            .migrate(&identifier)
+        let Some(channel) = endpoint.events.own() else { return Err(Error::Listening) };
+        identifier
+            .migrate(channel)
             .map_err(Error::backend("moving a connection to its own event channel"))?;
         let id = endpoint.accept(identifier, options, place, None)?;
         Ok((endpoint, id))

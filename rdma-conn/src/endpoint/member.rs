@@ -44,6 +44,8 @@ pub(super) struct Member<B: Backend> {
     observed: Observed,
     /// Its place in the backlog, until the program has it. It has no window before.
     newcomer: Option<Newcomer>,
+    /// Since when it is dispensable, as the list of those has it.
+    dispensable_since: Option<Instant>,
     /// Its place in the connection limit, also while it closes.
     _place: Place,
 }
@@ -132,6 +134,7 @@ impl<B: Backend> Member<B> {
             telling: false,
             observed: Observed::begun(role, peer),
             newcomer: None,
+            dispensable_since: None,
             _place: place,
         }
     }
@@ -150,10 +153,20 @@ impl<B: Backend> Member<B> {
         self.newcomer.is_some()
     }
 
-    /// Returns whether the program does not use a newcomer: it has not heard of it, or has closed
-    /// it.
-    pub(super) const fn is_dispensable(&self) -> bool {
-        self.is_newcomer() && (!self.open || self.closed)
+    pub(super) const fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Records since when the program does not use a newcomer: its handshake begins, or the program
+    /// closes it. The later time replaces the earlier one.
+    pub(super) const fn set_dispensable(&mut self, since: Instant) {
+        self.dispensable_since = Some(since);
+    }
+
+    /// Returns whether the program does not use a newcomer since this time: it has not heard of it,
+    /// or has closed it.
+    pub(super) fn is_dispensable(&self, since: Instant) -> bool {
+        self.is_newcomer() && (!self.open || self.closed) && self.dispensable_since == Some(since)
     }
 
     /// Registers its window: the program has it now. Does nothing if the program has closed it.

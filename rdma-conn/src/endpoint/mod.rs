@@ -129,7 +129,8 @@ pub struct Usage {
     pub completion_queues: usize,
     /// Requests for a connection that were accepted.
     pub accepted: u64,
-    /// Requests rejected by a limit or for want of resources.
+    /// Requests rejected by a limit or for want of resources. Also accepted ones whose connections
+    /// were ended for that before the program used them: both counts have these.
     pub rejected: u64,
     /// Times [`Endpoint::progress`] or [`Endpoint::wait`] was called.
     pub turns: u64,
@@ -227,18 +228,19 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an endpoint that takes its events from `events`. Of its own it has a descriptor for
     /// each connection ([`Endpoint::completions_fd`]), and `waker`, which is its [`AsFd`].
     ///
-    /// A wake-up writes eight bytes to `waker`, which does not block: an eventfd, or one end of a
-    /// socket pair or pipe. The event loop takes them out, and calls [`Endpoint::progress`] when
+    /// A wake-up writes eight bytes to `waker`, without blocking: a non-blocking eventfd, or one
+    /// end of a socket pair. The event loop takes them out, and calls [`Endpoint::progress`] when
     /// they come and when the descriptor of a connection is readable. [`Endpoint::wait`] returns
     /// without sleeping.
     ///
     /// # Errors
-    /// Returns an error if the process has no descriptor left for a connection.
+    /// Returns an error if the process has no descriptor left for a connection, or if `waker` is a
+    /// pipe.
     pub fn with_events(events: &Arc<SharedEvents<B>>, limits: Limits, waker: OwnedFd) -> Result<Self, Error> {
         Error::unless_forked()?;
         // Taken now, so that the limit is an error of this call and not of a connection later.
         let place = waker.try_clone().map_err(|error| Error::Wait(Arc::new(error)))?;
-        let waker = Waker::of(waker);
+        let waker = Waker::of(waker)?;
         let source = Source::Shared(Sharer::new(events, waker.clone()));
         let watch = Watch::Outside(waker);
         // One connection a queue: a program that waits for it sleeps on its queue alone
@@ -356,7 +358,24 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns the next event, if there is one.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
+        let event = self.next_untaken();
+        if let Some(Event::Opened { id, listener: Some(_) }) = event {
+            self.take(id);
+        }
+        event
+    }
+
+    /// Like [`Endpoint::next_event`], for a caller that calls [`Endpoint::take`] when the program
+    /// takes a connection.
+    #[inline]
+    pub(crate) fn next_untaken(&mut self) -> Option<Event> {
         if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
+    }
+
+    /// Records that the program has a connection of a listener, and counts it from here on. Its
+    /// window is registered in the next turn.
+    pub(crate) fn take(&mut self, id: ConnectionId) {
+        self.newcomers.take(id);
     }
 
     #[inline]
@@ -367,10 +386,6 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let told = member.tell(id);
-            if matches!(told, Some(Event::Opened { .. })) && member.is_newcomer() {
-                // From here on the program counts it: its window is registered in the next turn.
-                self.newcomers.take(id);
-            }
             if member.is_telling() {
                 self.telling.push_front(id);
             }
@@ -392,7 +407,7 @@ impl<B: Descriptors> Endpoint<B> {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let (kinds, listener) = member.tell_all();
             if listener.is_some() {
-                self.newcomers.take(id);
+                self.take(id);
             }
             if kinds != 0 {
                 return Some(Events { kinds, id: Some(id), listener });
@@ -431,6 +446,7 @@ impl<B: Descriptors> Drop for Endpoint<B> {
             std::mem::forget(std::mem::replace(&mut self.members, SlotMap::with_key()));
             std::mem::forget(std::mem::take(&mut self.listeners));
             std::mem::forget(self.requests.take());
+            self.newcomers.forget_waiting();
         }
     }
 }

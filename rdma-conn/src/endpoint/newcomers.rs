@@ -2,10 +2,9 @@
 //!
 //! A request costs a server an identifier, like a TCP connection in the backlog. A handshake costs
 //! it a queue pair with its receives. A window, which is most of a connection, is registered in the
-//! turn after the program has taken [`Event::Opened`](super::Event::Opened). By then the
-//! program has
-//! counted the connection, or has closed it. [`Limits::backlog`](crate::Limits::backlog) bounds
-//! those that it has not counted.
+//! turn after the program has taken [`Event::Opened`](super::Event::Opened) or, on tokio, after a
+//! task has accepted it. By then the program has counted the connection, or has closed it.
+//! [`Limits::backlog`](crate::Limits::backlog) bounds those that it has not counted.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,10 +35,11 @@ pub(super) struct Newcomers<B: Descriptors> {
 }
 
 /// Handshakes and closed newcomers, longest first, each with the time since when it is that. Also
-/// some that are neither any more: at most as many again, and [`Dispensable::FEW`].
+/// entries that do not hold any more, because it is none of them, or is it since a later time: at
+/// most as many again, and [`Dispensable::FEW`].
 struct Dispensable {
     all: VecDeque<(Instant, ConnectionId)>,
-    /// At this length, those that are neither are taken out.
+    /// At this length, entries that do not hold are taken out.
     full: usize,
 }
 
@@ -50,9 +50,9 @@ impl Dispensable {
         Self { all: VecDeque::new(), full: Self::FEW }
     }
 
-    fn push(&mut self, since: Instant, id: ConnectionId, still: impl Fn(ConnectionId) -> bool) {
+    fn push(&mut self, since: Instant, id: ConnectionId, still: impl Fn(Instant, ConnectionId) -> bool) {
         if self.all.len() >= self.full {
-            self.all.retain(|(_, id)| still(*id));
+            self.all.retain(|(since, id)| still(*since, *id));
             // Doubled, so that `retain` costs each entry amortised constant time.
             self.full = Self::FEW + 2 * self.all.len();
         }
@@ -90,6 +90,11 @@ impl<B: Descriptors> Newcomers<B> {
         if !self.waiting.is_empty() {
             self.due = Instant::default();
         }
+    }
+
+    /// Forgets the requests in a forked child, without an end of what is its parent's.
+    pub(super) fn forget_waiting(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.waiting));
     }
 
     pub(super) fn close_listener(&mut self, listener: IdentifierKey) {
@@ -130,6 +135,10 @@ impl<B: Descriptors> Endpoint<B> {
         while self.accept_waiting(now) {
             // An event that was not read may say that the oldest handshake is complete.
             if self.awake.events_wait() {
+                if now < self.rests_until {
+                    self.newcomers.due = self.newcomers.due.min(self.rests_until);
+                    return;
+                }
                 break;
             }
             if let Err(again_at) = self.give_one_up(now) {
@@ -186,8 +195,12 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Records a handshake, or a newcomer that the program has closed.
     fn may_go(&mut self, now: Instant, id: ConnectionId) {
+        let Some(member) = self.members.get_mut(id.0) else { return };
+        member.set_dispensable(now);
         let members = &self.members;
-        self.newcomers.dispensable.push(now, id, |id| members.get(id.0).is_some_and(Member::is_dispensable));
+        self.newcomers
+            .dispensable
+            .push(now, id, |since, id| members.get(id.0).is_some_and(|member| member.is_dispensable(since)));
     }
 
     /// Registers the windows of connections that the program has taken, of a few in a turn.
@@ -231,7 +244,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// Otherwise returns when to try again.
     fn give_one_up(&mut self, now: Instant) -> Result<(), Instant> {
         while let Some((since, id)) = self.newcomers.dispensable.first() {
-            let member = self.members.get(id.0).filter(|member| member.is_dispensable());
+            // A handshake that became a closed connection has another entry, of its close.
+            let member = self.members.get(id.0).filter(|member| member.is_dispensable(since));
             // They are in the order of their times: if the first may stay, all may.
             if member.is_some() && now < since.after(GRACE) {
                 return Err(since.after(GRACE));
@@ -251,10 +265,42 @@ impl<B: Descriptors> Endpoint<B> {
 
 #[cfg(test)]
 mod tests {
+    use rdma_softsim::{DeviceKind, Simulation, SimulationSettings};
     use slotmap::SlotMap;
 
     use super::super::ids::MemberKey;
     use super::*;
+    use crate::budget::Limits;
+    use crate::options::Options;
+
+    /// After a shortage no event is read for a while. A request that lacks a place waits, too.
+    #[test]
+    fn a_request_keeps_nobody_busy_while_no_event_is_read() {
+        let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
+        let [server, client] =
+            [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], rdma_softsim::Limits::default()));
+        let address = ([192, 0, 2, 1], 6379).into();
+        let mut server = Endpoint::new(&server, Limits::NONE.backlog(0)).expect("a device");
+        server.listen(address, Options::default()).expect("a free address");
+        let mut client = Endpoint::new(&client, Limits::NONE).expect("a device");
+        client.connect(address, None, Duration::from_secs(60), Options::default()).expect("begins");
+        while server.newcomers.waiting.is_empty() {
+            assert!(sim.now().since_start() < Duration::from_secs(1), "no request");
+            sim.advance(sim.now().after(Duration::from_micros(100)));
+            client.progress().expect("the fabric stays");
+            server.progress().expect("the fabric stays");
+        }
+        let rests_until = sim.now().after(Duration::from_millis(20));
+        server.rests_until = rests_until;
+        server.awake.set_events_wait(true);
+        server.newcomers.has_room();
+        server.progress().expect("the fabric stays");
+        assert_eq!(server.next_timeout(), Some(rests_until));
+        // The event is read, and all that is left is to ask again for a place.
+        sim.advance(rests_until);
+        server.progress().expect("the fabric stays");
+        assert_eq!(server.next_timeout(), Some(rests_until.after(GRACE)));
+    }
 
     /// One that lingers for an hour does not keep those that came and went after it.
     #[test]
@@ -263,9 +309,9 @@ mod tests {
         let mut dispensable = Dispensable::new();
         let mut next = || ConnectionId(ids.insert(()));
         let stays = next();
-        dispensable.push(Instant::default(), stays, |_| true);
+        dispensable.push(Instant::default(), stays, |_, _| true);
         for _ in 0..10_000 {
-            dispensable.push(Instant::default(), next(), |id| id == stays);
+            dispensable.push(Instant::default(), next(), |_, id| id == stays);
             assert!(dispensable.all.len() <= 2 + Dispensable::FEW);
         }
         assert_eq!(dispensable.first(), Some((Instant::default(), stays)));

@@ -1,9 +1,8 @@
 //! Where an endpoint's connection-manager events come from: a channel of its own, or a shared one.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rdma_backend::{CmEvent, EventChannel, Identifier, IdentifierKey};
@@ -24,15 +23,16 @@ const MOST: usize = 64;
 pub struct SharedEvents<B: Descriptors> {
     channel: B::EventChannel,
     pub(super) backend: B,
-    /// Locked while an event is read or an identifier enters: no event comes before its inbox.
+    /// Locked from the read of an event until it is in its inbox, so that two threads do not swap
+    /// the events of a connection.
+    reading: Mutex<()>,
+    /// Locked while an identifier is made: it has an inbox before it can have an event.
     inboxes: Mutex<HashMap<IdentifierKey, Arc<Inbox<B>>>>,
 }
 
 /// The events that an endpoint has not taken yet.
 pub(super) struct Inbox<B: Descriptors> {
     events: Mutex<VecDeque<CmEvent<B>>>,
-    /// Whether events came since the endpoint last asked.
-    filled: AtomicBool,
     waker: Waker,
 }
 
@@ -45,28 +45,30 @@ impl<B: Descriptors> SharedEvents<B> {
         Error::unless_forked()?;
         rdma_process::watch_forks();
         let channel = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
-        Ok(Arc::new(Self { channel, backend: backend.clone(), inboxes: Mutex::default() }))
+        let (reading, inboxes) = Default::default();
+        Ok(Arc::new(Self { channel, backend: backend.clone(), reading, inboxes }))
     }
 
-    /// Hands events to their endpoints, and wakes these. Does not wait. A call is bounded: while
-    /// events are left, the descriptor stays readable.
+    /// Hands events to their endpoints, and wakes these. A call is bounded: while events are left,
+    /// the descriptor stays readable.
+    ///
+    /// It does not wait for an event. It waits while another thread hands events out. On a device
+    /// it also waits, for at most a second, for an asynchronous event that another thread is
+    /// taking. Meanwhile endpoints can connect.
     ///
     /// # Errors
     /// Returns an error if an event cannot be read.
     pub fn dispatch(&self) -> Result<(), Error> {
         Error::unless_forked()?;
         for _ in 0..MOST {
-            // Locked for one event at a time: endpoints that make an identifier need it, too.
-            let inboxes = self.inboxes.lock();
+            let _reading = self.reading.lock();
             let event = self.channel.next_event().map_err(Error::backend("reading connection events"))?;
             let Some(event) = event else { break };
-            let inbox = inboxes.get(&event.id).cloned();
-            drop(inboxes);
+            let inbox = self.inboxes.lock().get(&event.id).cloned();
             // Events of an identifier that has left are dropped.
             if let Some(inbox) = inbox {
                 inbox.events.lock().push_back(event);
-                // After the event is there, so that an endpoint which sees this finds it.
-                inbox.filled.store(true, Ordering::Release);
+                // After the event is there, so that an endpoint which is woken finds it.
                 inbox.waker.wake();
             }
         }
@@ -82,9 +84,12 @@ impl<B: Descriptors> AsFd for SharedEvents<B> {
 
 impl<B: Descriptors> std::fmt::Debug for SharedEvents<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedEvents")
-            .field("identifiers", &self.inboxes.lock().len())
-            .finish_non_exhaustive()
+        let mut shown = f.debug_struct("SharedEvents");
+        // In a forked child, the thread that holds the lock may not exist.
+        if let Some(inboxes) = self.inboxes.try_lock() {
+            shown.field("identifiers", &inboxes.len());
+        }
+        shown.finish_non_exhaustive()
     }
 }
 
@@ -97,25 +102,21 @@ pub(super) enum Source<B: Descriptors> {
 pub(super) struct Sharer<B: Descriptors> {
     all: Arc<SharedEvents<B>>,
     inbox: Arc<Inbox<B>>,
-    keys: Vec<IdentifierKey>,
+    keys: HashSet<IdentifierKey>,
 }
 
 impl<B: Descriptors> Sharer<B> {
     pub(super) fn new(all: &Arc<SharedEvents<B>>, waker: Waker) -> Self {
-        let inbox = Inbox { events: Mutex::default(), filled: AtomicBool::new(false), waker };
-        Self { all: Arc::clone(all), inbox: Arc::new(inbox), keys: Vec::new() }
+        let inbox = Inbox { events: Mutex::default(), waker };
+        Self { all: Arc::clone(all), inbox: Arc::new(inbox), keys: HashSet::new() }
     }
 
-    /// Makes an identifier or moves one to the channel, and has its events from the first one.
-    fn enter<T>(
-        &mut self,
-        make: impl FnOnce(&B::EventChannel) -> Result<(IdentifierKey, T), B::Error>,
-    ) -> Result<T, B::Error> {
+    fn create_id(&mut self) -> Result<B::Identifier, B::Error> {
         let mut inboxes = self.all.inboxes.lock();
-        let (key, made) = make(&self.all.channel)?;
-        inboxes.insert(key, Arc::clone(&self.inbox));
-        self.keys.push(key);
-        Ok(made)
+        let id = self.all.channel.create_id()?;
+        inboxes.insert(id.key(), Arc::clone(&self.inbox));
+        self.keys.insert(id.key());
+        Ok(id)
     }
 }
 
@@ -136,27 +137,13 @@ impl<B: Descriptors> Source<B> {
     pub(super) fn create_id(&mut self) -> Result<B::Identifier, B::Error> {
         match self {
             Self::Own(channel) => channel.create_id(),
-            Self::Shared(sharer) => sharer.enter(|channel| {
-                let id = channel.create_id()?;
-                Ok((id.key(), id))
-            }),
-        }
-    }
-
-    /// Moves an identifier to this source.
-    pub(super) fn migrate(&mut self, id: &B::Identifier) -> Result<(), B::Error> {
-        match self {
-            Self::Own(channel) => id.migrate(channel),
-            Self::Shared(sharer) => sharer.enter(|channel| {
-                id.migrate(channel)?;
-                Ok((id.key(), ()))
-            }),
+            Self::Shared(sharer) => sharer.create_id(),
         }
     }
 
     pub(super) fn forget(&mut self, key: IdentifierKey) {
         let Self::Shared(sharer) = self else { return };
-        sharer.keys.retain(|other| *other != key);
+        sharer.keys.remove(&key);
         sharer.all.inboxes.lock().remove(&key);
     }
 
@@ -168,11 +155,11 @@ impl<B: Descriptors> Source<B> {
         }
     }
 
-    /// Returns whether events came since the last call. An own channel reports them by epoll.
-    pub(super) fn take_filled(&self) -> bool {
+    /// Returns whether the inbox has events. An own channel reports them by epoll.
+    pub(super) fn is_filled(&self) -> bool {
         match self {
             Self::Own(_) => false,
-            Self::Shared(sharer) => sharer.inbox.filled.swap(false, Ordering::Acquire),
+            Self::Shared(sharer) => !sharer.inbox.events.lock().is_empty(),
         }
     }
 

@@ -243,7 +243,7 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Takes wake-ups out of the sources of an endpoint that has no epoll instance.
     fn ask_each(&mut self) {
-        if self.events.take_filled() {
+        if self.events.is_filled() {
             self.awake.set_events_wait(true);
         }
         for at in 0..self.queues.places() {

@@ -55,12 +55,12 @@ async fn connections_come_about_without_anybody_reading() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address).await.expect("free");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
-    // Nothing accepts either.
-    let mut client =
-        timeout(LONG, AsyncStream::connect(&host, address)).await.expect("ends").expect("connects");
+    // The client is connected when the server has registered its window, after the accept.
+    let both = async { tokio::join!(AsyncStream::connect(&host, address), listener.accept()) };
+    let (client, accepted) = timeout(LONG, both).await.expect("ends");
+    let (mut client, (mut server, peer)) = (client.expect("connects"), accepted.expect("accepted"));
     client.write_all(b"early").await.expect("written");
     drop(client);
-    let (mut server, peer) = timeout(LONG, listener.accept()).await.expect("is there").expect("accepted");
     assert_eq!(peer.ip(), std::net::IpAddr::from([192, 0, 2, 2]));
     let mut bytes = Vec::new();
     timeout(LONG, server.read_to_end(&mut bytes)).await.expect("in time").expect("in order");

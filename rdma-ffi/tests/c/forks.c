@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -15,6 +16,7 @@ enum deed { UNDERSCORE_EXIT, EXIT, RETURN, FREE, USE, EXEC, DEEDS };
 enum { DESCRIPTORS = 4096 };
 
 static vkrdma_endpoint *servers, *clients;
+static vkrdma_shared_events *shared;
 static vkrdma_buffer *buffer;
 static uint64_t listener, here, there;
 static volatile bool finished;
@@ -83,6 +85,11 @@ static void use(void) {
     EXPECT(VKRDMA_FORKED, vkrdma_wake(clients, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_connect(clients, server_address, 1, NULL, 1, NULL, &id, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_endpoint_new(client_device, NULL, &endpoint, &failed));
+    int waker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    CHECK(waker >= 0);
+    EXPECT(VKRDMA_FORKED, vkrdma_endpoint_new_with_events(shared, NULL, waker, &endpoint, &failed));
+    /* It is closed, although nothing was done. */
+    CHECK(fcntl(waker, F_GETFD) == -1);
     EXPECT(VKRDMA_FORKED, vkrdma_softsim_open("10.0.0.9", &device, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_verbs_open(&device, &failed));
     CHECK(vkrdma_descriptor(clients) == -1);
@@ -90,6 +97,7 @@ static void use(void) {
 
 static void free_all(void) {
     vkrdma_buffer_free(buffer);
+    vkrdma_shared_events_free(shared);
     vkrdma_endpoint_free(clients);
     vkrdma_endpoint_free(servers);
     free_devices();
@@ -125,6 +133,7 @@ int main(int count, char **arguments) {
     open_devices(count, arguments);
     MUST(vkrdma_endpoint_new(server_device, NULL, &servers, &failed));
     MUST(vkrdma_endpoint_new(client_device, NULL, &clients, &failed));
+    MUST(vkrdma_shared_events_new(client_device, &shared, &failed));
     connect_one();
     MUST(vkrdma_register(clients, here, 4096, VKRDMA_LEND, &buffer, &failed));
     for (int fd = 0; fd < DESCRIPTORS; fd++) {

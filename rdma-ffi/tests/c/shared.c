@@ -1,5 +1,6 @@
 /* Endpoints that share a channel of events: each is woken by two descriptors, one of them the
  * program's. */
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include "common.h"
@@ -102,6 +103,11 @@ int main(int count, char **arguments) {
     MUST(vkrdma_shared_events_new(client_device, &events, &failed));
     EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_endpoint_new_with_events(events, NULL, -1, &clients[0].endpoint, &failed));
     EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_endpoint_new_with_events(NULL, NULL, dup(0), &clients[0].endpoint, &failed));
+    /* Without a reader it would end the program by SIGPIPE. */
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    EXPECT(VKRDMA_INVALID_ARGUMENT, vkrdma_endpoint_new_with_events(events, NULL, ends[1], &clients[0].endpoint, &failed));
+    CHECK(fcntl(ends[1], F_GETFD) == -1 && close(ends[0]) == 0);
     for (size_t i = 0; i < CLIENTS; i++) begin(&clients[i], port);
     EXPECT(VKRDMA_MISUSE, vkrdma_listen(clients[0].endpoint, server_address, 0, NULL, &listener, &failed));
     while (left > 0) {
@@ -121,7 +127,10 @@ int main(int count, char **arguments) {
         }
     }
     /* In any order. */
-    MUST(vkrdma_endpoint_new_with_events(events, NULL, dup(0), &clients[0].endpoint, &failed));
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && close(ends[0]) == 0);
+    MUST(vkrdma_endpoint_new_with_events(events, NULL, ends[1], &clients[0].endpoint, &failed));
+    /* The other end is closed, which ends no program. */
+    MUST(vkrdma_wake(clients[0].endpoint, &failed));
     vkrdma_shared_events_free(events);
     vkrdma_endpoint_free(clients[0].endpoint);
     vkrdma_shared_events_free(NULL);

@@ -256,7 +256,7 @@ impl Machine {
         };
         // Never saturates: own regions have offset 0, and `land` refuses memory that wraps.
         let address = address.saturating_add(offset.into());
-        let window = Window { address, length: self.config.window, rkey };
+        let window = Window { address, length: self.rx.length(), rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
         self.rx.announce();
         // Bytes in the previous window prove nothing about this registration (VM-006).

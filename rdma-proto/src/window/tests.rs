@@ -67,7 +67,7 @@ fn follows(
     reached: &mut Reached,
 ) -> Result<(), TestCaseError> {
     let (mut windows, mut ahead) = (windows, ahead);
-    let mut rx = RxWindow::new(length, windows);
+    let mut rx = RxWindow::new(length, windows, 0);
     rx.go_ahead(ahead);
     // Regions hold stream positions. A window is its region, offset and bytes used.
     let mut regions = [vec![None; length as usize], vec![None; length as usize], vec![]];
@@ -264,7 +264,7 @@ proptest! {
     /// Any immediate is within the window, or refused without a change (VR-FLOW-002).
     #[test]
     fn no_immediate_passes_the_end(length in 1..100_u32, immediates in prop::collection::vec(prop_oneof![0..120_u32, any::<u32>()], 1..20)) {
-        let mut rx = RxWindow::new(length, 1);
+        let mut rx = RxWindow::new(length, 1, 0);
         rx.announce();
         let mut used = 0_u64;
         for immediate in immediates {
@@ -337,7 +337,7 @@ fn windows_queue_behind_the_one_that_is_filled() {
 /// VM-005: the other region is announced again once it is read.
 #[test]
 fn the_other_region_is_announced_ahead() {
-    let mut rx = RxWindow::new(8, 2);
+    let mut rx = RxWindow::new(8, 2, 0);
     rx.go_ahead(true);
     for due in [(0, 0), (1, 0)] {
         assert_eq!(rx.unannounced(), Some(due));

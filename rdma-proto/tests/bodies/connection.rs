@@ -12,8 +12,8 @@ use crate::pair::{SendQueue, at, failure, handle_immediates, put, take};
 
 pub(crate) fn run(input: &[u8]) {
     let mut script = Script::new(input);
-    let config = settings(&mut script);
-    let mut world = World::new(config);
+    let (config, withholds) = settings(&mut script);
+    let mut world = World::new(config, withholds);
     while let Some(step) = script.step() {
         let before = world.machine.state();
         world.step(step, &mut script);
@@ -24,7 +24,8 @@ pub(crate) fn run(input: &[u8]) {
     world.check(before);
 }
 
-fn settings(script: &mut Script<'_>) -> Config {
+/// Returns the settings, and whether the first window is withheld.
+fn settings(script: &mut Script<'_>) -> (Config, bool) {
     let interval = |script: &mut Script<'_>| {
         let millis = script.byte();
         (millis > 127).then(|| Duration::from_millis(millis.into()))
@@ -37,19 +38,27 @@ fn settings(script: &mut Script<'_>) -> Config {
         .send_depth(script.within(1..=40) as u16)
         .peer_receives(script.within(2..=20) as u16)
         .window_limit(if script.flag() { 100 } else { u32::MAX })
-        .features(FeatureSet(script.byte().into()))
-        .negotiate(script.flag())
+        .features(FeatureSet(script.byte().into()));
+    let negotiates = script.byte();
+    let config = config
+        .negotiate(negotiates % 2 == 1)
         .keepalive(Some(
             Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script)),
         ))
         .stall_limit(interval(script));
     assert_eq!(config.check(), Ok(()));
-    config
+    (config, negotiates / 2 % 4 == 1)
+}
+
+fn region(rkey: u32) -> RegionAddress {
+    RegionAddress { address: u64::from(rkey) << 32, rkey }
 }
 
 struct World {
     config: Config,
     machine: Machine,
+    /// Whether it has no window yet.
+    withheld: bool,
     now: Instant,
     /// `None` after a made-up completion: what is in flight is then unknown.
     send_queue: Option<SendQueue>,
@@ -59,12 +68,15 @@ struct World {
 }
 
 impl World {
-    fn new(config: Config) -> Self {
-        let regions = [1, 2].map(|rkey| RegionAddress { address: u64::from(rkey) << 32, rkey });
-        let machine = Machine::new(config, regions).expect("settings within their bounds");
+    fn new(config: Config, withheld: bool) -> Self {
+        let mut machine = Machine::new(config, [1, 2].map(region)).expect("settings within their bounds");
+        if withheld {
+            machine.withhold_window();
+        }
         Self {
             config,
             machine,
+            withheld,
             now: at(1),
             send_queue: Some(SendQueue::new(config)),
             disconnects: 0,
@@ -75,6 +87,14 @@ impl World {
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
         match step % 22 {
+            _ if step >= 250 => {
+                let length = script.within(1..=64);
+                self.machine.open_window(region(3), length);
+                // It is without effect on a machine that has a window.
+                if std::mem::take(&mut self.withheld) {
+                    self.config.window = length;
+                }
+            }
             0 => {
                 let rnr_retry = script.byte() % 8;
                 if self.machine.state() == State::Connecting
@@ -245,6 +265,11 @@ impl World {
         if let Some(send_queue) = &mut self.send_queue {
             send_queue.post(&action);
         }
+        if let Action::Send { message, .. } = &action
+            && matches!(Message::decode(message), Ok(Message::RegisterXferMemory(_)))
+        {
+            assert!(!self.withheld, "a window is announced that there is not");
+        }
         if action == Action::Disconnect {
             self.disconnects += 1;
         }
@@ -318,6 +343,9 @@ impl World {
         let taken = machine.unconfirmed() + u64::from(space.len);
         assert!(space.len == 0 || taken <= config.send_buffer.into(), "space that is still in use");
         assert!(space.offset + space.len <= config.send_buffer);
+        if self.withheld {
+            assert_eq!(machine.unread(), 0, "it has no window");
+        }
         assert!(machine.unread() <= u64::from(config.window) * u64::from(config.windows));
         if let Some(readable) = machine.readable() {
             assert!(readable.len > 0 && readable.region < config.windows);

@@ -156,3 +156,41 @@ fn the_first_window_can_be_withheld() {
     machine.consume(WINDOW).expect("there are as many");
     assert_eq!(announced(&mut machine), window(1));
 }
+
+/// VR-MEM-020, VR-MEM-010: in the same region, when it was filled and read, and never beyond it.
+#[test]
+fn a_servers_window_grows() {
+    let config = quiet(Config::server()).window(WINDOW).windows(1).grow_to(Some(3 * WINDOW));
+    let grown = |length| window(1).map(|window| Window { length, ..window });
+    let mut machine = Machine::new(config, [region(1), RegionAddress::default()]).expect("in bounds");
+    machine.handle_established(NOW, RNR_RETRY_INFINITE);
+    for length in [WINDOW, 2 * WINDOW, 3 * WINDOW, 3 * WINDOW] {
+        assert_eq!(announced(&mut machine), grown(length));
+        machine.handle_immediate(NOW, Immediate(length));
+        assert_eq!((announced(&mut machine), machine.lacks_region()), (None, None), "it is unread");
+        assert_eq!(machine.readable(), Some(Readable { region: 0, offset: 0, len: length }));
+        machine.consume(length).expect("there are as many");
+    }
+    assert_eq!(announced(&mut machine), grown(3 * WINDOW));
+    machine.handle_immediate(NOW, Immediate(3 * WINDOW + 1));
+    let overrun = PeerMisbehaved::WindowOverrun { immediate: 25, received: 0, length: 3 * WINDOW };
+    assert_eq!(machine.failure(), Some(&Error::PeerMisbehaved(overrun)));
+
+    // A region that is shorter than agreed has no room to grow.
+    let mut machine = Machine::new(config, Default::default()).expect("in bounds");
+    machine.withhold_window();
+    machine.handle_established(NOW, RNR_RETRY_INFINITE);
+    machine.open_window(region(1), WINDOW / 2);
+    for _ in 0..2 {
+        assert_eq!(announced(&mut machine), grown(WINDOW / 2));
+        machine.handle_immediate(NOW, Immediate(WINDOW / 2));
+        machine.consume(WINDOW / 2).expect("there are as many");
+    }
+
+    // VR-MEM-008.
+    for wrong in [config.role(rdma_proto::Role::Client), config.windows(2), config.grow_to(Some(WINDOW - 1))]
+    {
+        let refused = Machine::new(wrong, Default::default()).err();
+        assert!(matches!(refused, Some(ApiMisuse::Config { field: "grow_to", .. })), "{refused:?}");
+    }
+}

@@ -160,8 +160,8 @@ impl Model {
     }
 
     /// Returns what `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the
-    /// peer's queue pair, how many READs this side may have outstanding, and how often it retries
-    /// without a receive.
+    /// peer's queue pair, what the peer has passed, and how often this side retries without an
+    /// acknowledgement.
     pub(crate) fn offered(&self, id: IdentifierId) -> Result<Offered, Error> {
         self.manager.offered(&self.pairs, id)
     }

@@ -59,19 +59,23 @@ impl Model {
         let Some(id) = self.hosts.numbered(host) else { return };
         match fault {
             Fault::LinkDown { micros } if target.connections != Connections::All => {
+                let lasts = Duration::from_micros(micros.into());
                 for pair in self.targets(&target) {
                     if let Some(pair) = self.pairs.get_mut(pair) {
                         pair.cut = true;
+                        pair.cut_until = pair.cut_until.max(self.env.now().after(lasts));
                     }
-                    self.env.schedule(Duration::from_micros(micros.into()), Event::PairUp(pair));
+                    self.env.schedule(lasts, Event::PairUp(pair));
                 }
             }
             Fault::LinkDown { micros } => {
+                let lasts = Duration::from_micros(micros.into());
+                self.hosts.down_until(id, self.env.now().after(lasts));
                 for address in self.hosts.addresses(id) {
                     self.set_link(address, Link::Down);
                 }
                 self.tell_all(id, NoticeKind::Async(AsyncEvent::PortErr));
-                self.env.schedule(Duration::from_micros(micros.into()), Event::LinkUp(id));
+                self.env.schedule(lasts, Event::LinkUp(id));
             }
             Fault::Spurious => {
                 for queue in self.queues.on(id) {

@@ -6,9 +6,10 @@
 //! event. Channels that may have sleepers are returned as [`Wake`]s. Two runs with the same calls
 //! at the same times are the same.
 //!
-//! The state is divided into parts. Each has a folder, private fields and methods of its own, and
-//! takes the other parts that it uses as arguments. A part uses only parts that stand above it
-//! here, and plain types of any, such as answers and packets:
+//! The state is divided into parts. Each has a folder and methods of its own, and takes the other
+//! parts that it uses as arguments. A part uses only parts that stand above it here, and plain
+//! types of any, such as answers and packets. Its tables are private. The objects in them, such as
+//! a [queue pair](pairs::queue_pair::QueuePair), are open to all of the model:
 //!
 //! | Part | What it holds |
 //! |---|---|
@@ -92,6 +93,10 @@ pub(crate) struct Model {
     capture: Option<Box<dyn Capture>>,
 }
 
+/// How many objects an event handles before the fabric's lock is given back, and for how long.
+const PIECE: usize = 256;
+const PAUSE: Duration = Duration::from_micros(100);
+
 impl Model {
     pub(crate) fn new(parameters: Parameters) -> Self {
         Self::within(Environment::new(parameters))
@@ -151,6 +156,10 @@ impl Model {
             Event::Timeout { pair, epoch } => self.timed_out(pair, epoch),
             Event::Sweep => self.sweep(),
             Event::Overrun { queue, after } => self.overrun(queue, after),
+            Event::Joined(host) => {
+                let addresses = self.hosts.addresses(host);
+                self.find(host, &addresses);
+            }
             Event::Resolved { id, resolution, how } => {
                 self.manager.resolved(&mut self.env, id, resolution, how);
             }
@@ -164,12 +173,15 @@ impl Model {
                     self.flush(pair);
                 }
             }
-            // The end of a `Fault::LinkDown` of single connections.
+            // The end of a `Fault::LinkDown` of single connections. A short one does not end a
+            // longer one.
             Event::PairUp(pair) => {
-                if let Some(pair) = self.pairs.get_mut(pair) {
+                let now = self.env.now();
+                if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| now >= pair.cut_until) {
                     pair.cut = false;
                 }
             }
+            Event::LinkUp(host) if !self.hosts.is_repaired(host, self.env.now()) => {}
             Event::LinkUp(host) => {
                 for address in self.hosts.addresses(host) {
                     self.set_link(address, Link::Up);

@@ -13,7 +13,6 @@
 //! time. Until it has left, the queue pair at that end is not flushed, and the memory is not given
 //! back.
 
-use core::time::Duration;
 use std::sync::Arc;
 
 use rdma_backend::SendOp;
@@ -28,12 +27,8 @@ use super::pairs::requester::Source;
 use super::pairs::responder::Arrival;
 use super::regions::memory::Unreachable;
 use super::regions::parts::Parts;
-use super::{Event, Model, PairId, RegionId};
+use super::{Event, Model, PAUSE, PIECE, PairId, RegionId};
 use crate::faults::Fault;
-
-/// How many messages are looked at before the fabric's lock is given back, and for how long.
-const MOST_LOOKS: usize = 256;
-const PAUSE: Duration = Duration::from_micros(100);
 
 impl Model {
     /// Passes bytes to a driver from now on, which copies and moves them.
@@ -361,7 +356,7 @@ impl Model {
     pub(super) fn sweep(&mut self) {
         let now = self.env.now();
         self.flights.begin_sweep();
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..PIECE {
             let Some((number, mut carried)) = self.flights.take_due(now) else { break };
             if carried.is_late() {
                 self.end_late(number, carried);

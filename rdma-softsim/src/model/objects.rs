@@ -9,7 +9,7 @@ use super::queues::completion_queue::CompletionQueue;
 use super::regions::Registration;
 use super::regions::memory::{Bytes, Memory};
 use super::regions::parts::Parts;
-use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, RegionId, SharedId, Wake};
+use super::{ContextId, DomainId, Event, HostId, Model, PAUSE, PairId, QueueId, RegionId, SharedId, Wake};
 use crate::error::Error;
 use crate::failure_class::FailureClass;
 use crate::request::{Rights, Sge};
@@ -184,13 +184,22 @@ impl Model {
     /// Adds a host. An address of another host moves here, as when a machine takes over for
     /// another. Resolutions that await one of the addresses find it.
     pub(crate) fn add_host(&mut self, addresses: &[IpAddr], limits: Limits) -> HostId {
-        self.manager.found(&mut self.env, addresses);
-        self.hosts.insert(None, addresses, limits)
+        let host = self.hosts.insert(None, addresses, limits);
+        self.find(host, addresses);
+        host
     }
 
     pub(crate) fn add_device(&mut self, host: HostId, addresses: &[IpAddr], limits: Limits) -> HostId {
-        self.manager.found(&mut self.env, addresses);
-        self.hosts.insert(Some(self.hosts.machine(host)), addresses, limits)
+        let device = self.hosts.insert(Some(self.hosts.machine(host)), addresses, limits);
+        self.find(device, addresses);
+        device
+    }
+
+    /// Lets resolutions find a host. If they are many, the fabric's lock is given back in between.
+    pub(super) fn find(&mut self, host: HostId, addresses: &[IpAddr]) {
+        if !self.manager.found(&mut self.env, addresses) {
+            self.env.schedule(PAUSE, Event::Joined(host));
+        }
     }
 
     pub(crate) fn host_at(&self, ip: IpAddr) -> Option<HostId> {

@@ -15,7 +15,7 @@ impl Model {
     /// Puts one request on the send queue. It leaves when [`Model::ring`] is called.
     pub(crate) fn post_send(&mut self, id: PairId, request: &PostedSend) -> Result<(), Error> {
         let pair = self.pairs.find(id)?;
-        self.pairs.check_part(&self.regions, pair, &request.local)?;
+        pair.check_part(&self.regions, &request.local)?;
         let Part { region, offset, len } = request.local;
         self.pairs.may_send(id, request.op, len, request.inline)?;
         // After the checks: a fault refuses only what a device would have taken.
@@ -94,7 +94,7 @@ impl Model {
     pub(crate) fn post_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.find(id)?;
         for part in request.local.list() {
-            self.pairs.check_part(&self.regions, pair, part)?;
+            pair.check_part(&self.regions, part)?;
         }
         self.post_named_receive(id, request)
     }

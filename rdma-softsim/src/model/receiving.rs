@@ -49,7 +49,7 @@ impl Model {
             return;
         }
         let readable = self.pairs.flight(from, epoch, sequence);
-        let readable = readable.is_some_and(|work| self.pairs.readable(&self.regions, work));
+        let readable = readable.is_some_and(|work| work.readable(&self.regions));
         let unread = is_datagram && arrival.moved == Some(Err(Unreachable::Source));
         let answer = if !readable || unread || (struck == Some(Fault::SourceGone) && sourced) {
             // Its own device cannot read the memory: nothing leaves, and the peer does not notice.
@@ -285,7 +285,7 @@ impl Model {
         let Some(work) = self.pairs.flight(from, epoch, sequence) else {
             return;
         };
-        let (work, empty) = (self.pairs.describe(&self.regions, work), work.len == 0);
+        let (work, empty) = (work.describe(&self.regions), work.len == 0);
         let (from_number, to) = (self.pairs.number(from), self.pairs.number(at));
         if empty && matches!(work.op, SendOp::Write(_) | SendOp::WriteImmediate(..)) {
             self.env.count_injected(FailureClass::EmptyWrite);

@@ -11,7 +11,7 @@ use super::hosts::context::About;
 use super::queues::completion::{Entry, WorkQueue};
 use super::queues::completion_queue::{Armed, CompletionQueue};
 use super::queues::mirror::{Arming, Calls, Look, Mirror};
-use super::{Event, Model, PairId, QueueId, Wake};
+use super::{Event, Model, PAUSE, PIECE, PairId, QueueId, Wake};
 use crate::error::Error;
 use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
@@ -258,13 +258,11 @@ impl Model {
     /// Puts the queue pairs of a lost queue into the error state: they can report no more. If they
     /// are many, the fabric's lock is given back in between.
     pub(super) fn overrun(&mut self, id: QueueId, after: Option<PairId>) {
-        const MOST: usize = 256;
-        const PAUSE: Duration = Duration::from_micros(100);
         let Some(queue) = self.queues.get(id) else { return };
         // Only the first piece reports the queue itself.
         let context = queue.context.filter(|_| after.is_none());
         let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
-        let pairs: Vec<_> = queue.pairs.range(behind).inspect(|_| visit()).take(MOST).copied().collect();
+        let pairs: Vec<_> = queue.pairs.range(behind).inspect(|_| visit()).take(PIECE).copied().collect();
         if let Some((context, name)) = context {
             self.contexts.tell(&mut self.env, context, AsyncEvent::CqErr, About::Queue(name));
         }
@@ -272,7 +270,7 @@ impl Model {
             self.enter_error(*pair);
             self.tell_pair(*pair, AsyncEvent::CqErr);
         }
-        if let (MOST, Some(last)) = (pairs.len(), pairs.last()) {
+        if let (PIECE, Some(last)) = (pairs.len(), pairs.last()) {
             self.env.schedule(PAUSE, Event::Overrun { queue: id, after: Some(*last) });
         }
     }

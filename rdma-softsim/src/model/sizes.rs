@@ -3,6 +3,7 @@
 use super::base::event::Event;
 use super::flights::freight::SMALL_STEP;
 use super::flights::{carried, freight};
+use super::hosts::context::{AsyncNotice, MOST_NOTICES};
 use super::pairs::datagram::{Datagram, MOST_WAITING, MTU};
 use super::pairs::ownership::LENT;
 use super::pairs::requester::SendWork;
@@ -22,6 +23,9 @@ pub(crate) const COMPLETION: usize = size_of::<Entry>();
 /// their bytes together are bounded.
 pub(crate) const DATAGRAM: usize = size_of::<Datagram>();
 pub(crate) const DATAGRAMS: usize = MOST_WAITING;
+/// An asynchronous event, and how many may wait for a program.
+pub(crate) const NOTICE: usize = size_of::<AsyncNotice>();
+pub(crate) const NOTICES: usize = MOST_NOTICES;
 /// The message of a queue pair whose bytes are in flight, and a datagram of its own.
 pub(crate) const HELD: usize = 2 * size_of::<super::pairs::queue_pair::QueuePair>()
     + size_of::<carried::Carried>()

@@ -33,7 +33,7 @@ impl Model {
         pair.requester.renew();
         pair.responder = Responder::new();
         // Held completions are of posted requests, of which a reset reports none.
-        (pair.held, pair.ownership, pair.cut) = Default::default();
+        (pair.held, pair.ownership, pair.cut, pair.cut_until) = Default::default();
         self.free_nothing(id);
         // For a capture, what follows is another connection.
         self.capture_end(id);

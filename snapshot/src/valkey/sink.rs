@@ -44,6 +44,9 @@ pub struct Target {
     pub server: Server,
     /// Whether its data may be replaced.
     pub replace: bool,
+    /// Whether it has the modules whose values the RDB has. No server tells which types of values
+    /// its modules have, and one that lacks a type ends when it loads it.
+    pub modules: bool,
     /// The address that it must connect to. The default is the one from which this machine reaches
     /// it.
     pub serve_on: Option<IpAddr>,
@@ -186,14 +189,14 @@ impl LiveSink {
         if let Some(module) = module {
             let module = String::from_utf8_lossy(&module);
             let modules = admin.info("modules", limit)?;
-            if !modules.lines().any(|line| line.starts_with("module:")) {
-                return Err(io::Error::other(format!(
-                    "the RDB has values of a module (type {module}), and the target has no modules"
-                )));
-            }
-            tracing::warn!(
-                "the RDB has values of a module (type {module}): the target ends if it does not have that one"
-            );
+            let why = if !modules.lines().any(|line| line.starts_with("module:")) {
+                "the target has no modules"
+            } else if !self.target.modules {
+                "a target without that one ends; --modules says that it has it"
+            } else {
+                return Ok(());
+            };
+            return Err(io::Error::other(format!("the RDB has values of a module (type {module}): {why}")));
         }
         Ok(())
     }

@@ -82,7 +82,13 @@ impl Valkey {
     /// Returns it as a target.
     #[allow(dead_code, reason = "one of its users fills it")]
     pub(crate) fn target(&self, replace: bool) -> Target {
-        Target { server: self.server(), replace, serve_on: None, notes: self.folder.join("notes") }
+        Target {
+            server: self.server(),
+            replace,
+            modules: false,
+            serve_on: None,
+            notes: self.folder.join("notes"),
+        }
     }
 
     fn answers(&self) -> bool {

@@ -192,7 +192,9 @@ impl Fabric {
                     // another one leaves.
                     Err(_) => std::thread::sleep(PAUSE),
                 }
-            } else if leaving || !ended.is_empty() {
+            }
+            // Even beside newcomers: it frees descriptors, for want of which they are not admitted.
+            if leaving || !ended.is_empty() {
                 let _count = rustix::io::read(&self.ended, &mut [0; 8]);
                 let lives = |taken: &Taken| !ended.iter().any(|ended| Arc::ptr_eq(ended, &taken.program));
                 self.lock().processes.retain(|_, taken| lives(taken));

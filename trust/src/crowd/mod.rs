@@ -252,7 +252,10 @@ impl<B: Descriptors> Crowd<B> {
             match event {
                 Event::Opened { id, .. } => self.members.push(id),
                 // Without each of them, the figures would mean nothing.
-                Event::Ended(id) => self.endpoint.check(id)?,
+                Event::Ended(id) => {
+                    self.endpoint.check(id)?;
+                    return Err(Failure::wrong("the server has closed a connection"));
+                }
                 _ => {}
             }
         }

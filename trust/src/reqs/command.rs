@@ -5,6 +5,7 @@ use clap::Subcommand;
 use conformance::requirements::{Requirement, Requirements, workspace};
 use suite::exit::{DONE, FAILED};
 use suite::terminal;
+use vector_check::Files;
 
 use super::coverage::Coverage;
 use super::render;
@@ -12,7 +13,8 @@ use super::render;
 /// Commands on the requirements.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Count what tests, cases and vectors show. Fails for a MUST that nothing shows.
+    /// Count what tests, cases and vectors show. Fails for a MUST that nothing shows, and for one
+    /// that neither a vector nor a case shows to a peer, unless there is a reason.
     Coverage {
         /// The workspace.
         #[arg(long)]
@@ -21,7 +23,8 @@ pub enum Command {
         #[arg(long)]
         verbose: bool,
     },
-    /// Write the pages spec/requirements.md and spec/differences.md from spec/requirements.toml.
+    /// Write the pages spec/requirements.md, differences.md and coverage.md, from
+    /// spec/requirements.toml, the vectors and the cases.
     Render {
         /// The workspace.
         #[arg(long)]
@@ -73,7 +76,8 @@ fn print_ids(title: &str, requirements: &[&Requirement]) {
 
 fn write_pages(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {
     let root = root.map_or_else(workspace, Ok)?;
-    for (name, page) in render::pages(&Requirements::of(&root)?) {
+    let files = Files::read(&root.join("spec/vectors"))?;
+    for (name, page) in render::pages(&Requirements::of(&root)?, &files) {
         let file = root.join("spec").join(name);
         if !check {
             std::fs::write(&file, page).map_err(|error| format!("{}: {error}", file.display()))?;

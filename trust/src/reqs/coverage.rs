@@ -9,6 +9,7 @@ use vector_check as vectors;
 
 use super::cases::{self, CaseRequirements};
 use super::scan::{MentionKind, Sources};
+use super::seen::Seen;
 
 /// What shows one requirement.
 #[allow(missing_docs)] // the others are plain
@@ -36,7 +37,10 @@ impl Coverage {
     pub fn of(root: &Path) -> Result<Self, String> {
         let files = vectors::Files::read(&root.join("spec/vectors"))?;
         let vectors = files.requirements().map(|(vector, ids)| (vector, ids.to_vec())).collect();
-        Self::over(root, "VR-", Requirements::of(root)?, &cases::all(), vectors)
+        let seen = Seen::of(&Requirements::of(root)?, &files);
+        let mut coverage = Self::over(root, "VR-", Requirements::of(root)?, &cases::all(), vectors)?;
+        coverage.problems.extend(seen.problems());
+        Ok(coverage)
     }
 
     /// Reads the sources at `root`, for requirements whose ids begin with `prefix`.

@@ -5,5 +5,6 @@ mod command;
 pub mod coverage;
 pub mod render;
 pub mod scan;
+pub mod seen;
 
 pub use command::{Command, run};

@@ -3,6 +3,9 @@
 use std::fmt::Write;
 
 use conformance::requirements::{Difference, Level, Profile, Requirement, Requirements, Role};
+use vector_check::Files;
+
+use super::seen::Seen;
 
 const AREAS: [(&str, &str); 10] = [
     ("CTRL", "Control messages"),
@@ -18,15 +21,19 @@ const AREAS: [(&str, &str); 10] = [
 ];
 
 /// The files of `spec` that are rendered, in Markdown.
-pub fn pages(requirements: &Requirements) -> [(&'static str, String); 2] {
-    [("requirements.md", all(requirements)), ("differences.md", differences(requirements))]
+pub fn pages(requirements: &Requirements, files: &Files) -> [(&'static str, String); 3] {
+    [
+        ("requirements.md", all(requirements)),
+        ("differences.md", differences(requirements)),
+        ("coverage.md", Seen::of(requirements, files).page()),
+    ]
 }
 
 fn all(requirements: &Requirements) -> String {
     let mut page = String::from(
         "# Requirements\n\n\
          Rendered from [requirements.toml](requirements.toml) by `valkey-rdma-trust reqs render`; change that file.\n\
-         [protocol.md](protocol.md) tells the same in order. What shows each requirement: `valkey-rdma-trust reqs coverage`.\n\n\
+         [protocol.md](protocol.md) tells the same in order. What shows each must: [coverage.md](coverage.md).\n\n\
          **Wire contract**: a *must* of it is what two faultless peers need in order to lose no byte and not to wait for ever; a *should* or\n\
          *may* makes that cheaper, or leaves a choice. **Hardening profile**: everything else, that is, what keeps a peer that errs,\n\
          attacks, is slow or vanishes from costing more than its connection, and what a side does with its own resources.\n\n\

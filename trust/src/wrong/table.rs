@@ -114,6 +114,7 @@ const TABLE: &[(Mistake, Role, &[&str])] = &[
     (LateWindowRefused, Client, &["mem.late", "flow.nothing-before-window", "flow.slow-reader"]),
     (SecondWindowRefused, Server, &["mem.window-of-4096", "mem.window-of-65535", "mem.same-again"]),
     (SecondWindowRefused, Client, &["mem.window-of-4096", "mem.window-of-65535", "mem.same-again"]),
+    (SecondWindowRefused, Client, &["mem.grows"]),
     (LongWindowRefused, Client, &["mem.window-of-1-mib", "mem.window-of-16-mib"]),
     (WrappingWindowIgnored, Server, &["mem.wraps"]),
     (WrappingWindowIgnored, Client, &["mem.wraps"]),

@@ -5,6 +5,7 @@ use std::path::Path;
 use conformance::requirements::{Level, Origin, Profile, Requirement, Requirements, ids, workspace};
 use trust::reqs::coverage::Coverage;
 use trust::reqs::render;
+use vector_check::Files;
 
 fn read(file: &Path) -> String {
     std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
@@ -46,11 +47,14 @@ fn a_must_that_nothing_shows_is_a_problem() {
         std::fs::write(root.join("lib.rs"), code).unwrap();
         Coverage::of(&root).unwrap().problems.into_iter().filter(|problem| problem.contains(&id)).collect()
     };
-    let gap = [format!("{id}: no test, no vector, no reason for neither")];
-    assert_eq!(problems("must", "", ""), gap);
-    assert_eq!(problems("must", "", &format!("// {id}\nfn meets() {{}}")), gap, "code shows nothing");
-    assert_none(&problems("must", "", &format!("// {id}\n#[test]\nfn shows() {{}}")));
-    assert_none(&problems("must", "tests = [\"smoke.ping\"]", ""));
+    let gap = format!("{id}: no test, no vector, no reason for neither");
+    let unseen =
+        ["client", "server"].map(|role| format!("{id}, {role}: no vector, no case, no reason for neither"));
+    let nothing = [&[gap][..], &unseen].concat();
+    assert_eq!(problems("must", "", ""), nothing);
+    assert_eq!(problems("must", "", &format!("// {id}\nfn meets() {{}}")), nothing, "code shows nothing");
+    assert_eq!(problems("must", "", &format!("// {id}\n#[test]\nfn shows() {{}}")), unseen);
+    assert_eq!(problems("must", "roles = [\"server\"]\ntests = [\"smoke.ping\"]", ""), unseen[1..]);
     assert_none(&problems("must", "untestable = \"u\"", ""));
     assert_none(&problems("should", "", ""));
     let missing = "tests = [\"smoke.nothing\"]";
@@ -105,7 +109,8 @@ fn rules_name_no_products() {
 
 #[test]
 fn the_pages_are_up_to_date() {
-    for (name, page) in render::pages(&Requirements::of(&workspace().unwrap()).unwrap()) {
+    let files = Files::read(&workspace().unwrap().join("spec/vectors")).unwrap();
+    for (name, page) in render::pages(&Requirements::of(&workspace().unwrap()).unwrap(), &files) {
         let there = read(&workspace().unwrap().join("spec").join(name));
         assert!(page == there, "{name}: run `valkey-rdma-trust reqs render`");
     }

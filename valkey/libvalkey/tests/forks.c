@@ -110,6 +110,29 @@ static bool forked(enum deed deed) {
     return false;
 }
 
+/* A child takes no wake-up that came before the fork: its parent reads the answer. An asynchronous
+ * context is woken by a socket, which the child shares. */
+static void leave_a_wake_up(void) {
+    valkeyContext *c = &async->c;
+    struct pollfd polled = {.fd = c->fd, .events = POLLIN};
+    int wanted = replies + 1, status;
+    CHECK(valkeyAsyncCommand(async, on_reply, NULL, "PING") == VALKEY_OK, "%s", async->errstr);
+    valkeyAsyncHandleWrite(async);
+    CHECK(poll(&polled, 1, -1) == 1, "no wake-up");
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        alarm(60);
+        CHECK(valkeyBufferRead(c) == VALKEY_ERR && strstr(c->errstr, "fork"), "%s", c->errstr);
+        _exit(0);
+    }
+    while (waitpid(child, &status, 0) != child) CHECK(errno == EINTR, "wait");
+    CHECK(status == 0, "the child that reads: %x", status);
+    CHECK(poll(&polled, 1, 0) == 1, "a child has taken a wake-up of its parent");
+    while (replies < wanted) CHECK(valkeyPollTick(async, 1000) >= 0, "tick");
+}
+
 /* ---- the parent */
 
 static valkeyContext *connected_without_waiting(void) {
@@ -156,6 +179,7 @@ int main(int argc, char **argv) {
     for (int deed = 0; deed < DEEDS; deed++) {
         if (forked(deed)) return 0;
     }
+    leave_a_wake_up();
     waiting = connected();
     CHECK(pthread_create(&thread, NULL, wait_for_a_value, NULL) == 0, "thread");
     while (!is_blocked()) (void)poll(NULL, 0, 10);

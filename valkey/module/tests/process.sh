@@ -187,7 +187,8 @@ forked() {
     within 30 is_not '' child
     objects_of "$(child)" | comm -12 "$work/of-rdma" - >"$work/shared"
     echo "$(wc -l <"$work/of-rdma") sockets and pipes for RDMA, of which the child has $(wc -l <"$work/shared")"
-    [ "$(wc -l <"$work/of-rdma")" -ge 3 ] && [ "$(wc -l <"$work/shared")" -le 1 ]
+    [ "$(wc -l <"$work/of-rdma")" -ge 3 ]
+    [ "$(wc -l <"$work/shared")" -le 1 ]
     stop
 }
 child() { pgrep -P "$server" -f '^valkey-rdb-bgsave'; }

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Replication over RDMA between servers with the module, on softrdma.
+"""Replication over RDMA between servers with the module, on softrdma or on a device.
 
     replication.py SERVER MODULE SOFTRDMA FOLDER [SECONDS] [STEP…]
 
 `valkey/module/test replication` runs it. With SECONDS, connections are cut for so long, there is more data, and steps of minutes
-are run, too. A primary without a port of TCP is one that nothing but RDMA reaches.
+are run, too. A primary without a port of TCP is one that nothing but RDMA reaches. Without SOFTRDMA, which is '' then, servers use the
+machine's device, at its address LAB_IP4: `one_address` is the step for that, and lab/run test replication runs it in the guest.
 """
 
 import os
@@ -15,7 +16,9 @@ import sys
 import threading
 import time
 
-from servers import FOLDER, MIB, SERVER, Client, Server, attempt, cut, fault, same, stop_all, within
+from resp import Client
+from replication_cluster import cluster, sentinel
+from servers import FOLDER, MIB, SERVER, Server, attempt, cut, fault, same, stop_all, within
 
 SECONDS = int(sys.argv[5]) if len(sys.argv) > 5 and sys.argv[5].isdigit() else 0
 NAMED = [one for one in sys.argv[5:] if not one.isdigit()]
@@ -156,6 +159,46 @@ def roles():
     # The last acknowledgements of a replica that is shut down leave; what it holds goes.
     replica.kill(signal.SIGTERM)
     within(60, lambda: primary.info("connected_slaves") == 0, "no replica")
+
+
+def one_address():
+    """Full and partial synchronizations and a failover, between servers at one address that has no port of TCP."""
+    address = os.environ.get("LAB_IP4", "192.0.2.1")
+    one = Server(address, port=7931)
+    other = Server(address, port=7932)
+    one("DEBUG", "POPULATE", 5000, "key", 1000)
+    for load in "disabled", "swapdb":
+        full = one.info("sync_full")
+        other.config(repl_diskless_load=load)
+        other("REPLICAOF", "NO", "ONE")
+        other("FLUSHALL")
+        other.follow(one)
+        other.up()
+        same(one, other)
+        assert one.info("sync_full") > full, load
+    full = one.info("sync_full")
+    for end in (lambda: one("CLIENT", "KILL", "TYPE", "replica")), (lambda: cut(other)):
+        made, partial = other.info("rdma_engine_links_made"), one.info("sync_partial_ok")
+        end()
+        for key in range(200):
+            one("SET", f"after:{made}:{key}", "x" * 3000)
+        within(60, lambda: other.info("rdma_engine_links_made") > made, "another link")
+        other.up()
+        same(one, other)
+        assert one.info("sync_partial_ok") > partial and one.info("sync_full") == full
+    assert one("FAILOVER", "TO", address, other.port, "TIMEOUT", 60_000) == "OK"
+    within(90, lambda: other.info("role") == "master" and one.info("role") == "slave", "a failover")
+    one.up()
+    other("SET", "after", "the failover")
+    assert other("WAIT", 1, 60_000) == 1
+    same(one, other)
+    assert other.info("sync_full") == 0 and other.info("sync_partial_ok") > 0
+    # Each side counts: what one has made is what the other has accepted.
+    made = [server.info("rdma_engine_links_made") for server in (other, one)]
+    accepted = [server.info("rdma_engine_accepted") for server in (one, other)]
+    assert made[0] >= 4 and made[1] >= 1 and accepted[0] >= made[0] and accepted[1] >= made[1], (made, accepted)
+    partial = one.info("sync_partial_ok") + other.info("sync_partial_ok")
+    print(f"{full} full synchronizations, {partial} partial ones; links over RDMA, as replicas and primaries count: {made}, {accepted}")
 
 
 def prefer():
@@ -352,139 +395,52 @@ def refused():
     os.chmod(other, 0o755)
     one = Server("127.0.0.1", program=other, tcp=7041)
     assert one.says(text + "the server's program exports no syncWithPrimary")
-    # A module that was there before, of which the log says where it is.
-    another = Server("127.0.0.1", before=["--loadmodule", f"{FOLDER}/takes-connect.so"], tcp=7042)
-    assert another.says(text + "the connections of TCP are those of another module already: ") and another.says("takes-connect.so")
+    # A module that was there before, of which the log says where it is; and a table that cannot be changed.
+    reasons = {
+        "takes-connect": "the connections of TCP are those of another module already: ",
+        "read-only-table": "the server's table for TCP is read-only",
+    }
     one("SET", "a", 1)
-    another.follow(one)
-    another.up()
-    same(one, another)
-    assert another.info("rdma_engine_links_made") == 0 and one.info("rdma_engine_accepted") == 0
+    for port, (library, reason) in enumerate(reasons.items(), 7045):
+        another = Server("127.0.0.1", before=["--loadmodule", f"{FOLDER}/{library}.so"], tcp=port)
+        assert another.says(text + reason)
+        assert library != "takes-connect" or another.says("takes-connect.so")
+        another.follow(one)
+        another.up()
+        same(one, another)
+        assert another.info("rdma_engine_links_made") == 0 and one.info("rdma_engine_accepted") == 0
 
 
-def cluster():
-    """Replicas, slots that move under writes, and failovers. The bus stays TCP."""
-    nodes = []
-    for number in range(1, 6):
-        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", 5000]
-        nodes.append(Server("127.0.0.1", *options, tcp=7050 + number))
-    # The last one is there for a majority.
-    first, second, third, fourth, voter = nodes
-    for one in nodes[1:]:
-        assert first("CLUSTER", "MEET", one.address, one.port) == "OK"
-    first("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-    second("CLUSTER", "ADDSLOTSRANGE", 8192, 16000)
-    voter("CLUSTER", "ADDSLOTSRANGE", 16001, 16383)
-    within(60, lambda: all(one.info("cluster_enabled") == 1 and "cluster_known_nodes:5" in one("CLUSTER", "INFO") and
-                           "cluster_state:ok" in one("CLUSTER", "INFO") for one in nodes), "a cluster")
-    for replica, primary in (third, first), (fourth, second):
-        within(60, lambda: attempt(replica, "CLUSTER", "REPLICATE", primary("CLUSTER", "MYID")) == "OK", "a replica")
-    for one in third, fourth:
-        one.up()
-        assert one.info("rdma_engine_links") == 1
-    clients = [Client(one.path) for one in (first, second, voter)]
-    written, stopped = {}, threading.Event()
-
-    def routed(*words):
-        """By the primary that has the key's slot."""
-        while True:
-            for one in clients:
-                one.send(*words)
-                try:
-                    return one.reply()
-                except RuntimeError as error:
-                    assert str(error).split()[0] in ("MOVED", "TRYAGAIN", "CLUSTERDOWN"), error
-
-    def write():
-        while not stopped.is_set() or len(written) < 3000:
-            key, value = f"key:{random.randrange(10_000)}", os.urandom(200).hex()
-            assert routed("SET", key, value) == "OK"
-            written[key] = value
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    within(60, lambda: len(written) > 1000, "writes")
-    accepted = second.info("rdma_engine_accepted")
-    made = first.info("rdma_engine_links_made")
-    assert first("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", 0, 4095, "NODE", second("CLUSTER", "MYID")) == "OK"
-    within(120, lambda: "success" in str(first("CLUSTER", "GETSLOTMIGRATIONS")), "slots that have moved")
-    stopped.set()
-    writer.join()
-    assert second.info("rdma_engine_accepted") == accepted + 1 and first.info("rdma_engine_links_made") == made + 1
-    same(first, third)
-    same(second, fourth)
-    assert all(routed("GET", key) == value for key, value in written.items())
-    assert sum(one("DBSIZE") for one in (first, second, voter)) == len(written)
-    assert fourth("CLUSTER", "FAILOVER") == "OK"
-    within(60, lambda: fourth.info("role") == "master" and second.info("role") == "slave", "a failover")
-    second.up()
-    first.kill()
-    within(60, lambda: third.info("role") == "master", "a failover by itself")
-    first.start()
-    within(60, lambda: first.info("role") == "slave", "a primary that is back as a replica")
-    first.up()
-    same(first, third)
-    same(second, fourth)
-    assert first.info("rdma_engine_links") == 1 and second.info("rdma_engine_links") == 1
-
-
-def sentinel():
-    """Sentinel, over TCP, promotes a replica whose link is RDMA, and has the old primary follow it."""
-    primary, replica = Server("127.0.0.1", tcp=7071), Server("127.0.0.1", tcp=7072)
-    replica.follow(primary)
-    replica.up()
-    folder = f"{FOLDER}/sentinel"
-    os.makedirs(folder, exist_ok=True)
-    with open(f"{folder}/conf", "w") as conf:
-        conf.write(f"port 7073\nunixsocket {folder}/s\ndir {folder}\nsentinel monitor it 127.0.0.1 7071 1\n"
-                   "sentinel down-after-milliseconds it 2000\nsentinel failover-timeout it 20000\n")
-    watcher = subprocess.Popen([SERVER, f"{folder}/conf", "--sentinel"], stdout=subprocess.DEVNULL)
-    try:
-        client = None
-
-        def listens():
-            nonlocal client
-            try:
-                client = Client(f"{folder}/s")
-            except OSError:
-                return False
-            return True
-
-        within(60, listens, "a sentinel")
-
-        def knows():
-            client.send("SENTINEL", "REPLICAS", "it")
-            return "7072" in str(client.reply())
-
-        within(60, knows, "a sentinel that knows the replica")
-        primary("SET", "a", 1)
-        same(primary, replica)
-        primary.kill()
-
-        def promoted():
-            try:
-                return replica.info("role") == "master"
-            except OSError:
-                # Sentinel ends the connections of all clients.
-                replica.client = Client(replica.path)
-                return False
-
-        within(90, promoted, "a replica that is promoted")
-        primary.start()
-
-        def of_old():
-            try:
-                return [primary.info("role"), primary.info("master_link_status")]
-            except OSError:
-                primary.client = Client(primary.path)
-                return None
-
-        within(90, lambda: of_old() == ["slave", "up"], "the old primary as a replica")
-        same(primary, replica)
-        assert primary.info("rdma_engine_links") == 1
-    finally:
-        watcher.kill()
-        watcher.wait()
+def versions():
+    """A newer replica of an older server, which then takes its place: NEWEST has the newer server and its module."""
+    program, module = os.environ["NEWEST"].split()
+    older = Server("192.0.2.1")
+    newer = Server("192.0.2.2", program=program, module=module)
+    older("DEBUG", "POPULATE", 5000, "key", 1000)
+    for load in "disabled", "swapdb":
+        newer.config(repl_diskless_load=load)
+        newer("REPLICAOF", "NO", "ONE")
+        newer("FLUSHALL")
+        newer.follow(older)
+        newer.up()
+        same(older, newer)
+    full, made = older.info("sync_full"), newer.info("rdma_engine_links_made")
+    assert full >= 2 and made >= 2
+    cut(newer)
+    older("SET", "after", "the cut")
+    within(60, lambda: newer.info("rdma_engine_links_made") > made, "another link")
+    newer.up()
+    assert older("WAIT", 1, 60_000) == 1 and older.info("sync_full") == full and older.info("sync_partial_ok") >= 1
+    same(older, newer)
+    assert older("FAILOVER", "TO", newer.address, newer.port, "TIMEOUT", 60_000) == "OK"
+    within(90, lambda: newer.info("role") == "master" and older.info("role") == "slave", "a failover")
+    older.up()
+    newer("SET", "after", "the failover")
+    assert newer("WAIT", 1, 60_000) == 1 and newer.info("sync_full") == 0
+    same(older, newer)
+    assert older.info("rdma_engine_links") == 1
+    what = [one.info("valkey_version") for one in (older, newer)]
+    print(f"{what[0]} to {what[1]}: {full} full synchronizations, a cut, a failover, and back as a replica")
 
 
 def leaks():
@@ -505,11 +461,13 @@ def leaks():
     assert primary.info("sync_full") == 1
 
 
-STEPS = [modes, cuts, roles, prefer, names, channels, waits, stopped, again, refused]
+STEPS = [modes, cuts, roles, one_address, prefer, names, channels, waits, stopped, again, refused]
 LONG = [cluster, sentinel, leaks]
+# For two servers, which valkey/module/test names.
+BY_NAME = [versions]
 
 try:
-    for step in STEPS + (LONG if SECONDS or NAMED else []):
+    for step in STEPS + (LONG if SECONDS or NAMED else []) + (BY_NAME if NAMED else []):
         if NAMED and step.__name__ not in NAMED:
             continue
         begun = time.monotonic()

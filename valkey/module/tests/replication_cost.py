@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What replication costs over RDMA and over TCP, in one run, on softrdma.
+"""What replication costs over RDMA and over TCP, and a replica by valkey-rdma-sync, in one run, on softrdma.
 
-    replication_cost.py SERVER MODULE SOFTRDMA FOLDER BENCHMARK [ROUNDS]
+    replication_cost.py SERVER MODULE SOFTRDMA FOLDER BENCHMARK SYNC [ROUNDS]
 
-`valkey/module/test replication-cost` runs it. Processor times are those of the servers' processes. That of softrdma's fabric, which a
-machine with a device does not have, is in none of them.
+`valkey/module/test replication-cost` runs it. Processor times are those of the servers' processes, and of the two of valkey-rdma-sync. That
+of softrdma's fabric, which a machine with a device does not have, is in none of them.
 """
 
 import os
@@ -13,10 +13,11 @@ import subprocess
 import sys
 import time
 
-from servers import Client, Server, same, stop_all, within
+from resp import Client
+from servers import SOFTRDMA, Server, same, stop_all, within
 
-BENCHMARK = sys.argv[5]
-ROUNDS = int(sys.argv[6]) if len(sys.argv) > 6 else 3
+BENCHMARK, SYNC = sys.argv[5:7]
+ROUNDS = int(sys.argv[7]) if len(sys.argv) > 7 else 3
 SETS, VALUES = 100_000, 10_000
 
 
@@ -34,17 +35,20 @@ def processor(server):
 def measured(primary, replica, what):
     before = [processor(one) for one in (primary, replica)]
     begun = time.monotonic()
-    what()
+    programs = what()
     seconds = time.monotonic() - begun
     # A child counts when it has ended.
     within(60, lambda: primary.info("rdb_bgsave_in_progress") == 0, "the end of a child")
     after = [processor(one) for one in (primary, replica)]
-    return {
+    row = {
         "s": seconds,
         "primary": after[0][0] - before[0][0],
         "child": after[0][1] - before[0][1],
+        "publish": 0,
         "replica": after[1][0] - before[1][0],
+        "pull": 0,
     }
+    return row | dict(zip(("publish", "pull"), programs or ()))
 
 
 def in_step(primary, replica):
@@ -56,6 +60,32 @@ def stream(primary, replica):
                    check=True, stdout=subprocess.DEVNULL)
     if replica:
         in_step(primary, replica)
+
+
+def program(address, *words):
+    """One of valkey-rdma-sync, which says on standard error what it does."""
+    command = [SOFTRDMA, "run", "--address", address, "--", SYNC, *words]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def ended(process):
+    """Waits until it ends, and returns its processor seconds."""
+    said = process.stderr.read()
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0, said
+    return used.ru_utime + used.ru_stime
+
+
+def synced(primary, target):
+    """Builds the target by valkey-rdma-sync, and returns the processor seconds of its two programs."""
+    publish = program("192.0.2.21", "publish", "--bind", "192.0.2.21:7400", "--readers", "1", "--from", f"valkey://127.0.0.1:{primary.port}")
+    said = ""
+    while "publishing on" not in said:
+        line = publish.stderr.readline()
+        assert line, said
+        said += line
+    pull = program("192.0.2.22", "pull", "192.0.2.21:7400", "--replace", "--into", f"valkey://127.0.0.1:{target.port}")
+    return [ended(publish), ended(pull)]
 
 
 def one_at_a_time(primary, count=500):
@@ -73,7 +103,7 @@ def one_at_a_time(primary, count=500):
 def servers():
     primary = Server("127.0.0.1", "--repl-backlog-size", "512mb", tcp=7061)
     replicas = {}
-    for how, port in ("RDMA", 7062), ("TCP", 7063):
+    for how, port in ("RDMA", 7062), ("TCP", 7063), ("sync", 7064):
         replicas[how] = Server("127.0.0.1", replication="yes" if how == "RDMA" else "no", tcp=port)
     return primary, replicas
 
@@ -94,8 +124,10 @@ def table(what, results, columns):
     print(f"\n| {what} | " + " | ".join(columns) + " |\n|---|" + "--:|" * len(columns))
     for how, rows in results.items():
         print(f"| {how} | " + " | ".join(f"{rows[column]:.3f}" for column in columns) + " |")
-    if "RDMA" in results and "TCP" in results:
-        print("| RDMA ÷ TCP | " + " | ".join(f"{results['RDMA'][one] / results['TCP'][one]:.2f}" if results["TCP"][one] else "" for one in columns) + " |")
+    for how in "RDMA", "sync":
+        if how in results:
+            ratios = (f"{results[how][one] / results['TCP'][one]:.2f}" if results["TCP"][one] else "" for one in columns)
+            print(f"| {how} ÷ TCP | " + " | ".join(ratios) + " |")
     sys.stdout.flush()
 
 
@@ -103,7 +135,8 @@ def main():
     primary, replicas = servers()
     streams, waits = {"RDMA": [], "TCP": [], "none": []}, {"RDMA": [], "TCP": []}
     for _ in range(ROUNDS):
-        for how, replica in replicas.items():
+        for how in "RDMA", "TCP":
+            replica = replicas[how]
             attached(primary, replica)
             assert replica.info("rdma_engine_links") == (how == "RDMA")
             streams[how].append(measured(primary, replica, lambda: stream(primary, replica)))
@@ -117,15 +150,20 @@ def main():
     for number in range(VALUES):
         primary("SET", f"value:{number}", os.urandom(100_000))
     for load in "disabled", "swapdb":
-        syncs = {"RDMA": [], "TCP": []}
+        syncs = {"RDMA": [], "TCP": [], "sync": []}
         for _ in range(ROUNDS):
             for how, replica in replicas.items():
                 replica("FLUSHALL")
                 replica.config(repl_diskless_load=load)
-                syncs[how].append(measured(primary, replica, lambda: attached(primary, replica)))
+                build = synced if how == "sync" else attached
+                row = measured(primary, replica, lambda: build(primary, replica))
+                row["source"], row["target"] = row["primary"] + row["child"] + row["publish"], row["replica"] + row["pull"]
+                syncs[how].append(row)
+                print(f"{how}, {load}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()), file=sys.stderr, flush=True)
                 same(primary, replica)
                 replica("REPLICAOF", "NO", "ONE")
-        table(f"full sync of 1 GB, repl-diskless-load {load}", {how: medians(rows) for how, rows in syncs.items()}, ["s", "primary", "child", "replica"])
+        table(f"full sync of 1 GB, repl-diskless-load {load}", {how: medians(rows) for how, rows in syncs.items()},
+              ["s", "source", "primary", "child", "publish", "target", "replica", "pull"])
 
 
 try:

@@ -1,62 +1,37 @@
-"""Servers with the module on softrdma, for replication.py and replication_cost.py."""
+"""Servers with the module, for the programs of this folder: on softrdma, or, if that has no path, on the machine's own device."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 import time
 
+from resp import Client
+
 SERVER, MODULE, SOFTRDMA, FOLDER = sys.argv[1:5]
+# Another program may have had servers in the same folder.
+PLACE = tempfile.mkdtemp(prefix="servers-", dir=FOLDER)
 MIB = 1 << 20
-
-
-class Client:
-    """RESP over a Unix socket."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(120)
-        self.socket.connect(path)
-        self.file = self.socket.makefile("rb")
-
-    def send(self, *words):
-        parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-        self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(one), one) for one in parts))
-
-    def reply(self):
-        line = self.file.readline()
-        if not line.endswith(b"\r\n"):
-            raise ConnectionError("the server has ended")
-        kind, rest = line[:1], line[1:-2]
-        if kind == b"-":
-            raise RuntimeError(rest.decode())
-        if kind == b"+":
-            return rest.decode()
-        if kind == b":":
-            return int(rest)
-        if kind == b"$":
-            return None if rest == b"-1" else self.file.read(int(rest) + 2)[:-2].decode(errors="replace")
-        return [self.reply() for _ in range(int(rest))]
 
 
 class Server:
     count = 0
     all = []
 
-    def __init__(self, address, *options, replication="yes", program=SERVER, tcp=0, before=(), module=MODULE):
+    def __init__(self, address, *options, replication="yes", program=SERVER, port=6379, tcp=0, before=(), module=MODULE):
         Server.count += 1
         # A machine may have several addresses.
-        self.address, self.port = address.split(",")[0], tcp or 6379
-        self.folder = f"{FOLDER}/server-{Server.count}"
+        self.address, self.port = address.split(",")[0], tcp or port
+        self.folder = f"{PLACE}/server-{Server.count}"
         os.makedirs(self.folder)
         # A path to a Unix socket has 107 bytes.
-        self.path = f"{FOLDER}/{Server.count}.s"
+        self.path = f"{PLACE}/{Server.count}.s"
         words = [*before, "--loadmodule", module, *(["replication", replication] if replication else []), "--rdma-bind", *address.split(",")]
         words += ["--rdma-port", str(self.port), "--port", str(tcp), "--unixsocket", self.path]
         words += ["--save", "", "--dir", self.folder, "--protected-mode", "no", "--enable-debug-command", "yes", "--rdbcompression", "no"]
         words += ["--repl-diskless-sync-delay", "0", "--repl-backlog-size", "64mb", "--replica-announce-port", str(self.port)]
-        self.command = [SOFTRDMA, "run", "--address", address, "--", program, *words, *map(str, options)]
+        self.command = [*([SOFTRDMA, "run", "--address", address, "--"] if SOFTRDMA else []), program, *words, *map(str, options)]
         self.start()
 
     def start(self):

@@ -337,8 +337,8 @@ impl Tamper {
     fn refuses(&self, message: Message, immediate: Option<Immediate>) -> bool {
         match (self.variant, message) {
             (Some(Variant::EndsAtOnce), Message::RegisterXferMemory(window)) => {
-                let other = self.windows.is_some_and(|(first, _)| first.length != window.length);
-                immediate.is_some() || other
+                let shorter = self.windows.is_some_and(|(_, latest)| window.length < latest.length);
+                immediate.is_some() || shorter
             }
             (Some(Variant::EndsAtOnce), _) => immediate.is_some(),
             (Some(Variant::EndsAtKeepalive), Message::Keepalive) => immediate.is_some(),

@@ -16,7 +16,7 @@ use crate::blackbox::builtin::{BuiltInClients, BuiltInServer, small};
 use crate::blackbox::case::Case;
 use crate::blackbox::context::Side;
 use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
-use crate::blackbox::results::{Run, Target};
+use crate::blackbox::results::{CaseResult, Run, Target};
 use crate::blackbox::run::{self, Plan, RECORDED};
 use crate::blackbox::session::legal;
 use crate::blackbox::target::{TargetClients, TargetServer};
@@ -157,10 +157,12 @@ fn go<B: Descriptors>(
         selected: common.select.names(),
         recorder: Some(recorder),
         interrupted: Some(&interrupted),
+        until: common.until()?,
     };
+    let role = target.role;
     let cases: Vec<Case<'_, B>> = match common.random {
-        None => common.select.cases(target.role),
-        Some(count) => legal::cases(target.role, common.seed, count),
+        None => common.select.cases(role),
+        Some(count) => legal::cases(role, common.seed, count, common.draws.unwrap_or(legal::ALL_DRAWS)),
     };
     if cases.is_empty() {
         return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
@@ -185,11 +187,42 @@ fn go<B: Descriptors>(
     });
     bar.finish_and_clear();
     // A failed probe is no trace.
-    let is_probed = run.results.len() == cases.len();
+    let is_probed = run.results.first().is_none_or(|first| first.id != run::SANITY);
     if is_probed && common.random.is_some() {
-        run.results = legal::summed(run.results, common.seed, &again);
+        run.results = legal::summed(run.results, common.seed, common.draws, &again);
+        if common.minutes.is_some() {
+            let target = run.target.clone();
+            let plan = Plan { until: None, ..plan };
+            shrink(&mut run.results, &again, |seed, draws| {
+                let case = legal::cases(role, seed, 1, draws);
+                let results = run::run(&case, backend, side, &plan, target.clone(), |_, _| {}).results;
+                results.into_iter().find(|result| result.verdict == Verdict::Fail)
+            });
+        }
     }
     Ok(run)
+}
+
+/// Replaces the first failure by that of the peer with the fewest draws that still fails.
+/// `failure` runs the peer of a seed with so many draws.
+fn shrink(results: &mut [CaseResult], again: &str, mut failure: impl FnMut(u64, u64) -> Option<CaseResult>) {
+    let failed = results.iter_mut().find(|result| result.verdict == Verdict::Fail);
+    let Some((first, seed)) = failed.and_then(|first| legal::seed(&first.id).map(|seed| (first, seed)))
+    else {
+        return;
+    };
+    let mut smallest = None;
+    let fewest = legal::fewest_draws(|draws| {
+        let failed = failure(seed, draws);
+        let fails = failed.is_some();
+        // Those that fail come with ever fewer draws.
+        smallest = failed.or_else(|| smallest.take());
+        fails
+    });
+    if let (Some(draws), Some(smallest)) = (fewest, smallest) {
+        let repro = format!("{again} --random 1 --seed {seed} --draws {draws}");
+        *first = CaseResult { id: first.id.clone(), repro, ..smallest };
+    }
 }
 
 /// Returns a flag that the first Ctrl-C, or SIGTERM, sets. The second ends the program at once.

@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdma_conn::Options;
@@ -12,6 +12,9 @@ use crate::blackbox::results::{Target, without};
 use crate::blackbox::select::{Harm, Select};
 use crate::requirements::Role;
 use intercept::mistakes::Mistake;
+
+/// As many random peers as `--minutes` allows.
+const MOST_RANDOM: &str = "100000";
 
 /// The target.
 #[derive(Subcommand, Clone, Debug)]
@@ -80,10 +83,18 @@ pub(super) struct Common {
     #[command(flatten)]
     pub(super) select: Select,
     /// Instead of the cases: this many peers that do anything the specification allows, drawn at
-    /// random.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000),
+    /// random; without a number, as many as --minutes allows.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = MOST_RANDOM,
+          value_parser = clap::value_parser!(u64).range(1..=1_000_000),
           conflicts_with_all = ["select", "skip", "quick", "level", "profile"])]
     pub(super) random: Option<u64>,
+    /// Minutes after which no further of these peers begins.
+    #[arg(long, value_name = "M", requires = "random")]
+    pub(super) minutes: Option<f64>,
+    /// How many numbers each of these peers draws: then it does the plainest thing. A failure says
+    /// how few suffice for it.
+    #[arg(long, value_name = "D", requires = "random")]
+    pub(super) draws: Option<u64>,
     /// The first of these peers; each of the others has the number after it.
     #[arg(long, value_name = "S", default_value_t = 0, requires = "random")]
     pub(super) seed: u64,
@@ -166,6 +177,17 @@ impl Common {
             .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
     }
 
+    /// Returns when no further random peer begins.
+    pub(super) fn until(&self) -> Result<Option<Instant>, CommandError> {
+        let wrong = || usage("--minutes wants a number above 0");
+        let minutes = self.minutes.map(|minutes| Duration::try_from_secs_f64(60.0 * minutes)).transpose();
+        let minutes = minutes.map_err(|_| wrong())?.filter(|minutes| !minutes.is_zero());
+        if self.minutes.is_some() && minutes.is_none() {
+            return Err(wrong());
+        }
+        Ok(minutes.and_then(|minutes| Instant::now().checked_add(minutes)))
+    }
+
     pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),
@@ -219,8 +241,18 @@ impl Common {
 
 /// Returns the command that repeats the run, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
-    const LEFT_OUT: [&str; 8] =
-        ["--select", "--skip", "--random", "--seed", "--out", "--format", "--baseline", "--write-baseline"];
+    const LEFT_OUT: [&str; 10] = [
+        "--select",
+        "--skip",
+        "--random",
+        "--seed",
+        "--minutes",
+        "--draws",
+        "--out",
+        "--format",
+        "--baseline",
+        "--write-baseline",
+    ];
     let mut words = vec!["valkey-rdma-conformance".to_string()];
     for word in without(arguments, &LEFT_OUT) {
         match word.as_str() {

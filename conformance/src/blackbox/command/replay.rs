@@ -61,7 +61,7 @@ fn results(arguments: &[String], wanted: &[&CaseResult]) -> Result<Vec<CaseResul
     let mut cases = arguments.clone();
     for result in wanted {
         if let Some(seed) = legal::seed(&result.id) {
-            let mut one = without(arguments, &["--random", "--seed"]);
+            let mut one = without(arguments, &["--random", "--seed", "--minutes"]);
             one.extend(["--random", "1", "--seed"].map(str::to_string));
             one.push(seed.to_string());
             // A random peer that now passes is summed up under another id.

@@ -2,6 +2,7 @@
 //! notifications, messages, pauses, and when it disconnects. Beside the rules of every case, two
 //! oracles judge the target: the stream, and the suite's memory but for notified bytes.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -26,11 +27,14 @@ const MOST: u32 = 600;
 /// The most registrations of a trace after the first. Each makes room for a window of replies.
 const REGISTRATIONS: usize = 200;
 const MEMORY: u32 = 64 << 10;
+/// More draws than any trace makes.
+pub const ALL_DRAWS: u64 = 1 << 20;
 /// Bytes of replies that a trace requests.
 const REPLIES: usize = 256 << 10;
 
-/// Returns `count` cases, each with a peer of its own: seed, seed + 1, and so on.
-pub fn cases<'a, B: Descriptors>(role: Role, seed: u64, count: u64) -> Vec<Case<'a, B>> {
+/// Returns `count` cases, each with a peer of its own: seed, seed + 1, and so on. A peer that has
+/// drawn `draws` numbers does the plainest thing.
+pub fn cases<'a, B: Descriptors>(role: Role, seed: u64, count: u64, draws: u64) -> Vec<Case<'a, B>> {
     let case = |seed: u64| Case {
         id: ID,
         role: Some(role),
@@ -40,22 +44,24 @@ pub fn cases<'a, B: Descriptors>(role: Role, seed: u64, count: u64) -> Vec<Case<
         source: "",
         tags: &[],
         run: Box::new(move |context: &Context<'_, B>, _: &_| {
-            let judged = trace(context, seed);
+            let judged = trace(context, seed, draws);
             judged.map_err(|stop| Stop { reason: format!("seed {seed}: {}", stop.reason), ..stop })
         }),
     };
     (0..count).map(|number| case(seed.wrapping_add(number))).collect()
 }
 
-/// Combines all passes, and names other results by their seeds. `again` is the command to repeat.
-pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResult> {
+/// Combines all passes, and names other results by their seeds. `again` is the command to repeat,
+/// with so many draws.
+pub fn summed(results: Vec<CaseResult>, seed: u64, draws: Option<u64>, again: &str) -> Vec<CaseResult> {
+    let draws = draws.map_or(String::new(), |draws| format!(" --draws {draws}"));
     let traces = results.len();
     let took: f64 = results.iter().map(|result| result.took).sum();
     let (passed, mut summed): (Vec<_>, Vec<_>) = (0..)
         .zip(results)
         .map(|(number, mut result)| {
             let seed = seed.wrapping_add(number);
-            result.repro = format!("{again} --random 1 --seed {seed}");
+            result.repro = format!("{again} --random 1 --seed {seed}{draws}");
             if !result.verdict.is_pass() {
                 result.id = format!("{OF_SEED}{seed}");
             }
@@ -65,7 +71,7 @@ pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResul
     let count = passed.len();
     if let Some(mut first) = passed.into_iter().next() {
         first.reason = format!("{count} of {traces} traces, from seed {seed} on");
-        first.repro = format!("{again} --random {traces} --seed {seed}");
+        first.repro = format!("{again} --random {traces} --seed {seed}{draws}");
         first.took = took;
         summed.insert(0, first);
     }
@@ -77,8 +83,21 @@ pub fn seed(id: &str) -> Option<u64> {
     id.strip_prefix(OF_SEED)?.parse().ok()
 }
 
-fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
-    let mut legal = Legal { rng: Rng::with_seed(seed), said: 0, pauses: 0 };
+/// Returns how few draws suffice for a failure, by halving. `None` if it fails with none of up to
+/// [`ALL_DRAWS`].
+pub fn fewest_draws(mut fails: impl FnMut(u64) -> bool) -> Option<u64> {
+    let doubled = |draws: &u64| Some(2 * draws).filter(|draws| *draws <= ALL_DRAWS);
+    let mut most = std::iter::successors(Some(1), doubled).find(|draws| fails(*draws))?;
+    let mut least = most / 2;
+    while least + 1 < most {
+        let middle = least.midpoint(most);
+        if fails(middle) { most = middle } else { least = middle }
+    }
+    Some(most)
+}
+
+fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64, draws: u64) -> Judged {
+    let mut legal = Legal { rng: Draws { rng: Rng::with_seed(seed), left: draws }, said: 0, pauses: 0 };
     legal.pauses = legal.pick(&[0, 0, 4, 30]);
     let shape = Shape::default().window(MEMORY).receives(legal.pick(&[1024, 1024, 1025, 2000]));
     let mut session = context.connect(shape)?;
@@ -91,9 +110,35 @@ fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
     }
 }
 
+/// A limited number of draws. Then each is the last of its range.
+struct Draws {
+    rng: Rng,
+    left: u64,
+}
+
+macro_rules! draws {
+    ($($integer:ident)+) => { $(
+        fn $integer(&mut self, range: RangeInclusive<$integer>) -> $integer {
+            if self.is_spent() {
+                return *range.end();
+            }
+            self.left -= 1;
+            self.rng.$integer(range)
+        }
+    )+ };
+}
+
+impl Draws {
+    draws! { u8 u32 u64 usize }
+
+    const fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+}
+
 /// The drawn parameters, and what is used up.
 struct Legal {
-    rng: Rng,
+    rng: Draws,
     /// Notifications and messages so far.
     said: u32,
     /// The share of steps, in 256, before which the peer pauses.
@@ -102,18 +147,22 @@ struct Legal {
 
 impl Legal {
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.rng.usize(..from.len())]
+        match self.rng.is_spent() {
+            true => from[0],
+            false => from[self.rng.usize(0..=from.len() - 1)],
+        }
     }
 
     fn chance(&mut self, one_in: u32) -> bool {
-        self.rng.u32(..one_in) == 0
+        !self.rng.is_spent() && self.rng.u32(0..=one_in - 1) == 0
     }
 
     fn is_spent(&self) -> bool {
         self.said >= MOST
     }
 
-    /// Draws windows of one length (VR-MEM-008), which it returns, at up to three places.
+    /// Draws windows at up to three places, and returns the first one's length. A client's have one
+    /// length (VR-MEM-008), a server's may grow (VR-MEM-020).
     fn windows<B: Descriptors>(&mut self, session: &mut Session<'_, B>) -> u32 {
         // A client sends any amount. Its windows are long, so that it needs few registrations.
         let length = if session.client_asks() {
@@ -121,14 +170,21 @@ impl Legal {
         } else {
             self.pick(&[1, 2, 3, 31, 32, 33, 100, 511, 1000, 4096, 16_384, 65_535, MEMORY])
         };
+        if session.client_asks() && self.chance(4) {
+            let doubled = |length: &u32| length.checked_mul(2).filter(|length| *length < MEMORY);
+            let lengths = std::iter::successors(Some(length), doubled).chain([MEMORY]);
+            session.peer.plan = lengths.map(|length| (0, length)).collect();
+            session.peer.plan_ends = true;
+            return length;
+        }
         let places = self.rng.usize(1..=3);
-        session.peer.plan = (0..places).map(|_| (self.rng.u32(..=MEMORY - length), length)).collect();
+        session.peer.plan = (0..places).map(|_| (self.rng.u32(0..=MEMORY - length), length)).collect();
         length
     }
 
     fn pause(&mut self) {
-        if self.rng.u8(..) < self.pauses {
-            std::thread::sleep(Duration::from_micros(self.rng.u64(1..2000)));
+        if self.rng.u8(0..=u8::MAX) < self.pauses {
+            std::thread::sleep(Duration::from_micros(self.rng.u64(1..=1999)));
         }
     }
 
@@ -141,12 +197,12 @@ impl Legal {
         self.said += 1;
         let is_client = !session.client_asks();
         let peer = &mut session.peer;
-        match self.rng.u8(..6) {
+        match self.rng.u8(0..=5) {
             0 => peer.message(Message::Keepalive)?,
             1 => {
                 // A receiver ignores reserved bytes (VR-CTRL-006).
                 let mut bytes = Message::Keepalive.encode();
-                bytes.iter_mut().skip(2).for_each(|byte| *byte = self.rng.u8(..));
+                bytes.iter_mut().skip(2).for_each(|byte| *byte = self.rng.u8(0..=u8::MAX));
                 peer.send(&bytes)?;
             }
             2 if is_client => peer.ask_features(self.pick(&[0, 1, 0xff, u16::MAX]))?,
@@ -165,7 +221,7 @@ impl Legal {
             self.interject(session)?;
             let (mut to, room) = session.peer.room()?;
             let most = bytes.len().min(room as usize).min(MEMORY as usize);
-            let cut = match self.rng.u8(..8) {
+            let cut = match self.rng.u8(0..=7) {
                 _ if self.is_spent() => most,
                 0 => 1,
                 1 | 2 => self.rng.usize(1..=most),
@@ -176,7 +232,7 @@ impl Legal {
             let mut left = now;
             let parts = self.pick(&[0, 0, 0, 1, 2, 5]);
             for _ in 0..parts {
-                let (part, behind) = left.split_at(self.rng.usize(..=left.len()));
+                let (part, behind) = left.split_at(self.rng.usize(0..=left.len()));
                 session.peer.write(to, part)?;
                 to = beyond(to, part.len());
                 left = behind;
@@ -210,9 +266,10 @@ impl Legal {
         let leaves = self.chance(12);
         let mut asked = 0;
         let mut expected = Vec::new();
-        for _ in 0..self.rng.usize(1..=20) {
+        let exchanges = if self.rng.is_spent() { 1 } else { self.rng.usize(1..=20) };
+        for _ in 0..exchanges {
             let longest = self.pick(&[0, 20, 20, 300, 5000, 70_000]);
-            let Exchange { send, expect } = session.require_exchange(self.rng.usize(..=longest))?;
+            let Exchange { send, expect } = session.require_exchange(self.rng.usize(0..=longest))?;
             asked += expect.len();
             if asked > most {
                 break;

@@ -29,6 +29,8 @@ pub(in crate::model) enum Event {
     Sweep,
     /// A completion queue was overrun: its queue pairs fail, those behind `after`.
     Overrun { queue: QueueId, after: Option<PairId> },
+    /// A host has joined, and further resolutions await one of its addresses.
+    Joined(HostId),
     /// Address or route resolution ends.
     Resolved { id: IdentifierId, resolution: u64, how: NoticeKind },
     /// A message of the connection manager arrives.

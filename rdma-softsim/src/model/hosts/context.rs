@@ -45,7 +45,7 @@ pub enum About {
 }
 
 /// Maximum waiting events of one context. A program that reads none misses later ones.
-const MOST_NOTICES: usize = 1024;
+pub(in crate::model) const MOST_NOTICES: usize = 1024;
 
 /// The devices that programs have opened.
 pub(in crate::model) struct Contexts {

@@ -7,6 +7,8 @@ use core::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use rdma_backend::time::Instant;
+
 use super::base::arena::{Arena, visit};
 use super::base::ids::{HostId, IdentifierId, kind};
 use crate::error::Error;
@@ -29,6 +31,8 @@ pub(crate) struct Host {
     /// The dynamic port that is tried next.
     next_port: u16,
     pub(super) registered: u64,
+    /// Until when faults keep its link down.
+    down_until: Instant,
 }
 
 impl Host {
@@ -87,6 +91,7 @@ impl Hosts {
             listeners,
             next_port: FIRST,
             registered: 0,
+            down_until: Instant::default(),
         });
         // A former owner keeps its listeners there, which no request reaches any more.
         for ip in addresses {
@@ -159,6 +164,19 @@ impl Hosts {
 
     pub(super) fn addresses(&self, id: HostId) -> Vec<IpAddr> {
         self.all.get(id).map_or_else(Vec::new, |host| host.addresses.clone())
+    }
+
+    /// Records that a fault keeps the link of a host down until then. A short fault does not end a
+    /// longer one.
+    pub(super) fn down_until(&mut self, id: HostId, until: Instant) {
+        if let Some(host) = self.all.get_mut(id) {
+            host.down_until = host.down_until.max(until);
+        }
+    }
+
+    /// Returns whether no fault keeps its link down any more.
+    pub(super) fn is_repaired(&self, id: HostId, now: Instant) -> bool {
+        self.all.get(id).is_none_or(|host| now >= host.down_until)
     }
 
     pub(super) fn alive(&self, id: HostId) -> Result<&Host, Error> {

@@ -14,6 +14,7 @@ use super::event_channel::NoticeKind;
 use super::identifier::{MOST_UNREAD, NET_UNREACHABLE, Phase, TIMED_OUT, listen_backlog};
 use crate::error::Error;
 use crate::faults::{Fault, Site};
+use crate::model::PIECE;
 use crate::model::base::arena::visit;
 use crate::model::base::environment::Environment;
 use crate::model::base::event::Event;
@@ -159,20 +160,24 @@ impl Manager {
         Ok(())
     }
 
-    /// Resolves the identifiers that await a host with one of these addresses.
-    pub(in crate::model) fn found(&mut self, env: &mut Environment, addresses: &[IpAddr]) {
+    /// Resolves identifiers that await a host with one of these addresses, the first of them.
+    /// Returns whether there are no more.
+    pub(in crate::model) fn found(&mut self, env: &mut Environment, addresses: &[IpAddr]) -> bool {
         // By place, whichever address each of them awaits.
         let mut found = BTreeSet::new();
         for ip in addresses {
             let awaiting = (*ip, IdentifierId::FIRST)..=(*ip, IdentifierId::NONE);
-            found.extend(self.awaited.range(awaiting).inspect(|_| visit()).map(|(_, id)| *id));
+            found
+                .extend(self.awaited.range(awaiting).inspect(|_| visit()).map(|(_, id)| *id).take(PIECE + 1));
         }
-        for id in found {
+        let all = found.len() <= PIECE;
+        for id in found.into_iter().take(PIECE) {
             self.await_no_more(id);
             self.set_phase(id, Phase::ResolvingAddress);
             // Beside its time-out: the first of the two ends it.
             self.end_resolution(env, id, env.parameters().latency, NoticeKind::AddressResolved);
         }
+        all
     }
 
     pub(in crate::model) fn await_no_more(&mut self, id: IdentifierId) {

@@ -101,8 +101,8 @@ impl Manager {
     }
 
     /// Returns what `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the
-    /// peer's queue pair, how many READs this side may have outstanding, and how often it retries
-    /// without a receive.
+    /// peer's queue pair, what the peer has passed, and how often this side retries without an
+    /// acknowledgement.
     pub(in crate::model) fn offered(&self, pairs: &Pairs, id: IdentifierId) -> Result<Offered, Error> {
         let identifier = self.find(id)?;
         let (local, remote) = self.ends(id).ok_or(Error::State("the identifier has no peer"))?;
@@ -111,11 +111,7 @@ impl Manager {
             remote: remote.ip(),
             peer: identifier.peer_pair.map_or(0, |pair| pairs.number(pair)),
             theirs: identifier.theirs,
-            // The request's `retry_count` applies to both sides; `rdma_accept(3)` ignores its own.
-            retry: match identifier.phase {
-                Phase::Requested | Phase::Accepted => identifier.theirs.retry_count,
-                _ => identifier.ours.retry_count,
-            },
+            retry: identifier.retry,
         })
     }
 
@@ -131,6 +127,7 @@ impl Manager {
         self.note_call(env, id, "connect");
         if let Some(identifier) = self.get_mut(id) {
             identifier.ours = *params;
+            identifier.retry = params.retry_count;
             identifier.phase = Phase::Connecting;
         }
         self.send_packet_with(env, id, Body::Request { params: *params, pair }, padded(data, REQUEST_DATA));
@@ -266,6 +263,7 @@ impl Manager {
         child.peer = Some(packet.from);
         child.peer_pair = Some(pair);
         child.theirs = params;
+        child.retry = params.retry_count;
         let id = self.insert(child);
         // From now on its REJ or DREQ finds the passive side.
         if let Some(active) = self.get_mut(packet.from) {
@@ -370,9 +368,7 @@ impl Manager {
         let Some(identifier) = self.get(id).filter(|id| !id.external) else { return };
         let (Some(pair), Some(peer)) = (identifier.pair, identifier.peer_pair) else { return };
         let Some((local, remote)) = self.ends(id) else { return };
-        let (ours, theirs) = (identifier.ours, identifier.theirs);
-        // The request's retry_count applies to both sides; rdma_accept(3) ignores its own.
-        let retry = if identifier.phase == Phase::Accepted { theirs.retry_count } else { ours.retry_count };
+        let (ours, theirs, retry) = (identifier.ours, identifier.theirs, identifier.retry);
         // As many as this side may send and the other answers (`rdma_connect(3)`).
         let read_depth = ours.initiator_depth.min(theirs.responder_resources);
         let host = identifier.host;

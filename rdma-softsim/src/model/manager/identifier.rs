@@ -19,7 +19,8 @@ pub(in crate::model) const NET_UNREACHABLE: i32 = -101;
 /// A listener's default backlog, `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: u32 = 1024;
 /// With this many unread events, an identifier begins no resolution, which would end in another.
-pub(in crate::model) const MOST_UNREAD: usize = 64;
+/// They are within [`OBJECT`](crate::footprint::OBJECT).
+pub(in crate::model) const MOST_UNREAD: usize = 8;
 /// Reject reason of a side that stopped waiting (InfiniBand CM, table of REJ reasons).
 pub(in crate::model) const REJECT_TIMEOUT: i32 = 4;
 
@@ -73,6 +74,8 @@ pub(crate) struct Identifier {
     /// The parameters of both sides, as each passed them.
     pub(in crate::model) ours: ConnectParams,
     pub(in crate::model) theirs: ConnectParams,
+    /// The request's `retry_count`, which applies to both sides: `rdma_accept(3)` ignores its own.
+    pub(in crate::model) retry: u8,
     /// The numbers of its unread events, and how many of them are connect requests.
     pub(in crate::model) unread: VecDeque<u64>,
     pub(in crate::model) requests: u32,
@@ -156,6 +159,7 @@ impl Identifier {
             arrival: Instant::from_start(Duration::ZERO),
             ours: NO_PARAMS,
             theirs: NO_PARAMS,
+            retry: 0,
             unread: VecDeque::new(),
             requests: 0,
         }

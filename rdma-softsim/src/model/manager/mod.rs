@@ -37,6 +37,12 @@ impl Manager {
         Self { channels: Objects::new(), all: Objects::new(), awaited: BTreeSet::new(), keys: 0 }
     }
 
+    /// Returns how many resolutions await a host.
+    #[cfg(test)]
+    pub(in crate::model) fn awaiting(&self) -> usize {
+        self.awaited.len()
+    }
+
     pub(super) fn get(&self, id: IdentifierId) -> Option<&Identifier> {
         self.all.get(id)
     }

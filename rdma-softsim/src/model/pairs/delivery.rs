@@ -15,19 +15,21 @@ use crate::model::regions::parts::{Part, Parts};
 use crate::request::Rights;
 use crate::trace::EntryKind;
 
-impl Pairs {
+impl SendWork {
     /// Returns whether the sending device may read the message's bytes.
-    pub(in crate::model) fn readable(&self, regions: &Regions, work: &SendWork) -> bool {
-        match work.source {
-            Source::Memory(ref parts) if work.reads_memory() => regions.allows(parts, work.len, Access::NONE),
+    pub(in crate::model) fn readable(&self, regions: &Regions) -> bool {
+        match self.source {
+            Source::Memory(ref parts) if self.reads_memory() => regions.allows(parts, self.len, Access::NONE),
             // Not done at the peer if its result cannot be stored.
-            Source::Memory(ref parts) if work.atomic.is_some() => {
-                regions.allows(parts, work.len, Access::LOCAL_WRITE)
+            Source::Memory(ref parts) if self.atomic.is_some() => {
+                regions.allows(parts, self.len, Access::LOCAL_WRITE)
             }
             _ => true,
         }
     }
+}
 
+impl Pairs {
     /// Returns the target of the peer's WRITE or READ. Without bytes only the queue pair must allow
     /// it (IBA: R_Key is not validated).
     pub(in crate::model) fn check_remote(

@@ -75,6 +75,8 @@ impl Pairs {
     }
 
     pub(super) fn remove(&mut self, id: PairId) -> Option<QueuePair> {
+        // A receive of a shared queue is still there for the other queue pairs.
+        self.return_receive(id);
         let pair = self.all.remove(id)?;
         // For the next queue pair, as on devices: an unpolled completion then names another.
         self.numbers.take_back(pair.number);

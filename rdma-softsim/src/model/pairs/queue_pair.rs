@@ -1,5 +1,6 @@
 //! A queue pair, and the requests that are posted to it.
 
+use rdma_backend::time::Instant;
 use rdma_backend::{QueuePairLimits, SendOp};
 
 use super::ownership::Ownership;
@@ -42,6 +43,8 @@ pub(crate) struct QueuePair {
     pub(in crate::model) ownership: Ownership,
     /// Whether a fault blocks its messages.
     pub(in crate::model) cut: bool,
+    /// Until when: the end of another fault before that has no effect.
+    pub(in crate::model) cut_until: Instant,
     /// How often it was reset. Completions from before free no slots.
     pub(in crate::model) resets: u32,
     /// Copies of its long messages in progress.
@@ -102,6 +105,7 @@ impl QueuePair {
             held: PendingCompletions::default(),
             ownership: Ownership::default(),
             cut: false,
+            cut_until: Instant::default(),
             resets: 0,
             bulks: 0,
         }

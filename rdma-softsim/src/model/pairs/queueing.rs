@@ -19,17 +19,12 @@ use crate::trace::{EntryKind, MESSAGE, Work};
 
 pub(in crate::model) const MAX_MESSAGE: usize = 1 << 31;
 
-impl Pairs {
+impl QueuePair {
     /// Checks as a device does when posting: the slice is inside its region, and the region in the
     /// pair's domain.
-    pub(in crate::model) fn check_part(
-        &self,
-        regions: &Regions,
-        pair: &QueuePair,
-        part: &Part,
-    ) -> Result<(), Error> {
+    pub(in crate::model) fn check_part(&self, regions: &Regions, part: &Part) -> Result<(), Error> {
         let region = regions.get(part.region).ok_or(Error::Gone("region"))?;
-        if region.domain != pair.domain {
+        if region.domain != self.domain {
             return Err(Error::Argument("the region is of another protection domain"));
         }
         // The sum of a program's numbers may wrap.
@@ -41,7 +36,27 @@ impl Pairs {
         }
         Ok(())
     }
+}
 
+impl SendWork {
+    pub(in crate::model) fn describe(&self, regions: &Regions) -> Work {
+        let Self { id, op, len, signaled, .. } = *self;
+        let mut message = [0; MESSAGE];
+        let short = matches!(op, SendOp::Send | SendOp::SendImmediate(_)) && len <= MESSAGE;
+        // Oracles parse control messages: a trace has them whole, and nothing of longer ones.
+        let read = short
+            && match &self.source {
+                Source::Inline(bytes) => {
+                    message[..len].copy_from_slice(bytes);
+                    true
+                }
+                Source::Memory(parts) => regions.gather(parts, &mut message[..len]),
+            };
+        Work { id, op, len, signaled, message: read.then_some(message) }
+    }
+}
+
+impl Pairs {
     /// Checks whether a queue pair sends such messages, from that address.
     pub(in crate::model) fn check_destination(
         &self,
@@ -101,22 +116,6 @@ impl Pairs {
         Ok(())
     }
 
-    pub(in crate::model) fn describe(&self, regions: &Regions, work: &SendWork) -> Work {
-        let SendWork { id, op, len, signaled, .. } = *work;
-        let mut message = [0; MESSAGE];
-        let short = matches!(op, SendOp::Send | SendOp::SendImmediate(_)) && len <= MESSAGE;
-        // Oracles parse control messages: a trace has them whole, and nothing of longer ones.
-        let read = short
-            && match &work.source {
-                Source::Inline(bytes) => {
-                    message[..len].copy_from_slice(bytes);
-                    true
-                }
-                Source::Memory(parts) => regions.gather(parts, &mut message[..len]),
-            };
-        Work { id, op, len, signaled, message: read.then_some(message) }
-    }
-
     /// Puts a request on the send queue. Returns whether it must be flushed.
     pub(in crate::model) fn enqueue(
         &mut self,
@@ -136,7 +135,7 @@ impl Pairs {
             SendWork { id: work, op, atomic, source, len, to, signaled, solicited, shows, brought: None };
         let failed = pair.state == QueuePairState::Error;
         if env.is_observed() {
-            let posted = self.describe(regions, &work);
+            let posted = work.describe(regions);
             env.note(|| EntryKind::Posted { pair: number, work: posted });
         }
         let Some(pair) = self.get_mut(id) else { return false };

@@ -48,8 +48,7 @@ impl Pairs {
             Some(Fault::KeyRefused | Fault::RequestRefused | Fault::ReceiveGone | Fault::Lose)
         );
         let heard = !refused && self.listening(hosts, from, epoch, sequence) == Some(Ordering::Equal);
-        if len == 0
-            || (work.reads_memory() && (!self.readable(regions, work) || struck == Some(Fault::SourceGone)))
+        if len == 0 || (work.reads_memory() && (!work.readable(regions) || struck == Some(Fault::SourceGone)))
         {
             return None;
         }

@@ -228,6 +228,20 @@ fn a_wake_is_taken_back_even_if_the_event_was() {
     assert!(!model.take_notice(channel).unwrap().emptied);
 }
 
+/// `rdma_accept(3)` ignores its own `retry_count`, before and after the connection is established.
+#[test]
+fn the_request_says_how_often_both_sides_retry() {
+    let setup = Setup {
+        connect: ConnectParams { retry_count: 3, ..PARAMS },
+        accept: ConnectParams { retry_count: 1, ..PARAMS },
+        ..Setup::default()
+    };
+    let w = World::half_open(&setup);
+    assert_eq!(w.model.offered(w.b.id).unwrap().retry, 3);
+    let w = World::new(&setup);
+    assert_eq!([w.a.id, w.b.id].map(|id| w.model.offered(id).unwrap().retry), [3, 3]);
+}
+
 #[test]
 fn calls_out_of_order_are_errors() {
     let mut w = World::half_open(&Setup::default());

@@ -11,6 +11,7 @@ use super::*;
 use crate::faults::{Connections, Fault, When};
 use crate::model::base::arena::visits;
 use crate::model::hosts::context::About;
+use crate::model::manager::identifier::MOST_UNREAD;
 use crate::request::Service;
 
 /// Memory of a program, whose bytes have no meaning.
@@ -365,6 +366,14 @@ fn long_work_gives_the_lock_back() {
     let pieces: &[Pieces] = &[
         ("the list of queue pairs", |c| assert!(c.model.connections(0, usize::MAX).1.is_some()), |_| 0),
         ("a look at all queues", |c| assert!(c.model.look_at_some(0).is_some()), |_| 0),
+        (
+            "a program that joins, and whose address others await",
+            |c| {
+                c.model.add_host(&[ip(9)], Limits::default());
+                c.model.settle();
+            },
+            |c| c.model.manager.awaiting(),
+        ),
         ("the queue pairs of a lost queue", |c| c.model.overrun(c.ends[0].queue, None), lost),
         (
             "messages that are late",
@@ -490,7 +499,7 @@ fn what_is_gone_leaves_no_timer() {
         pass(&mut model, millis(1));
         error.map(|error| (count, error))
     });
-    assert!(matches!(refused, Some((64, Error::State(_)))), "{refused:?}");
+    assert!(matches!(refused, Some((MOST_UNREAD, Error::State(_)))), "{refused:?}");
     while notice(&mut model, channel).is_some() {}
     resolve(&mut model, id, 251, millis(1)).unwrap();
 }

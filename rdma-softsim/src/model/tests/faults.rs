@@ -1,6 +1,7 @@
 //! Links that go down, hosts that die, and leftovers.
 
 use super::*;
+use crate::faults::{Connections, Fault, When};
 use CompletionStatus as Status;
 
 fn until_given_up(parameters: &Parameters, retries: u32) -> Duration {
@@ -54,6 +55,38 @@ fn a_link_that_comes_back_in_time_costs_time_only() {
     assert_eq!(ids, [(1, true), (2, true), (3, true)]);
     assert_eq!(w.b.completions(&mut w.model).len(), 3);
     w.end();
+}
+
+/// Of two faults of one link, or of one connection, the longer one counts.
+#[test]
+fn a_short_fault_does_not_end_a_longer_one() {
+    for whole in [true, false] {
+        let mut w = World::new(&Setup::default());
+        let connections = if whole { Connections::All } else { Connections::Pair(w.a.number) };
+        for micros in [200_000, 1_000] {
+            w.model.inject(w.a.host, connections, Fault::LinkDown { micros }, Ok(When::Event(0)));
+        }
+        // Both begin with this message.
+        w.a.post(&mut w.model, 1, SendOp::Write(w.b.remote(0)), 4).unwrap();
+        assert_eq!(w.model.faults_struck(), 2);
+        w.pass(millis(200) - Duration::from_nanos(1));
+        assert_eq!(w.a.completions(&mut w.model), []);
+        w.pass(millis(100));
+        assert_eq!(w.a.completions(&mut w.model), [(1, Ok(Completed::Write))]);
+        while notice(&mut w.model, w.a.channel).is_some() {}
+        w.end();
+    }
+}
+
+/// A fault is no limit that could be raised.
+#[test]
+fn an_injected_shortage_names_no_limit() {
+    let (mut model, host, _) = hosts(Parameters::default());
+    let context = model.open(host).unwrap();
+    model.inject(host, Connections::All, Fault::Exhausted, Ok(When::Event(0)));
+    let error = model.create_domain_in(context).unwrap_err().to_string();
+    assert_eq!(error, "the device has no more protection domains (an injected fault)");
+    model.create_domain_in(context).unwrap();
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use rdma_backend::RnrTimer;
+
 use super::*;
 use crate::model::flights::freight::Held;
 use crate::request::{Atomic, Rights};
@@ -110,6 +112,59 @@ impl Programs {
     fn written(&self) -> usize {
         self.memory[1].0.lock().unwrap().iter().filter(|byte| **byte == 3).count()
     }
+}
+
+/// A queue pair that is destroyed while a message arrives gives back the receive it has reserved.
+#[test]
+fn a_reserved_receive_outlives_its_queue_pair() {
+    let (mut model, a, b) = hosts(Parameters::default());
+    model.carry_bulks();
+    let [sends, receives] = [a, b].map(|host| {
+        let context = model.open(host).unwrap();
+        let domain = model.create_domain_in(context).unwrap();
+        let queue = model.create_queue_in(context, 1, 64).unwrap();
+        let memory: Arc<dyn ForeignMemory> = Arc::new(Far::new(3));
+        let rights = Rights { access: Access::REMOTE_WRITE, atomics: false };
+        let region = model.register_at(domain, AT, Bytes::Foreign { memory, len: LEN }, rights).unwrap();
+        (context, domain, queue, Part { region: region.id, offset: 0, len: 4096 })
+    });
+    let shared = model.create_shared(receives.0, 10, receives.1, 8, 0).unwrap();
+    for id in [1, 2] {
+        model.post_shared(shared, &PostedReceive { id, local: Parts::One(receives.3) }).unwrap();
+    }
+    let pairs = [1, 2].map(|name| {
+        let ends = [(sends, None), (receives, Some(shared))].map(|((context, domain, queue, _), shared)| {
+            let (send_queue, receive_queue) = (queue, queue);
+            let (service, limits) = (crate::Service::Connected, Setup::default().limits);
+            let attributes = PairAttributes { domain, send_queue, receive_queue, shared, service, limits };
+            model.create_pair_in(context, name, &attributes).unwrap().0
+        });
+        for (own, peer, [local, remote]) in [(0, 1, [ip(1), ip(2)]), (1, 0, [ip(2), ip(1)])] {
+            let number = model.pairs.number(ends[peer]);
+            model.initialise(ends[own]).unwrap();
+            model.begin_receiving(ends[own], local, remote, number, RnrTimer::SLOWEST).unwrap();
+            model.begin_sending(ends[own], 7, 7, 1).unwrap();
+        }
+        ends
+    });
+    for [sender, receiver] in pairs {
+        let work = PostedSend { id: 9, op: SendOp::Send, local: sends.3, signaled: true, inline: false };
+        model.post_send(sender, &work).unwrap();
+        model.ring(sender);
+        model.settle();
+        let mut freight = model.next_freight().expect("a message is on its way");
+        if receiver == pairs[0][1] {
+            model.destroy_pair(receiver);
+        }
+        while !freight.is_at_its_end() {
+            freight.step();
+        }
+        model.end_freight(freight);
+        model.settle();
+    }
+    let mut into = [Completion::EMPTY; 4];
+    assert_eq!(model.poll(receives.2, &mut into), Ok(1));
+    assert_eq!((into[0].id, into[0].result), (1, Ok(recv(4096))));
 }
 
 #[test]

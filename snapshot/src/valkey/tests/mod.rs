@@ -42,6 +42,8 @@ struct State {
     told: Vec<String>,
     /// The version of its RDBs, if not 80, as a character.
     version: Option<char>,
+    /// What it says of its modules.
+    modules: &'static str,
     /// Commands that it refuses a number of times, repeating them in its answer.
     refuses: Vec<(&'static str, usize)>,
     primary: Option<SocketAddr>,
@@ -117,6 +119,7 @@ impl Fake {
                 bulk(&format!("role:master\r\nmaster_replid:{HISTORY}\r\nmaster_repl_offset:1000\r\n"))
             }
             ["INFO", "server"] => bulk(&format!("run_id:{HISTORY}\r\n")),
+            ["INFO", "modules"] => bulk(&format!("{}\r\n", state.modules)),
             ["INFO", _] => bulk("\r\n"),
             // No library, a version, and a checksum.
             ["FUNCTION", "DUMP"] => bulk(&format!("{}\0\0\0\0\0\0\0\0\0", state.version.unwrap_or('P'))),
@@ -163,7 +166,7 @@ impl Fake {
             Some(password) => self.server(password),
             None => Server::new(&format!("valkey://{}", self.address)).expect("a URL"),
         };
-        Target { server, replace: false, serve_on: None, notes: self.notes.clone() }
+        Target { server, replace: false, modules: false, serve_on: None, notes: self.notes.clone() }
     }
 
     /// Returns a sink that has this RDB for it, with a thread on which `work` uses the sink.

@@ -184,6 +184,10 @@ fn a_target_never_sees_a_wrong_rdb() {
         let error = refuses(&fake, rdb);
         assert!(error.contains(why), "{error}");
     }
+    // One with modules may lack this one. Its user knows.
+    fake.state().modules = "module:name=other,ver=1";
+    let error = refuses(&fake, &summed(b"REDIS0011", b"\x07\x01k\x81\0\0\0\0\0\0\0\0\0"));
+    assert!(error.contains("--modules says that it has it"), "{error}");
     fake.state().version = Some('\x0b');
     let error = refuses(&fake, &summed(b"VALKEY080", b""));
     assert!(error.contains("takes RDBs up to version 11"), "{error}");

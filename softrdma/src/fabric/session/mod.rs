@@ -172,7 +172,7 @@ struct Opened {
 
 impl Opened {
     fn open(host: &SoftSim, program: &Arc<Program>) -> Result<Self, Refusal> {
-        let taken = program.take(LEVEL)?;
+        let taken = program.take(Amounts { memory: footprint::CONTEXT, ..LEVEL })?;
         let events = Arc::new(Level::new()?);
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&events);
         let device = host.open(signal).map_err(|_| Errno::NODEV)?;
