@@ -43,7 +43,7 @@ impl Client {
         let completions = self.endpoint.completions_fd(self.id);
         polled.extend(completions.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let limit = Timespec { tv_sec: if self.is_due() { 0 } else { 100 }, tv_nsec: 0 };
-        assert!(poll(&mut polled, Some(&limit)).expect("poll") > 0 || self.is_due(), "nobody wakes it");
+        assert!(poll(&mut polled, Some(&limit)).expect("poll") > 0 || self.is_due(), "no wake-up came");
     }
 
     fn is_due(&self) -> bool {
@@ -90,7 +90,7 @@ fn sleep(server: &Endpoint<SoftSim>, events: &SharedEvents<SoftSim>, clients: &[
     let due =
         server.next_timeout().is_some_and(|at| at <= server.now()) || clients.iter().any(Client::is_due);
     let limit = Timespec { tv_sec: if due { 0 } else { 100 }, tv_nsec: 0 };
-    assert!(poll(&mut polled, Some(&limit)).expect("poll") > 0 || due, "nobody is woken");
+    assert!(poll(&mut polled, Some(&limit)).expect("poll") > 0 || due, "no thread was woken");
 }
 
 #[test]

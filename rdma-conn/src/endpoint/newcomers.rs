@@ -275,7 +275,7 @@ mod tests {
 
     /// After a shortage no event is read for a while. A request that lacks a place waits, too.
     #[test]
-    fn a_request_keeps_nobody_busy_while_no_event_is_read() {
+    fn a_request_does_not_spin_while_no_event_is_read() {
         let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
         let [server, client] =
             [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], rdma_softsim::Limits::default()));
