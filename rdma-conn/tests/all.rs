@@ -6,6 +6,7 @@ mod card;
 mod connecting;
 mod device;
 mod endpoint;
+mod framed;
 mod given_up;
 mod landing;
 mod late;

@@ -153,33 +153,48 @@ pub unsafe extern "C" fn vkrdma_writev(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
-        if count > 0 {
-            check(pieces, count)?;
-        }
-        let pieces: &[iovec] = match count {
-            0 => &[],
-            // SAFETY: the caller has as many structures there, which do not change during the call.
-            _ => unsafe { slice::from_raw_parts(pieces, count) },
-        };
-        let mut empty = false;
-        for piece in pieces {
-            if piece.iov_len > 0 {
-                check(piece.iov_base.cast::<u8>(), piece.iov_len)?;
-            } else {
-                empty = true;
-            }
-        }
-        // C allows any address for an empty piece; a slice does not.
-        let some: Vec<iovec>;
-        let pieces = if empty {
-            some = pieces.iter().filter(|piece| piece.iov_len > 0).copied().collect();
-            &some
-        } else {
-            pieces
-        };
-        // SAFETY: each has an address and bytes, as is checked above.
-        put(state, id, unsafe { io_slices(pieces) }, written)
+        // SAFETY: the caller has as many structures there, each with its bytes, and none of them
+        // changes during the call.
+        unsafe { with_pieces(pieces, count, |pieces| put(state, id, pieces, written)) }
     })
+}
+
+/// Calls `does` with the pieces that are not empty.
+///
+/// # Safety
+/// There are `count` structures at `pieces`, and as many bytes as each says at its address. None of
+/// them changes during the call.
+pub(crate) unsafe fn with_pieces<R>(
+    pieces: *const iovec,
+    count: usize,
+    does: impl FnOnce(&[IoSlice<'_>]) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    if count > 0 {
+        check(pieces, count)?;
+    }
+    let pieces: &[iovec] = match count {
+        0 => &[],
+        // SAFETY: as the caller promises.
+        _ => unsafe { slice::from_raw_parts(pieces, count) },
+    };
+    let mut empty = false;
+    for piece in pieces {
+        if piece.iov_len > 0 {
+            check(piece.iov_base.cast::<u8>(), piece.iov_len)?;
+        } else {
+            empty = true;
+        }
+    }
+    // C allows any address for an empty piece; a slice does not.
+    let some: Vec<iovec>;
+    let pieces = if empty {
+        some = pieces.iter().filter(|piece| piece.iov_len > 0).copied().collect();
+        &some
+    } else {
+        pieces
+    };
+    // SAFETY: each has an address and bytes, as is checked above.
+    does(unsafe { io_slices(pieces) })
 }
 
 #[inline(always)]

@@ -1,6 +1,7 @@
 //! Registered memory, to send from and to receive into without a copy.
 
 use std::ffi::c_void;
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 use std::slice;
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use any_backend::{either, one_of};
 use rdma_conn::{CallerMemory, Error, Receiving, RegisteredBuffer, Registrar, SharedMemory};
 
+use crate::bytes::with_pieces;
 use crate::device::release;
 use crate::endpoint::{Endpoint, Kind, Part, ask, connection, on_connection, place};
 use crate::error::{Code, Failed, Failure, call};
@@ -232,6 +234,44 @@ pub extern "C" fn vkrdma_lend(
             lent.write(side.endpoint.lend(id, registered, range)?.ok_or(Failure::Again)?);
             Ok(())
         })
+    })
+}
+
+/// Sends the `before_count` pieces of `before`, then `len` bytes from `offset` of a buffer without a
+/// copy, then the `after_count` pieces of `after`: as vkrdma_writev, vkrdma_lend and vkrdma_writev do,
+/// but by one doorbell, and with one notification if the peer's window has room for all. `taken` is
+/// the number of bytes taken, from the start of `before`. VKRDMA_AGAIN: no byte can be taken now.
+/// After that, or if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vkrdma_lend_framed(
+    endpoint: Option<&Endpoint>,
+    connection: u64,
+    before: *const iovec,
+    before_count: usize,
+    buffer: Option<&Buffer>,
+    offset: usize,
+    len: usize,
+    after: *const iovec,
+    after_count: usize,
+    taken: Option<&mut MaybeUninit<usize>>,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    on_connection(endpoint, connection, error, |state, id| {
+        let (taken, range) = (place(taken)?, range(offset, len)?);
+        let lend = |before: &[IoSlice<'_>], after: &[IoSlice<'_>]| {
+            with_buffer!(state, buffer, side, registered => {
+                let bytes = side.endpoint.lend_framed(id, before, registered, range, after)?;
+                taken.write(bytes.ok_or(Failure::Again)?);
+                Ok(())
+            })
+        };
+        // SAFETY: the caller has the structures there, each with its bytes, and none of them
+        // changes during the call.
+        unsafe {
+            with_pieces(before, before_count, |before| {
+                with_pieces(after, after_count, |after| lend(before, after))
+            })
+        }
     })
 }
 

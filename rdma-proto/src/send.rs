@@ -61,6 +61,9 @@ pub enum Source {
 }
 
 impl Source {
+    /// No bytes.
+    pub(crate) const NONE: Self = Self::Buffer(Span { offset: 0, len: 0 });
+
     /// Returns the number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "no bytes are as good as any other number")]
     pub const fn len(self) -> u32 {
@@ -70,15 +73,25 @@ impl Source {
     }
 }
 
-/// Most bytes in flight while some are lent, so that an id determines the whole count.
-const LENT_LIMIT: u64 = 1 << 30;
+/// Most bytes in flight when some are lent. With a full send buffer, of at most 2^30 bytes, behind
+/// them, an id still determines the whole count.
+const LENT_LIMIT: u64 = BYTES - (1 << 30);
 
-/// The part of the stream in lent memory, as byte counts. Its place in the send buffer stays
-/// unused: later bytes wait until it is posted.
+/// The part of the stream in lent memory, as byte counts. It has no place in the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Lent {
+    /// Where the loans begin that follow each other without a byte of the send buffer between them.
+    run: u64,
+    /// The last loan: only it can be not completely posted.
     begin: u64,
     end: u64,
+}
+
+impl Lent {
+    /// Returns how many of the bytes from `position` on belong to the last loans.
+    const fn behind(self, position: u64) -> u64 {
+        self.end.saturating_sub(if position > self.run { position } else { self.run })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,7 +120,7 @@ impl SendState {
             capacity: capacity as u64,
             written: 0,
             posted_at: 0,
-            lent: Lent { begin: 0, end: 0 },
+            lent: Lent { run: 0, begin: 0, end: 0 },
             posted: zero,
             signaled: 0,
             signal_at: zero,
@@ -149,15 +162,20 @@ impl SendState {
     /// (VR-XFER-011). More may begin at offset 0.
     #[inline]
     pub(crate) const fn space(&self) -> Span {
-        let free = self.capacity.saturating_sub(self.unconfirmed());
+        let free = self.capacity.saturating_sub(self.used());
         self.span(self.written_at(), free)
     }
 
     #[inline]
     pub(crate) const fn has_space(&self) -> bool {
-        // Lent bytes count as used room, and may be more than the buffer has (docs/decisions.md,
-        // 12).
-        self.unconfirmed() < self.capacity
+        self.used() < self.capacity
+    }
+
+    /// Bytes that count as used room. The last loans take none. Earlier ones count until they have
+    /// arrived, as no number says where in the stream they are (docs/decisions.md, 12).
+    #[inline]
+    const fn used(&self) -> u64 {
+        self.unconfirmed().saturating_sub(self.lent.behind(self.done.bytes))
     }
 
     #[inline]
@@ -177,7 +195,8 @@ impl SendState {
 
     #[inline]
     const fn written_at(&self) -> u64 {
-        self.place(self.posted_at.wrapping_add(self.unposted()))
+        let lent = self.lent.behind(self.posted.bytes);
+        self.place(self.posted_at.wrapping_add(self.unposted().saturating_sub(lent)))
     }
 
     #[inline]
@@ -190,6 +209,15 @@ impl SendState {
         match behind.checked_rem(self.capacity) {
             Some(offset) => offset,
             None => 0,
+        }
+    }
+
+    /// Returns the buffer place of the byte behind those of `source`, which begin at `at`.
+    #[inline(always)]
+    const fn behind(&self, at: u64, source: Source) -> u64 {
+        match source {
+            Source::Buffer(span) => self.place(at.wrapping_add(span.len as u64)),
+            Source::Lent(_) => at,
         }
     }
 
@@ -210,7 +238,8 @@ impl SendState {
         if bytes > 0 {
             let begin = self.written;
             self.write(bytes as u64);
-            self.lent = Lent { begin, end: self.written };
+            let run = if begin == self.lent.end { self.lent.run } else { begin };
+            self.lent = Lent { run, begin, end: self.written };
             self.signal_at.bytes = self.signal_at.bytes.min(self.written);
         }
         Ok(())
@@ -254,12 +283,12 @@ impl SendState {
     #[cold]
     const fn carried_in_parts(&self, first: u64, bytes: u64, requests: u64) -> u64 {
         let mut carried = first;
+        let mut at = self.behind(self.posted_at, self.next_source(bytes));
         let mut left = requests.saturating_sub(1);
         while left > 0 && carried < bytes {
-            let at = self.place(self.posted_at.saturating_add(carried));
             let next =
                 self.source(self.posted.bytes.saturating_add(carried), at, bytes.saturating_sub(carried));
-            carried = carried.saturating_add(next.len() as u64);
+            (carried, at) = (carried.saturating_add(next.len() as u64), self.behind(at, next));
             left = left.saturating_sub(1);
         }
         carried
@@ -308,13 +337,13 @@ impl SendState {
     }
 
     #[inline(always)]
-    pub(crate) fn post(&mut self, bytes: u32, notifies: bool) -> u64 {
+    pub(crate) fn post(&mut self, from: Source, notifies: bool) -> u64 {
         self.posted = Progress {
             slots: self.posted.slots.wrapping_add(1),
             notices: self.posted.notices.wrapping_add(notifies as u64),
-            bytes: self.posted.bytes.wrapping_add(bytes as u64),
+            bytes: self.posted.bytes.wrapping_add(from.len() as u64),
         };
-        self.posted_at = self.place(self.posted_at.wrapping_add(bytes as u64));
+        self.posted_at = self.behind(self.posted_at, from);
         self.posted.to_id()
     }
 

@@ -30,13 +30,14 @@ typedef struct engineLoan engineLoan;
 typedef struct engineLoans {
     engineLoan *first, *last;    /* Not released so far, in the order of the stream. */
     uint64_t accepted, reported; /* What the endpoint has taken, and what the server was told of it. */
-    uint64_t lend_to;            /* The end of the last value of which a part was lent, */
-    uint64_t copy_to;            /* and of the last part that was refused, and is copied. */
+    uint64_t lend_at, lend_to;   /* The last value of which a part was registered, */
+    uint64_t copy_to;            /* and the end of the last part that was refused, and is copied. */
     struct engineConn *prev, *next;
 } engineLoans;
 
 /* A connection of the server. IO threads read and write it, and so change `readable` and
- * `writable`. Only the main thread uses the other fields. */
+ * `writable`, `id` and `held`; `lending` says who uses it. Only the main thread uses the other
+ * fields. */
 typedef struct engineConn {
     connection c; /* First, because the server knows this part only. */
     uint64_t id;  /* Its number in the endpoint; 0 when it is closed. */

@@ -35,8 +35,9 @@ struct engineLoan {
 };
 
 static _Atomic uint64_t lend_from, lend_bytes;
-/* A share of what the process may lock; the rest is for windows of connections. */
-static _Atomic uint64_t lockable = UINT64_MAX;
+/* Half of what the process may lock, and of what the module may register: the other half is for
+ * windows of connections. */
+static _Atomic uint64_t lendable;
 static ValkeyModuleCtx *of_module; /* For calls that need one. */
 /* Whether memory is lent. The first long value has the module watch clients, and not before: who
  * lends nothing changes nothing of what the server does when a client comes or goes. */
@@ -114,7 +115,7 @@ static int wantsLoan(const engineConn *self, uint64_t at, size_t left) {
     uint64_t from = lend_from;
 
     if (at < self->lending.copy_to) return 0;
-    return at < self->lending.lend_to || (from && left >= from && left >= SHORTEST_VALUE);
+    return (at >= self->lending.lend_at && at < self->lending.lend_to) || (from && left >= from && left >= SHORTEST_VALUE);
 }
 
 int engineMayLend(const engineConn *self, const struct iovec *pieces, int count) {
@@ -147,26 +148,30 @@ static int isReleased(engineLoan *loan) {
     return atomic_load_explicit(&loan->released, memory_order_acquire);
 }
 
-/* Registers the next part of a value. Returns NULL if it is to be copied. */
-static engineLoan *newLoan(engineConn *self, const char *base, size_t left) {
+/* Registers the next part of a value, whose first byte has the position `at` in the stream. Returns
+ * NULL if it is to be copied. */
+static engineLoan *newLoan(engineConn *self, uint64_t at, const char *base, size_t left) {
     /* Parts of one length: none is so short that its registration costs more than a copy. */
     size_t parts = (left + LONGEST_LOAN - 1) / LONGEST_LOAN, len = (left + parts - 1) / parts;
-    uint64_t limit = lend_bytes, half = lockable, most = limit < half ? limit : half;
+    uint64_t limit = lend_bytes, most = limit < lendable ? limit : lendable;
     engineLoan *loan = zcalloc(sizeof(*loan));
 
     loan->base = base;
     loan->len = len;
-    loan->start = self->lending.accepted;
+    loan->start = at;
     if (atomic_fetch_add(&in_flight, len) + len > most ||
         vkrdma_register_memory(engine.endpoint, self->id, (void *)base, len, VKRDMA_LEND, release, loan, &loan->buffer, NULL) != VKRDMA_OK) {
         in_flight -= len;
         refused++;
         zfree(loan);
-        self->lending.copy_to = self->lending.accepted + len;
+        self->lending.copy_to = at + len;
         return NULL;
     }
-    if (self->lending.accepted >= self->lending.lend_to) values++;
-    self->lending.lend_to = self->lending.accepted + left;
+    if (at >= self->lending.lend_to) {
+        values++;
+        self->lending.lend_at = at;
+    }
+    self->lending.lend_to = at + left;
     if (self->lending.first) {
         self->lending.last->next = loan;
     } else {
@@ -177,29 +182,84 @@ static engineLoan *newLoan(engineConn *self, const char *base, size_t left) {
     return loan;
 }
 
-/* Lends bytes of a value, and returns their number. 0: all that is left of this part is to be
- * copied. -1: there is an error, perhaps VKRDMA_AGAIN. */
-static ssize_t lend(engineConn *self, const char *base, size_t left, vkrdma_error *error) {
-    engineLoan *loan = self->lending.last;
-    size_t lent = 0;
+/* The loan of which a part is still to be lent, or NULL. */
+static engineLoan *openLoan(const engineConn *self) {
+    return self->lending.first && self->lending.last->buffer ? self->lending.last : NULL;
+}
 
-    if (!self->lending.first || !loan->buffer) loan = newLoan(self, base, left);
-    if (!loan) return 0;
-    if (base != loan->base + loan->lent) {
-        /* The server has other bytes in the place of those that it has handed over before. */
-        *error = (vkrdma_error){.code = VKRDMA_BUG, .fault = VKRDMA_FAULT_LIBRARY};
-        return -1;
+/* A place in the pieces, and its position in the stream. */
+struct place {
+    int j;
+    size_t skip;
+    uint64_t at;
+};
+
+static void advance(struct place *place, const struct iovec *pieces, int count, size_t bytes) {
+    place->at += bytes;
+    place->skip += bytes;
+    while (place->j < count && place->skip >= pieces[place->j].iov_len) place->skip -= pieces[place->j++].iov_len;
+}
+
+/* Collects what is copied from `place` on, up to `loan` if there is one, else up to the next bytes
+ * that are to be lent. Returns how many pieces are in `run`, and moves `place` behind them. */
+static int collect(const engineConn *self, const engineLoan *loan, const struct iovec *pieces, int count, struct place *place, struct iovec *run) {
+    int collected = 0;
+
+    while (place->j < count) {
+        size_t left = pieces[place->j].iov_len - place->skip;
+        uint64_t copy_to = self->lending.copy_to;
+        if (loan ? place->at >= loan->start : wantsLoan(self, place->at, left) && isValue(pieces, count, place->j)) break;
+        if (loan && left > loan->start - place->at) left = loan->start - place->at;
+        /* Behind a part that was refused, the value may be lent again. */
+        if (place->at < copy_to && left > copy_to - place->at) left = copy_to - place->at;
+        if (left) run[collected++] = (struct iovec){.iov_base = (char *)pieces[place->j].iov_base + place->skip, .iov_len = left};
+        advance(place, pieces, count, left);
     }
-    error->code = vkrdma_lend(engine.endpoint, self->id, loan->buffer, loan->lent, loan->len - loan->lent, &lent, error);
-    if (error->code != VKRDMA_OK) return -1;
-    loan->lent += lent;
-    bytes_lent += lent;
-    self->lending.accepted += lent;
-    if (loan->lent == loan->len) {
-        vkrdma_buffer_free(loan->buffer);
-        loan->buffer = NULL;
+    return collected;
+}
+
+/* Has the endpoint take bytes from `place` on, by one call: what is copied, a part of a value that
+ * is lent, and what is copied behind the value. Moves `place` behind what was taken. Returns
+ * whether all of it was. */
+static int take(engineConn *self, const struct iovec *pieces, int count, struct place *place, vkrdma_error *error) {
+    struct iovec before[count + 1], after[count + 1]; /* One piece may be in two parts. */
+    struct place next = *place;
+    engineLoan *loan = openLoan(self);
+    int befores = collect(self, loan, pieces, count, &next, before), afters = 0;
+    size_t taken = 0, copied = next.at - place->at, lent = 0;
+
+    if (next.j < count) {
+        const char *base = (char *)pieces[next.j].iov_base + next.skip;
+        if (!loan) loan = newLoan(self, next.at, base, pieces[next.j].iov_len - next.skip);
+        if (loan && base != loan->base + loan->lent) {
+            /* The server has other bytes in the place of those that it has handed over before. */
+            *error = (vkrdma_error){.code = VKRDMA_BUG, .fault = VKRDMA_FAULT_LIBRARY};
+            return 0;
+        }
+        if (loan) advance(&next, pieces, count, loan->len - loan->lent);
+        /* Behind its last part. */
+        if (loan && next.at >= self->lending.lend_to) afters = collect(self, NULL, pieces, count, &next, after);
     }
-    return lent;
+    if (loan) {
+        error->code = vkrdma_lend_framed(engine.endpoint, self->id, before, befores, loan->buffer, loan->lent, loan->len - loan->lent, after, afters,
+                                         &taken, error);
+    } else if (befores) {
+        error->code = vkrdma_writev(engine.endpoint, self->id, before, befores, &taken, error);
+    }
+    if (error->code != VKRDMA_OK) return 0;
+    self->lending.accepted += taken;
+    if (loan && taken > copied) {
+        lent = taken - copied < loan->len - loan->lent ? taken - copied : loan->len - loan->lent;
+        loan->lent += lent;
+        bytes_lent += lent;
+        if (loan->lent == loan->len) {
+            vkrdma_buffer_free(loan->buffer);
+            loan->buffer = NULL;
+        }
+    }
+    if (taken < next.at - place->at) error->code = VKRDMA_AGAIN;
+    advance(place, pieces, count, taken);
+    return error->code == VKRDMA_OK;
 }
 
 /* Returns the position up to which the server may be told that its bytes are written: the first
@@ -212,59 +272,17 @@ static uint64_t reportable(engineConn *self) {
         zfree(loan);
         if (!self->lending.first) leaveLenders(self);
     }
-    return loan ? loan->start : self->lending.accepted;
-}
-
-/* Copies what follows, up to the next bytes that are to be lent. `*j` and `*skip` are the place in
- * the pieces. Returns whether all of it was taken. */
-static int copyRun(engineConn *self, const struct iovec *pieces, int count, int *j, size_t *skip, vkrdma_error *error) {
-    struct iovec run[count];
-    int pieces_of_run = 0;
-    size_t wanted = 0, taken = 0;
-
-    while (*j < count) {
-        size_t left = pieces[*j].iov_len - *skip;
-        uint64_t at = self->lending.accepted + wanted;
-        if (wantsLoan(self, at, left) && isValue(pieces, count, *j)) break;
-        /* Behind this part, the value may be lent again. */
-        if (at < self->lending.copy_to && left > self->lending.copy_to - at) left = self->lending.copy_to - at;
-        run[pieces_of_run++] = (struct iovec){.iov_base = (char *)pieces[*j].iov_base + *skip, .iov_len = left};
-        wanted += left;
-        *skip += left;
-        if (*skip < pieces[*j].iov_len) break;
-        *skip = 0;
-        ++*j;
-    }
-    error->code = vkrdma_writev(engine.endpoint, self->id, run, pieces_of_run, &taken, error);
-    if (error->code != VKRDMA_OK) return 0;
-    self->lending.accepted += taken;
-    if (taken < wanted) error->code = VKRDMA_AGAIN;
-    return taken == wanted;
+    /* A loan may begin behind bytes that the endpoint has not taken so far. */
+    return loan && loan->start < self->lending.accepted ? loan->start : self->lending.accepted;
 }
 
 ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int count, vkrdma_error *error) {
-    size_t skip = self->lending.accepted - self->lending.reported, news;
-    int j = 0, going = 1;
+    struct place place = {.at = self->lending.reported};
+    uint64_t news;
 
     error->code = VKRDMA_OK;
-    while (j < count && skip >= pieces[j].iov_len) skip -= pieces[j++].iov_len;
-    while (j < count && going) {
-        const char *base = (char *)pieces[j].iov_base + skip;
-        size_t left = pieces[j].iov_len - skip;
-        engineLoan *last = self->lending.first ? self->lending.last : NULL;
-        ssize_t lent = 0;
-        if ((last && last->buffer) || (wantsLoan(self, self->lending.accepted, left) && isValue(pieces, count, j))) {
-            lent = lend(self, base, left, error);
-            if (lent < 0) break;
-        }
-        if (lent == 0) {
-            going = copyRun(self, pieces, count, &j, &skip, error);
-            continue;
-        }
-        skip += lent;
-        if (skip < pieces[j].iov_len) continue;
-        skip = 0;
-        j++;
+    advance(&place, pieces, count, self->lending.accepted - self->lending.reported);
+    while (place.j < count && take(self, pieces, count, &place, error)) {
     }
     if (error->code != VKRDMA_OK && error->code != VKRDMA_AGAIN) return -1;
     news = reportable(self) - self->lending.reported;
@@ -272,7 +290,7 @@ ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int cou
     self->lending.reported += news;
     /* Whether another call may do something now. Else an event follows: VKRDMA_EVENT_WRITABLE if
      * bytes were not taken, and VKRDMA_EVENT_RETURNED if a loan was not released. */
-    if (self->lending.reported == self->lending.accepted ? j == count : news == INT_MAX) self->writable = 1;
+    if (self->lending.reported == self->lending.accepted ? place.j == count : news == INT_MAX) self->writable = 1;
     error->code = VKRDMA_AGAIN;
     return news ? (ssize_t)news : -1;
 }
@@ -365,7 +383,7 @@ void engineMayLock(uint64_t locked) {
     static int logged;
     int has_pages;
 
-    lockable = locked == UINT64_MAX ? locked : locked / 2;
+    lendable = (locked < engine.limits.registered_bytes ? locked : engine.limits.registered_bytes) / 2;
     has_pages = KNOWN_VERSION && childHasPages();
     if (!has_pages) lends = NOT;
     if (has_pages && lends == NOT) lends = WHEN_WANTED;

@@ -2,8 +2,10 @@
 #include "engine.h"
 
 #include <arpa/inet.h>
+#include <linux/capability.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 engineState engine;
 
@@ -44,6 +46,15 @@ vkrdma_options engineOptions(void) {
     return options;
 }
 
+/* Whether the kernel, which asks for this capability when memory is registered, lets the server lock
+ * as much as it likes. Root of a container has it seldom. */
+static int locksAnything(void) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {{0}};
+
+    return syscall(SYS_capget, &header, sets) == 0 && (sets[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK));
+}
+
 static int openEndpoint(void) {
     vkrdma_device *device = NULL;
     vkrdma_error error;
@@ -63,7 +74,7 @@ static int openEndpoint(void) {
         engine.endpoint = NULL;
         return C_ERR;
     }
-    if (geteuid() == 0 || getrlimit(RLIMIT_MEMLOCK, &locked) != 0) locked.rlim_cur = RLIM_INFINITY;
+    if (locksAnything() || getrlimit(RLIMIT_MEMLOCK, &locked) != 0) locked.rlim_cur = RLIM_INFINITY;
     engineMayLock(locked.rlim_cur == RLIM_INFINITY ? UINT64_MAX : locked.rlim_cur);
     if (locked.rlim_cur != RLIM_INFINITY) {
         serverLog(LL_WARNING,

@@ -104,6 +104,27 @@ impl<B: Backend> Connection<B> {
         Ok(Some(written))
     }
 
+    /// Takes what fits, and posts none of it. Returns whether that is all.
+    pub(super) fn take_bytes(&mut self, from: &[IoSlice<'_>], taken: &mut usize) -> bool {
+        let bytes = total(from);
+        if self.memory.can_grow() {
+            self.grow_for(bytes);
+        }
+        let mut here = 0;
+        // A second part begins at the start of the send buffer.
+        while here < bytes
+            && let Some(place) = self.machine.put(bytes - here)
+        {
+            fill(self.memory.send_buffer(), place, from, here);
+            here += place.len as usize;
+        }
+        if here < bytes {
+            self.note_waits();
+        }
+        *taken += here;
+        here == bytes
+    }
+
     #[inline(never)]
     fn write_rest(&mut self, from: &[IoSlice<'_>], written: usize, bytes: usize) -> usize {
         // They wrap to the beginning of the send buffer.

@@ -11,6 +11,7 @@ mod bytes;
 mod driver;
 mod run;
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -441,12 +442,15 @@ impl<B: Backend> Connection<B> {
         self.memory.domain()
     }
 
-    /// See [`Endpoint::lend`](crate::Endpoint::lend).
+    /// See [`Endpoint::lend_framed`](crate::Endpoint::lend_framed). Also returns whether an earlier
+    /// loan must come back before more can be lent.
     pub(crate) fn try_lend(
         &mut self,
+        before: &[IoSlice<'_>],
         buffer: &Arc<RegisteredBuffer<B>>,
         range: Range<usize>,
-    ) -> Result<Option<usize>, Error> {
+        after: &[IoSlice<'_>],
+    ) -> Result<(Option<usize>, bool), Error> {
         self.check()?;
         // For its error only: after a close, or an end in order, `check` finds none.
         self.machine.lend(0)?;
@@ -457,20 +461,29 @@ impl<B: Backend> Connection<B> {
             Some(len) if range.end <= buffer.len() => len,
             _ => return Err(ApiMisuse::LendBeyondLimit { bytes: range.end, lendable: buffer.len() }.into()),
         };
-        let bytes = wanted.min(self.machine.lendable() as usize);
-        if bytes == 0 && wanted > 0 {
+        // All is taken before any of it is posted: it leaves by one doorbell.
+        let mut taken = 0;
+        let mut whole = self.take_bytes(before, &mut taken);
+        let mut waits = false;
+        if whole {
+            let bytes = wanted.min(self.machine.lendable() as usize);
+            self.machine.lend(bytes)?;
+            if bytes > 0 {
+                // The position behind everything taken so far, which ends with these bytes.
+                let until = self.machine.confirmed() + self.machine.unconfirmed();
+                self.memory.lendings.add(Arc::clone(buffer), range.start, until);
+                self.work.lent += bytes as u64;
+                taken += bytes;
+            }
+            waits = bytes < wanted;
+            whole = !waits && self.take_bytes(after, &mut taken);
+        }
+        if taken == 0 && !whole {
             self.work.stalls += 1;
-            return Ok(None);
+            return Ok((None, waits));
         }
-        self.machine.lend(bytes)?;
-        if bytes > 0 {
-            // The position behind everything taken so far, which ends with these bytes.
-            let until = self.machine.confirmed() + self.machine.unconfirmed();
-            self.memory.lendings.add(Arc::clone(buffer), range.start, until);
-            self.work.lent += bytes as u64;
-            self.went_on();
-        }
-        Ok(Some(bytes))
+        self.went_on();
+        Ok((Some(taken), waits))
     }
 
     /// Returns whether the peer may still lack bytes lent from `buffer`.

@@ -131,13 +131,32 @@ impl<B: Descriptors> Endpoint<B> {
         buffer: &Arc<RegisteredBuffer<B>>,
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
+        self.lend_framed(id, &[], buffer, range, &[])
+    }
+
+    /// Sends `before`, then bytes of `buffer` without a copy, then `after`.
+    ///
+    /// Takes as many bytes as possible now, from the start of `before`, and returns their number.
+    /// They leave by one doorbell, and with one notification if the peer's window has room for all
+    /// of them. So this costs less than [`Endpoint::write`], [`Endpoint::lend`] and another write.
+    /// Otherwise it does what these do.
+    ///
+    /// # Errors
+    /// The errors are those of [`Endpoint::lend`]. No byte is taken then.
+    pub fn lend_framed(
+        &mut self,
+        id: ConnectionId,
+        before: &[IoSlice<'_>],
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+        after: &[IoSlice<'_>],
+    ) -> Result<Option<usize>, Error> {
         Error::unless_forked()?;
-        let wanted = range.len();
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
-        let lent = member.live()?.try_lend(buffer, range)?;
-        member.waits.lend = lent.unwrap_or(0) < wanted;
+        let (taken, waits) = member.live()?.try_lend(before, buffer, range, after)?;
+        member.waits.lend = waits;
         self.follow_up(id)?;
-        Ok(lent)
+        Ok(taken)
     }
 
     /// Returns `Some` once the device has all written bytes; see [`Connection::flushed`]. After

@@ -281,6 +281,16 @@ static void misuse(uint16_t port) {
     FAILS(VKRDMA_MISUSE, VKRDMA_FAULT_CALLER, "lent", vkrdma_lend(clients, here, buffer, 1, 4096, &bytes, &failed));
     FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "wraps",
           vkrdma_lend(clients, here, buffer, SIZE_MAX, 2, &bytes, &failed));
+    FAILS(VKRDMA_MISUSE, VKRDMA_FAULT_CALLER, "lent",
+          vkrdma_lend_framed(clients, here, pieces, 1, buffer, 1, 4096, NULL, 0, &bytes, &failed));
+    FAILS(VKRDMA_INVALID_ARGUMENT, VKRDMA_FAULT_CALLER, "null",
+          vkrdma_lend_framed(clients, here, NULL, 0, buffer, 0, 4096, NULL, 1, &bytes, &failed));
+    /* One notification for what is copied and what is lent. */
+    MUST(vkrdma_counters_of(clients, here, &before, sizeof before, &failed));
+    MUST(vkrdma_lend_framed(clients, here, pieces, 4, buffer, 0, 4096, pieces, 2, &bytes, &failed));
+    MUST(vkrdma_counters_of(clients, here, &after, sizeof after, &failed));
+    CHECK(bytes == 4100 && after.data_notifications_sent == before.data_notifications_sent + 1);
+    await_bytes(servers, there, 4103);
     FAILS(VKRDMA_MISUSE, VKRDMA_FAULT_CALLER, "buffer of 4096", vkrdma_receive(clients, here, buffer, 0, 4097, &received, &failed));
     EXPECT(VKRDMA_AGAIN, vkrdma_receive(clients, here, buffer, 0, 16, &received, &failed));
     FAILS(VKRDMA_MISUSE, VKRDMA_FAULT_CALLER, "another part", vkrdma_receive(clients, here, buffer, 0, 17, &received, &failed));

@@ -269,7 +269,7 @@ impl Machine {
     #[inline]
     fn send(&mut self, message: Message, force_signal: bool) -> Action {
         let slot = self.send.next_slot();
-        let id = self.send.post(0, true);
+        let id = self.send.post(Source::NONE, true);
         let signaled = self.send.take_signal(force_signal);
         self.counters.messages_sent = self.counters.messages_sent.wrapping_add(1);
         Action::Send { id, signaled, slot, message: message.encode() }
@@ -299,7 +299,7 @@ impl Machine {
         // At most `left`, which `next_source` was asked for.
         let left = flush.left.wrapping_sub(from.len());
         let ends = left == 0;
-        let id = self.send.post(from.len(), ends);
+        let id = self.send.post(from, ends);
         // The budget ends before the next request that needs a signal.
         let signaled = !within_budget && self.send.take_signal(false);
         let immediate = if ends {
@@ -336,7 +336,7 @@ impl Machine {
     fn write_nothing(&mut self) -> Action {
         // It takes no receive of the peer, and its key is not checked (docs/decisions.md, 7).
         let from = self.send.next_source(0);
-        let id = self.send.post(0, false);
+        let id = self.send.post(from, false);
         let signaled = self.send.take_signal(true);
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }

@@ -1,5 +1,6 @@
 //! One machine, with a driver, an application and a peer that do anything in any order.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use rdma_proto::CompletionStatus;
@@ -62,6 +63,8 @@ struct World {
     now: Instant,
     /// `None` after a made-up completion: what is in flight is then unknown.
     send_queue: Option<SendQueue>,
+    /// Positions of the bytes that were lent.
+    loans: Vec<Range<u64>>,
     disconnects: u32,
     closed: bool,
     noted: Option<Instant>,
@@ -79,6 +82,7 @@ impl World {
             withheld,
             now: at(1),
             send_queue: Some(SendQueue::new(config)),
+            loans: Vec::new(),
             disconnects: 0,
             closed: false,
             noted: None,
@@ -212,6 +216,10 @@ impl World {
                 let open = self.is_open();
                 let fits = bytes <= self.machine.lendable() as usize;
                 assert_eq!(self.machine.lend(bytes).is_ok(), open && fits);
+                if open && fits {
+                    let end = self.machine.confirmed() + self.machine.unconfirmed();
+                    self.loans.push(end - bytes as u64..end);
+                }
             }
             20 => {
                 let length = script.within(1..=64);
@@ -333,14 +341,16 @@ impl World {
         let counters = machine.counters();
         assert!(counters.most_in_flight <= config.peer_receives.into());
         assert!(machine.unposted() <= machine.unconfirmed());
-        assert!(machine.unconfirmed() <= 1 << 30, "more than the bits of an id can tell apart");
+        assert!(machine.unconfirmed() < 1 << 31, "more than the bits of an id can tell apart");
         assert_eq!(machine.bytes_received(), counters.bytes_received);
         assert_eq!(machine.has_ended(), matches!(state, State::Closed | State::Failed(_)));
         assert_eq!(machine.takes_bytes(), self.is_open());
         assert!(!leaving || machine.unconfirmed() > 0, "nothing is left to be delivered");
         let space = machine.space();
-        assert_eq!(machine.has_space(), machine.unconfirmed() < config.send_buffer.into());
-        let taken = machine.unconfirmed() + u64::from(space.len);
+        assert_eq!(machine.has_space(), space.len > 0);
+        let lent = |loan: &Range<u64>| loan.end.saturating_sub(loan.start.max(machine.confirmed()));
+        let lent = self.loans.iter().map(lent).sum::<u64>();
+        let taken = machine.unconfirmed() - lent + u64::from(space.len);
         assert!(space.len == 0 || taken <= config.send_buffer.into(), "space that is still in use");
         assert!(space.offset + space.len <= config.send_buffer);
         if self.withheld {

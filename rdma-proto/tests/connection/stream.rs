@@ -190,11 +190,31 @@ fn lent_bytes_keep_their_place_in_the_stream() {
     assert_eq!((pair.client.write(30), pair.client.lend(100)), (30, 100));
     pair.settle();
     assert_eq!(pair.client.writes(), [(30, None), (100, Some(130))]);
-    // Later bytes go where they would be without a loan: 130 % 40.
+    // The loan took no place in the send buffer.
     assert_eq!(pair.client.write(35), 35);
     pair.settle();
-    assert_eq!(pair.client.writes()[2..], [(30, None), (5, Some(35))]);
+    assert_eq!(pair.client.writes()[2..], [(10, None), (25, Some(35))]);
     assert_eq!(pair.server.read(1000), 165);
+}
+
+/// VR-XFER-004: for one notification, as long as the peer's window has room.
+#[test]
+fn bytes_before_and_behind_lent_ones_leave_with_them() {
+    let client = quiet(Config::client()).send_buffer(40);
+    let mut pair = Pair::connected(client, quiet(Config::server()).window(2000));
+    // Longer than the buffer, which has room all the same.
+    assert_eq!((pair.client.write(30), pair.client.lend(1000), pair.client.write(5)), (30, 1000, 5));
+    pair.post(Client);
+    assert_eq!(pair.client.writes(), [(30, None), (1000, None), (5, Some(1035))]);
+    // Loans without a byte between them are as one. A write between them counts the first as used.
+    assert_eq!((pair.client.lend(50), pair.client.lend(1)), (50, 0));
+    pair.post(Client);
+    assert_eq!((pair.client.lend(50), pair.client.write(1)), (50, 0));
+    pair.settle();
+    assert_eq!(pair.client.write(100), 40);
+    pair.settle();
+    assert_eq!(pair.client.writes()[3..], [(50, Some(50)), (50, Some(50)), (5, None), (35, Some(40))]);
+    assert_eq!(pair.server.read(2000), 1175);
 }
 
 /// VR-FLOW-001.
@@ -210,17 +230,18 @@ fn lent_bytes_are_split_at_the_ends_of_windows() {
 /// It is signalled so that the owner learns when the memory is free.
 #[test]
 fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
+    const MOST: u32 = (1 << 30) - 1;
     let mut pair = windows_of(64, 1);
     assert_eq!((pair.client.lend(65), pair.client.machine.lendable(), pair.client.lend(1)), (65, 0, 0));
     pair.settle();
     assert_eq!((pair.server.read(64), pair.settle()), (64, true));
-    assert_eq!(pair.client.machine.lendable(), 1 << 30, "all is posted and acknowledged");
+    assert_eq!(pair.client.machine.lendable(), MOST, "all is posted and acknowledged");
     assert_eq!((pair.client.machine.confirmed(), pair.client.machine.unconfirmed()), (65, 0));
     let last = pair.client.log.last();
     assert!(matches!(last, Some(Action::Write { signaled: true, from, .. }) if from.len() == 1), "{last:?}");
     assert_eq!(pair.server.read(10), 1);
-    let beyond = pair.client.machine.lend((1 << 30) + 1);
-    let misuse = ApiMisuse::LendBeyondLimit { bytes: (1 << 30) + 1, lendable: 1 << 30 };
+    let beyond = pair.client.machine.lend(1 << 30);
+    let misuse = ApiMisuse::LendBeyondLimit { bytes: 1 << 30, lendable: MOST as usize };
     assert_eq!(beyond, Err(Error::ApiMisuse(misuse)));
 }
 

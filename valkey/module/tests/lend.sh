@@ -7,6 +7,7 @@ freed=GLIBC_TUNABLES=glibc.malloc.perturb=165:glibc.malloc.mmap_threshold=335544
 lend() { # [SECONDS]
     client_of_libvalkey lend
     loans
+    half
     lend-cuts "${1:-60}"
 }
 
@@ -83,6 +84,18 @@ loans() {
     sets_long
     gets_long
     within 60 comes_to '0 0 0 0 0' lent
+    stop
+}
+# Values in flight leave half of what the module may register to new clients. The second of three parts is one too many.
+half() {
+    local module="$module registered_bytes 8388608"
+    start "$with_module"
+    is OK other CONFIG SET rdma_engine.lend-from 100kb
+    sets_long
+    holds
+    within 60 comes_to 1 field rdma_engine rdma_engine_lent_refused
+    gets_long
+    killed
     stop
 }
 # The README's table. How many values a command's reply lends:
