@@ -1148,11 +1148,11 @@ vkrdma_code vkrdma_lend(const struct vkrdma_endpoint *endpoint,
                         struct vkrdma_error *error);
 
 /**
- * Sends the `before_count` pieces of `before`, then `len` bytes from `offset` of a buffer without a
- * copy, then the `after_count` pieces of `after`: as vkrdma_writev, vkrdma_lend and vkrdma_writev do,
- * but by one doorbell, and with one notification if the peer's window has room for all. `taken` is
- * the number of bytes taken, from the start of `before`. VKRDMA_AGAIN: no byte can be taken now.
- * After that, or if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows.
+ * Sends the `before_count` pieces of `before`, then `len` bytes from `offset` of a buffer without
+ * a copy, then the `after_count` pieces of `after`. It does what vkrdma_writev, vkrdma_lend and
+ * vkrdma_writev do, but by one doorbell, and with one notification if the peer's window has room
+ * for all. `taken` is the number of bytes taken, from the start of `before`. VKRDMA_AGAIN: no byte
+ * can be taken now. After that, or if not all bytes were taken, VKRDMA_EVENT_WRITABLE follows.
  */
 vkrdma_code vkrdma_lend_framed(const struct vkrdma_endpoint *endpoint,
                                uint64_t connection,

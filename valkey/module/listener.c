@@ -46,8 +46,8 @@ vkrdma_options engineOptions(void) {
     return options;
 }
 
-/* Whether the kernel, which asks for this capability when memory is registered, lets the server lock
- * as much as it likes. Root of a container has it seldom. */
+/* Whether the server may lock any amount of memory. The kernel asks for this capability when memory
+ * is registered. Root of a container seldom has it. */
 static int locksAnything(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {{0}};
