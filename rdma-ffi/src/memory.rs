@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use any_backend::{either, one_of};
+use libc::iovec;
 use rdma_conn::{CallerMemory, Error, Receiving, RegisteredBuffer, Registrar, SharedMemory};
 
 use crate::bytes::with_pieces;
