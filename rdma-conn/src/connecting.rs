@@ -16,12 +16,17 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::options::Options;
 
+/// How long a server reads events before it gives up a handshake whose time has passed.
+const READING: Duration = Duration::from_secs(60);
+
 /// A connection being made by either side, and its time limit (VR-CONN-008).
 pub(crate) struct Connecting<B: Backend> {
     step: Step<B>,
     /// Whom this side dials.
     peer: Option<SocketAddr>,
     by: Instant,
+    /// Since when the limit has passed with events unread.
+    late: Option<Instant>,
     limit: Duration,
 }
 
@@ -54,11 +59,11 @@ impl<B: Backend> Connecting<B> {
         }
         set_ack_timeout::<B>(&id, options)?;
         id.resolve_address(local, peer, limit).map_err(Error::backend("resolving the address"))?;
-        Ok(Self { step: Step::Address(id), peer: Some(peer), by: now.after(limit), limit })
+        Ok(Self { step: Step::Address(id), peer: Some(peer), by: now.after(limit), late: None, limit })
     }
 
     pub(crate) const fn accepted(now: Instant, limit: Duration) -> Self {
-        Self { step: Step::Accepted, peer: None, by: now.after(limit), limit }
+        Self { step: Step::Accepted, peer: None, by: now.after(limit), late: None, limit }
     }
 
     /// Handles an event before there is a queue pair. Returns the identifier once the route is
@@ -115,6 +120,14 @@ impl<B: Backend> Connecting<B> {
         self.by
     }
 
+    /// Returns whether the time limit has passed. An `unread` event may say that all is well, and a
+    /// busy program has others to read before, which takes long when many clients leave. So those
+    /// are read first, for a bounded time. Who dials has named a limit, and gets it once again.
+    pub(crate) fn is_late(&mut self, now: Instant, unread: bool) -> bool {
+        let more = if matches!(self.step, Step::Accepted) { READING } else { self.limit };
+        now >= self.by && (!unread || now >= self.late.get_or_insert(now).after(more))
+    }
+
     pub(crate) fn too_late(&self, connection: Option<&Connection<B>>) -> Error {
         let established = connection.is_some_and(|connection| connection.state() != State::Connecting);
         let doing = match &self.step {
@@ -126,5 +139,25 @@ impl<B: Backend> Connecting<B> {
         };
         let peer = self.peer.or(connection.map(Connection::peer_addr));
         Error::TimedOut { doing, after: self.limit, peer }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_softsim::SoftSim;
+
+    use super::*;
+
+    /// A peer that keeps events coming gains a minute, and no more.
+    #[test]
+    fn unread_events_give_a_handshake_a_bounded_time() {
+        let limit = Duration::from_secs(5);
+        let mut connecting = Connecting::<SoftSim>::accepted(Instant::default(), limit);
+        let at = |seconds| Instant::default().after(Duration::from_secs(seconds));
+        assert!(!connecting.is_late(at(4), false));
+        assert!(!connecting.is_late(at(7), true), "the program was away");
+        assert!(!connecting.is_late(at(66), true));
+        assert!(connecting.is_late(at(67), true));
+        assert!(Connecting::<SoftSim>::accepted(Instant::default(), limit).is_late(at(7), false));
     }
 }

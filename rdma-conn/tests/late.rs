@@ -56,6 +56,39 @@ fn the_end_comes_before_its_consequences() {
     assert_eq!(server.read(id, &mut bytes).expect("no error"), Some(0), "{server:?}");
 }
 
+/// VR-CONN-008: a server that was away for longer than a handshake may take reads what has come
+/// meanwhile, a few events in a turn, before it gives a peer up.
+#[test]
+fn a_handshake_is_not_late_while_its_last_event_is_unread() {
+    const OTHERS: usize = 100;
+    let sim = simulation();
+    let (server, client, address) = hosts(&sim);
+    let mut server = Endpoint::new(&server, Share::default()).expect("a device");
+    server.listen(address, Options::default()).expect("a free address");
+    let (mut first, _) = asking(&client, address);
+    while server.usage().accepted == 0 {
+        sim.step();
+        first.progress().expect("the fabric stays");
+        server.progress().expect("the fabric stays");
+    }
+    let mut others: Vec<_> = (0..OTHERS).map(|_| asking(&client, address)).collect();
+    for _ in 0..20 {
+        for (other, _) in &mut others {
+            other.progress().expect("the fabric stays");
+        }
+        pass(&sim, Duration::from_millis(1));
+    }
+    // The end of its handshake is behind all requests.
+    first.progress().expect("the fabric stays");
+    pass(&sim, Options::default().handshake_timeout + Duration::from_secs(1));
+    let mut opened = None;
+    for _ in 0..OTHERS {
+        server.progress().expect("the fabric stays");
+        opened = opened.or(server.next_event());
+    }
+    assert!(matches!(opened, Some(Event::Opened { .. })), "{opened:?}");
+}
+
 /// A peer that vanished leaves no event, so the device's error is the cause.
 #[test]
 fn a_peer_that_vanished_is_an_error() {

@@ -228,7 +228,9 @@ static int take(engineConn *self, const struct iovec *pieces, int count, struct 
     int befores = collect(self, loan, pieces, count, &next, before), afters = 0;
     size_t taken = 0, copied = next.at - place->at, lent = 0;
 
-    if (next.j < count) {
+    /* What is copied before a new loan is at most what the server collects of short replies. More
+     * may have no room for long, and goes first: the loan would pin its pages meanwhile. */
+    if (next.j < count && (loan || copied <= PROTO_REPLY_CHUNK_BYTES)) {
         const char *base = (char *)pieces[next.j].iov_base + next.skip;
         if (!loan) loan = newLoan(self, next.at, base, pieces[next.j].iov_len - next.skip);
         if (loan && base != loan->base + loan->lent) {

@@ -291,9 +291,12 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    pub(super) fn handle_time(&mut self, now: Instant) {
-        let late = self.connecting.as_ref().filter(|connecting| now >= connecting.by());
-        if let Some(error) = late.map(|connecting| connecting.too_late(self.connection.as_deref())) {
+    /// `unread`: whether there may be events that were not read.
+    pub(super) fn handle_time(&mut self, now: Instant, unread: bool) {
+        if let Some(connecting) = &mut self.connecting
+            && connecting.is_late(now, unread)
+        {
+            let error = connecting.too_late(self.connection.as_deref());
             self.fail(error);
         }
         if let Some(connection) = &mut self.connection {

@@ -367,7 +367,7 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.timers.take(now) {
             if let Some(member) = self.members.get_mut(id.0) {
                 member.due = None;
-                member.handle_time(now);
+                member.handle_time(now, self.awake.events_wait());
                 self.touch(id);
                 self.settle(id);
                 found = Found::More;

@@ -154,7 +154,9 @@ int main(int argc, char **argv) {
     CHECK(threads > 0 && threads <= MOST_THREADS, "how many threads");
     const char *most = getenv("MOST");
     /* The first connection opens what a process has once. */
-    valkeyContext *first = connected();
+    valkeyOptions options = patient();
+    valkeyContext *first = valkeyConnectWithOptions(&options);
+    CHECK(first && !first->err, "%s", first ? first->errstr : "no context");
     says(first, "PING", "PONG");
     int before = descriptors();
     double begun = seconds();
