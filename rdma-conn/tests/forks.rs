@@ -1,6 +1,6 @@
 //! Calls in a forked child, on the embedded fabric: each returns, whatever the threads of the
-//! parent do. The README has the table, and `softrdma/tests/children.rs` has the ways in which
-//! children end.
+//! parent do. The README has the table, and `on_softrdma/children` has the ways in which children
+//! end.
 #![allow(unsafe_code, reason = "fork(2)")]
 
 use std::io::Write;

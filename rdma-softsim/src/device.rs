@@ -18,8 +18,8 @@ use crate::driver::{Driver, Signal};
 use crate::error::Error;
 use crate::fabric::SoftSim;
 use crate::model::{
-    About, Bytes, ContextId, ForeignMemory, HostId, Mirror, PairAttributes, PostedReceive, Registration,
-    Request, Wake,
+    About, Bytes, ContextId, ForeignMemory, HostId, Mirror, PairAttributes, Payload, PostedReceive,
+    Registration, Request, Wake,
 };
 use crate::request::{Local, NamedReceive, NamedSend, Op, Rights, Service, Transition};
 use crate::settings::Limits;
@@ -307,16 +307,12 @@ impl QueuePair {
                         (immediate.map_or(SendOp::Send, SendOp::SendImmediate), None, Some(to))
                     }
                 };
-                let local = match local {
-                    Local::Inline(bytes) => Ok(bytes),
-                    Local::Memory(list) => Err(model.named(domain, list)),
+                let payload = match local {
+                    Local::Inline(bytes) => Payload::Inline(bytes),
+                    Local::Memory(list) => Payload::Memory(model.named(domain, list)),
                 };
-                model.post_named(
-                    self.id,
-                    Request { id, op, atomic, signaled, solicited, to },
-                    local,
-                    answered,
-                )
+                let request = Request { id, op, atomic, signaled, solicited, to };
+                model.post_named(self.id, request, payload, answered)
             });
             // One doorbell for all posted requests.
             model.ring(self.id);

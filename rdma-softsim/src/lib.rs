@@ -94,6 +94,7 @@
 //! | READs in flight are at most our `initiator_depth` and the peer's `responder_resources` | `rdma_connect(3)` |
 //! | The active side is ready when `Established` is *read*, and only then is the passive one connected | `rdma_get_cm_event(3)` |
 //! | No listener: `Rejected(8)`. Rejected, dropped or beyond the backlog of unread requests: `Rejected(28)` | `rdma_reject(3)`, `rdma_listen(3)` |
+//! | Nothing is told of a request that is unread. If its sender gives up before it is accepted, only the accept fails | `rdma_get_cm_event(3)`, `ucma_event_handler` of Linux |
 //! | Datagrams ([`Op::Datagram`]): 40 bytes of header come in front. Lost in silence without a queue pair of that Q_Key, or a receive. At most 4096 bytes, else `LOC_LEN_ERR` | `ibv_post_send(3)`, IBA 9.8.3 |
 //! | Atomic operations ([`Op::Atomic`]) are done once, however often they are repeated, and count as READs. Not aligned, or not allowed by the queue pair: `REM_INV_REQ_ERR`; by the region: `REM_ACCESS_ERR` | `ibv_post_send(3)`, IBA 9.4.5, 9.7.4.1 |
 //! | Disconnecting flushes our queue pair and leaves the peer's unchanged. Our own `Disconnected` comes when the peer has disconnected too or [`Parameters::cm_timeout`] has passed; `TimewaitExit` follows | `rdma_disconnect(3)` |

@@ -12,7 +12,7 @@ use crate::driver::{Driver, Signal};
 use crate::error::Error;
 use crate::fabric::SoftSim;
 use crate::model::{
-    DomainId, Memory, PairId, Part, Parts, PostedReceive, PostedSend, QueueId, Registration, Wake,
+    DomainId, Memory, PairId, Part, Parts, PostedReceive, QueueId, Registration, Request, Wake,
 };
 use crate::sync::AtomicBool;
 
@@ -305,7 +305,7 @@ impl rdma_backend::QueuePair<SoftSim> for QueuePair {
         self.driver.beside_copies(|model| {
             let result = chain(requests, |request| {
                 let &SendRequest { id, op, ref local, signaled, inline } = request;
-                model.post_send(self.id, &PostedSend { id, op, local: self.part(local)?, signaled, inline })
+                model.post_send(self.id, Request::new(id, op, signaled), self.part(local)?, inline)
             });
             // One doorbell for all posted requests.
             model.ring(self.id);

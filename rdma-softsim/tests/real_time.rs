@@ -87,7 +87,7 @@ fn exchange(mut peer: Peer, rounds: u32, seed: u8) {
             }
             Completed::Recv { len: 0, .. } => read_by_peer += 1,
             Completed::Recv { .. } => target = Some(there(&peer.slots, completion.id)),
-            Completed::Read => panic!("nobody reads"),
+            Completed::Read => panic!("there is no READ"),
         }
         peer.receive(completion.id);
     }
@@ -211,7 +211,7 @@ fn descriptors_are_readable_while_something_waits() {
     let source = a.domain.register(SLOT, Access::NONE).unwrap();
     a.send(7, SendOp::Send, Slice { region: &source, offset: 0, len: SLOT });
     assert!(readable(&a.completions, Duration::ZERO));
-    assert!(!readable(&b.completions, Duration::ZERO), "nobody armed it");
+    assert!(!readable(&b.completions, Duration::ZERO), "it is not armed");
     // Polling does not take the event; `take_events` does.
     assert_eq!(a.completions.poll(&mut [Completion::EMPTY]).unwrap(), 1);
     assert!(readable(&a.completions, Duration::ZERO));

@@ -79,7 +79,9 @@
 //! Everything is [`Send`] and [`Sync`]. Posting, polling, arming and taking events take no lock of
 //! ours and allocate nothing. The provider has locks; do not set a variable that turns them off,
 //! such as `MLX5_SINGLE_THREADED`. Calls on identifiers and [`next_event`](EventChannel) exclude
-//! each other per channel: `rdma_get_cm_event` writes to identifiers. None of this blocks.
+//! each other per channel: `rdma_get_cm_event` writes to identifiers. None of this blocks, except
+//! that `next_event` waits for asynchronous events that the device has raised: until the thread
+//! below has taken them, and at most a second for each device.
 //!
 //! # Inline bytes
 //!

@@ -1,6 +1,5 @@
 //! `valkey-rdma-sync`: replicas built by one-sided RDMA READ.
 
-mod available;
 mod report;
 
 use std::io::{self, IsTerminal, Read, Write};
@@ -302,9 +301,11 @@ fn be_nice(common: &Common) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the most bytes of memory for a table: what was asked for, or the default.
+/// Returns the most bytes of memory for a table: what was asked for, or the default. Registered
+/// memory cannot be swapped out, so a part is left to other programs.
 fn most(memory: Option<u64>) -> u64 {
-    memory.or_else(available::most_by_default).unwrap_or(publisher::Config::default().memory)
+    let by_default = || Some(rdma_program::memory()?.available / 4 * 3);
+    memory.or_else(by_default).unwrap_or(publisher::Config::default().memory)
 }
 
 fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {

@@ -80,7 +80,7 @@ fn a_reject_is_no_event_of_the_batch_that_connected() {
     let mut program = open(&fabric, 2);
     let (channel, _id) = connect(&mut program);
     assert_eq!(kind(&mut program, channel), None, "the batch ends");
-    assert_eq!(kind(&mut program, channel), Some(8), "rejected: nobody listens");
+    assert_eq!(kind(&mut program, channel), Some(8), "rejected: there is no listener");
     assert_eq!(kind(&mut program, channel), None);
 }
 

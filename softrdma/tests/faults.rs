@@ -130,7 +130,7 @@ fn every_fault_befalls_valkey() {
     for sides in &all {
         // `kill` acts at once, from outside the model, so it does not count as a fault that struck.
         let strikes = sides.iter().any(|side| side.struck > 0) || sides[0].fault == "kill";
-        assert!(strikes, "{} struck nobody", sides[0].fault);
+        assert!(strikes, "{} did not strike", sides[0].fault);
     }
     for class in FailureClass::ALL {
         let came = all.iter().flatten().any(|side| side.classes.contains_key(class.words()));

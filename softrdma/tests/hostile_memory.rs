@@ -100,7 +100,7 @@ fn memory_is_given_back_when_nothing_is_written_there_any_more() {
 /// Such pages of several programs stop nothing else either, though one program writes to all of
 /// them.
 #[test]
-fn pages_of_several_programs_that_do_not_come_stop_nobody_else() {
+fn pages_of_several_programs_that_do_not_come_stop_no_other_program() {
     let stuck: Option<Vec<_>> = (0..3).map(|_| Pages::new()).collect();
     let Some(stuck) = stuck else { return };
     let fabric = Fabric::new().expect("a fabric");

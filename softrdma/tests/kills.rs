@@ -6,31 +6,24 @@
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
 mod common;
+mod echo;
 mod session;
 mod traced;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::DirBuilder;
-use std::io::{Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
-use std::time::Duration;
 
-use common::{CLIENT, Home, Running, SERVER, await_some, program, role};
-use rdma_conn::{Connect, Keepalive, Limits, Listener, Options, Stream};
-use rdma_verbs::Verbs;
+use common::{CLIENT, Home, SERVER, await_some, program};
 use session::{ask, come, open};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{Reply, Request};
 use traced::Traced;
 
-/// How many messages are echoed, and their bytes.
+/// How many messages are echoed.
 const MESSAGES: usize = 16;
-const BYTES: usize = 40_000;
-
-/// A limit of a program that is not killed: longer than a machine may stand still.
-const LONG: Duration = Duration::from_secs(600);
 
 /// Bytes that the heap may have more than before the first kill, however many kills there were.
 const SLACK: i64 = 4096;
@@ -58,57 +51,6 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// Neither side gives up the other, unless it is killed: its server would wait for the next client.
-fn patient() -> Options {
-    let mut options = Options::default().handshake_timeout(LONG);
-    options.protocol.keepalive = Some(Keepalive::NONE);
-    options
-}
-
-/// A program that echoes what its clients send, until one has closed.
-#[test]
-fn echoes() {
-    let Some(_) = role("echoes") else { return };
-    let verbs = Verbs::load().expect("the libraries of softrdma");
-    let listener = Listener::bind_with(&verbs, (SERVER, 0), patient(), Limits::default());
-    let listener = listener.expect("a listener");
-    println!("listens on {}", listener.local_addr().expect("it listens"));
-    let mut bytes = vec![0; BYTES];
-    loop {
-        let Ok((mut stream, _peer)) = listener.accept() else { continue };
-        loop {
-            match stream.read(&mut bytes) {
-                Ok(0) => return,
-                Ok(count) => {
-                    if stream.write_all(&bytes[..count]).and_then(|()| stream.flush()).is_err() {
-                        break;
-                    }
-                }
-                Err(_) => break,
-            }
-        }
-    }
-}
-
-/// A program that has messages echoed, and closes.
-#[test]
-fn sends() {
-    let Some(address) = role("sends") else { return };
-    let verbs = Verbs::load().expect("the libraries of softrdma");
-    let how = Connect::default().timeout(LONG).options(patient());
-    let Ok(mut stream) = Stream::connect_with(&verbs, address, &how) else { return };
-    let mut bytes = vec![7; BYTES];
-    for _ in 0..MESSAGES {
-        let echoed = stream.write_all(&bytes).and_then(|()| stream.flush());
-        if echoed.and_then(|()| stream.read_exact(&mut bytes)).is_err() {
-            return;
-        }
-    }
-    if stream.close(LONG).is_ok() {
-        println!("all came back");
-    }
-}
-
 /// What the fabric holds of programs: descriptors of this process, threads that serve programs, and
 /// mappings of memory that is shared with programs.
 fn held() -> [usize; 3] {
@@ -131,9 +73,9 @@ fn drawn(seed: u64) -> u64 {
 
 /// Kills the server at its `at`th stop, and returns how often it stopped. Its client ends.
 fn kills_server(home: &Home, at: u64) -> u64 {
-    let mut server = Traced::start(program(home, SERVER, "echoes", ""), at);
+    let mut server = Traced::start(program(home, SERVER, "echo::echoes", ""), at);
     if let Some(address) = server.line("listens on ") {
-        assert!(Running::start(&mut program(home, CLIENT, "sends", &address)).finish().0);
+        assert!(echo::client(home, &address, MESSAGES).finish().0);
     }
     server.ended()
 }
@@ -141,12 +83,11 @@ fn kills_server(home: &Home, at: u64) -> u64 {
 /// Kills the client at its `at`th stop, and returns how often it stopped. Its server serves the
 /// next one.
 fn kills_client(home: &Home, at: u64) -> u64 {
-    let mut server = Running::start(&mut program(home, SERVER, "echoes", ""));
-    let address = server.line("listens on ");
-    let stops = Traced::start(program(home, CLIENT, "sends", &address), at).ended();
+    let (server, address, _pid) = echo::server(home);
+    let argument = format!("{address} {MESSAGES}");
+    let stops = Traced::start(program(home, CLIENT, "echo::sends", &argument), at).ended();
     // A server ends by itself once it has served a client to the end, this one at the latest.
-    let next = Running::start(&mut program(home, CLIENT, "sends", &address));
-    assert!(next.finish().0 && server.finish().0);
+    assert!(echo::client(home, &address, MESSAGES).finish().0 && server.finish().0);
     stops
 }
 

@@ -41,7 +41,7 @@ fn holds(pid: u32) -> [usize; 2] {
 /// Kills a server in the middle of its replies, as often as `SOFTRDMA_KILLS` says. Its clients end,
 /// and nothing is left in the fabric.
 #[test]
-fn a_killed_server_leaves_nobody_waiting() {
+fn a_killed_server_leaves_no_client_waiting() {
     let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
     let kills = std::env::var("SOFTRDMA_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
     let home = Home::new("valkey-kill");
@@ -49,7 +49,7 @@ fn a_killed_server_leaves_nobody_waiting() {
     let mut keeper = home.run(CLIENT, &["cat"]).stdin(Stdio::piped()).spawn().expect("starts");
     let fabric = await_some("the fabric", || Some(Socket::connect(&home.socket()).ok()?.peer().ok()?.0));
     // The table of sessions is its heading.
-    let nobody = || {
+    let no_session = || {
         let status = common::succeeded(&home.softrdma(&["status"]).output().expect("runs"));
         status.lines().take_while(|line| !line.is_empty()).count() == 2
     };
@@ -72,7 +72,7 @@ fn a_killed_server_leaves_nobody_waiting() {
         }
         let (done, _text) = running.finish();
         assert!(!done, "it was killed");
-        await_some("the end of all sessions", || nobody().then_some(()));
+        await_some("the end of all sessions", || no_session().then_some(()));
         let first = *held.get_or_insert_with(|| holds(fabric));
         // The thread that served the request for the status may still be ending.
         await_some("the fabric's files and threads of before", || (holds(fabric) <= first).then_some(()));

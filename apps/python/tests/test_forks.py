@@ -1,4 +1,4 @@
-"""What a forked child may do: nothing to its parent's clients. softrdma/tests/children.rs is the same for Rust."""
+"""What a forked child may do: nothing to its parent's clients. rdma-conn/tests/on_softrdma/children is the same for Rust."""
 
 import pathlib
 import subprocess

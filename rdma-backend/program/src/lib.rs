@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod memory;
+
 use std::any::Any;
 use std::io::{self, Write as _};
 use std::panic::{self, AssertUnwindSafe, UnwindSafe, catch_unwind};
@@ -10,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, value_parser};
 use clap_complete::Shell;
+
+pub use memory::{Memory, memory};
 
 /// Success.
 pub const DONE: u8 = 0;

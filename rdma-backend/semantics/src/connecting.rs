@@ -29,8 +29,8 @@ super::table! {
     "verbs.connect.rejected", "a rejected request is reported as Rejected(28)", "rdma_reject(3)", rejected;
     "verbs.connect.rejected-flushes", "a rejected request flushes what its sender has posted",
         "rdma_get_cm_event(3)", rejected_flushes;
-    "verbs.connect.nobody-listens", "a request to a port without a listener is answered by Rejected(8)",
-        "IBA 12.6.7.2", nobody_listens;
+    "verbs.connect.no-listener", "a request to a port without a listener is answered by Rejected(8)",
+        "IBA 12.6.7.2", no_listener;
     "verbs.connect.request-dropped", "a request whose identifier is destroyed is rejected",
         "rdma_destroy_id(3)", request_dropped;
     "verbs.connect.listener-dropped", "an unread request is rejected when its listener is destroyed",
@@ -140,10 +140,10 @@ fn rejected_flushes<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure>
     client.flushes("the receives", 0..8)
 }
 
-fn nobody_listens<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+fn no_listener<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let clients = setting.client.event_channel().called("event_channel")?;
-    let nobody = SocketAddr::new(setting.address().ip(), 9);
-    let client = End::<B>::new(resolved::<B>(&clients, nobody)?, Shape::USUAL)?;
+    let free = SocketAddr::new(setting.address().ip(), 9);
+    let client = End::<B>::new(resolved::<B>(&clients, free)?, Shape::USUAL)?;
     client.id.connect(&PARAMS, &[]).called("connect")?;
     refused::<B>(&clients, &client, reject::INVALID_SERVICE_ID)
 }

@@ -1,5 +1,5 @@
 /* Children change nothing for their parent, whatever they do with what they have of it, and however
- * they end. softrdma/tests/children.rs is the same for Rust. */
+ * they end. rdma-conn/tests/on_softrdma/children is the same for Rust. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

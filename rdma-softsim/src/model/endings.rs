@@ -123,8 +123,12 @@ impl Model {
                 matches!(kind, NoticeKind::Established(_) | NoticeKind::ConnectResponse)
             });
         }
+        // Its accept will fail. Before that, the kernel reports nothing (`ucma_event_handler`).
+        if self.manager.in_phase(id, &[Phase::Requested]) {
+            return self.manager.set_phase(id, Phase::Closed);
+        }
         // Connected, too: the owner may have read of the accept before the peer took it back.
-        let open = [Phase::Connecting, Phase::Answered, Phase::Requested, Phase::Accepted, Phase::Connected];
+        let open = [Phase::Connecting, Phase::Answered, Phase::Accepted, Phase::Connected];
         if self.manager.in_phase(id, &open) {
             self.end(id, NoticeKind::Rejected(reason), data);
         }
@@ -266,7 +270,7 @@ impl Model {
         if let NoticeKind::Async(event) = kind {
             self.contexts.tell_all(&mut self.env, host, event);
         }
-        for identifier in self.manager.on(host) {
+        for identifier in self.manager.identifiers().on(host) {
             self.manager.notify(&mut self.env, identifier, kind);
         }
     }

@@ -86,7 +86,7 @@ impl Model {
                 }
             }
             Fault::DeviceRemoval | Fault::DeviceFatal => {
-                for pair in self.pairs.on(id) {
+                for pair in self.pairs.all().on(id) {
                     self.enter_error(pair);
                 }
                 self.tell_all(id, NoticeKind::Async(AsyncEvent::DeviceFatal));
@@ -125,7 +125,7 @@ impl Model {
             return self.pairs.with_number(number).filter(is_one).into_iter().collect();
         }
         let host = self.hosts.numbered(target.host);
-        let pairs = host.into_iter().flat_map(|host| self.pairs.on(host));
+        let pairs = host.into_iter().flat_map(|host| self.pairs.all().on(host));
         pairs.filter(is_one).collect()
     }
 }

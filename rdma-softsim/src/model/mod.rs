@@ -73,7 +73,7 @@ pub(crate) use flights::freight::Freight;
 pub use hosts::context::About;
 pub(crate) use manager::event_channel::NoticeKind;
 pub use manager::identifier::listen_backlog;
-pub(crate) use pairs::queue_pair::{PairAttributes, PostedReceive, PostedSend, QueuePairState, Request};
+pub(crate) use pairs::queue_pair::{PairAttributes, Payload, PostedReceive, QueuePairState, Request};
 pub use queues::completion::{Detail, Source};
 pub use queues::mirror::{Arming, Calls, Look, Mirror};
 pub(crate) use regions::Registration;

@@ -49,7 +49,7 @@ impl Model {
     ) -> Result<(PairId, u32, usize), Error> {
         let &PairAttributes { domain, send_queue, receive_queue, shared, mut limits, .. } = attributes;
         if let Some(shared) = shared
-            && self.pairs.shared_host(shared)? != host
+            && self.pairs.shared().find(shared)?.host != host
         {
             return Err(Error::Argument("the shared receive queue is of another device"));
         }
@@ -73,7 +73,7 @@ impl Model {
             self.env.count_injected(FailureClass::DeviceLimits);
             self.env.count_observed(FailureClass::DeviceLimits);
         }
-        if self.env.strikes_creation(host) || self.pairs.count_on(host) >= value as usize {
+        if self.env.strikes_creation(host) || self.pairs.all().count_on(host) >= value as usize {
             let (what, limit) = ("queue pairs", "max_queue_pairs");
             return Err(Error::Exhausted { what, limit, value: value.into() });
         }
@@ -231,42 +231,51 @@ impl Model {
             return;
         }
         // Sleepers on descriptors wake up to the error.
-        for channel in self.manager.channels_on(id) {
+        for channel in self.manager.channels().on(id) {
             self.env.wake(Wake::Events(channel));
+        }
+        for context in self.contexts.all().on(id) {
+            self.env.wake(Wake::Asynchronous(context));
         }
         for queue in self.queues.on(id) {
             self.env.wake(Wake::Completions(queue));
         }
         // Users before what they use, as handles do it: a used object would be noted as busy.
-        for pair in self.pairs.on(id) {
+        for pair in self.pairs.all().on(id) {
             self.destroy_pair(pair);
         }
-        for identifier in self.manager.on(id) {
+        for shared in self.pairs.shared().on(id) {
+            self.destroy_shared(shared);
+        }
+        for identifier in self.manager.identifiers().on(id) {
             self.destroy_identifier(identifier);
         }
-        for channel in self.manager.channels_on(id) {
+        for channel in self.manager.channels().on(id) {
             self.destroy_channel(channel);
         }
         for queue in self.queues.on(id) {
             self.destroy_queue(queue);
         }
-        for region in self.regions.on(id) {
+        for region in self.regions.all().on(id) {
             self.deregister(region);
         }
-        for domain in self.regions.domains_on(id) {
+        for domain in self.regions.domains().on(id) {
             self.destroy_domain(domain);
+        }
+        for context in self.contexts.all().on(id) {
+            self.close(context);
         }
     }
 
     pub(crate) fn resources(&self, id: HostId) -> Resources {
         Resources {
-            event_channels: self.manager.count_channels_on(id),
-            identifiers: self.manager.count_on(id),
-            domains: self.regions.count_domains_on(id),
-            regions: self.regions.count_on(id),
+            event_channels: self.manager.channels().count_on(id),
+            identifiers: self.manager.identifiers().count_on(id),
+            domains: self.regions.domains().count_on(id),
+            regions: self.regions.all().count_on(id),
             registered_bytes: self.hosts.get(id).map_or(0, |host| host.registered),
             completion_queues: self.queues.count_on(id),
-            queue_pairs: self.pairs.count_on(id),
+            queue_pairs: self.pairs.all().count_on(id),
         }
     }
 
@@ -302,7 +311,7 @@ impl Model {
     }
 
     /// `ibv_query_srq(3)`: the limit, 0 once its event has come.
-    pub(crate) fn shared_limit(&mut self, id: SharedId) -> Result<u32, Error> {
+    pub(crate) fn shared_limit(&self, id: SharedId) -> Result<u32, Error> {
         self.pairs.shared_limit(id)
     }
 

@@ -1,6 +1,6 @@
 //! Posting of work requests.
 
-use super::pairs::queue_pair::{ATOMIC, PostedReceive, PostedSend, QueuePairState, Request};
+use super::pairs::queue_pair::{ATOMIC, Payload, PostedReceive, QueuePairState, Request};
 use super::pairs::queueing::MAX_MESSAGE;
 use super::pairs::requester::Source;
 use super::pairs::responder::ReceiveWork;
@@ -12,40 +12,33 @@ use crate::faults::{Fault, Site};
 use crate::trace::EntryKind;
 
 impl Model {
-    /// Puts one request on the send queue. It leaves when [`Model::ring`] is called.
-    pub(crate) fn post_send(&mut self, id: PairId, request: &PostedSend) -> Result<(), Error> {
-        let pair = self.pairs.find(id)?;
-        pair.check_part(&self.regions, &request.local)?;
-        let Part { region, offset, len } = request.local;
-        self.pairs.may_send(id, request.op, len, request.inline)?;
-        // After the checks: a fault refuses only what a device would have taken.
-        self.refuse_by_fault(id)?;
-        let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
-        let source = if request.inline {
-            // The caller may change them on return: case `verbs.move.inline-copied`.
-            let mut bytes = pair.requester.buffer(len);
-            let inside = self.regions.get(region).is_some_and(|r| r.memory.read(offset, &mut bytes));
-            debug_assert!(inside, "check_part has looked");
-            Source::Inline(bytes)
-        } else {
-            Source::Memory(Parts::One(request.local))
-        };
-        let &PostedSend { id: work, op, signaled, .. } = request;
-        let request = Request { id: work, op, atomic: None, signaled, solicited: false, to: None };
-        self.enqueue(id, request, source, len);
-        Ok(())
+    /// Posts like [`Model::post_named`], a request of one part of a region, which is checked now.
+    pub(crate) fn post_send(
+        &mut self,
+        id: PairId,
+        request: Request,
+        part: Part,
+        inline: bool,
+    ) -> Result<(), Error> {
+        self.pairs.find(id)?.check_part(&self.regions, &part)?;
+        let payload = if inline { Payload::Copied(part) } else { Payload::Memory(Parts::One(part)) };
+        self.post_named(id, request, payload, true)
     }
 
-    /// Posts like [`Model::post_send`], with inline bytes or several parts of regions. No fault
+    /// Puts one request on the send queue. It leaves when [`Model::ring`] is called. No fault
     /// refuses a request that is not `answered`.
     pub(crate) fn post_named(
         &mut self,
         id: PairId,
         request: Request,
-        local: Result<&[u8], Parts>,
+        payload: Payload<'_>,
         answered: bool,
     ) -> Result<(), Error> {
-        let mut len = local.as_ref().map_or_else(Parts::len, |bytes| bytes.len());
+        let (mut len, inline) = match &payload {
+            Payload::Inline(bytes) => (bytes.len(), true),
+            Payload::Copied(part) => (part.len, true),
+            Payload::Memory(parts) => (parts.len(), false),
+        };
         if request.atomic.is_some() {
             if len < ATOMIC {
                 return Err(Error::Argument("an atomic operation stores eight bytes"));
@@ -56,19 +49,26 @@ impl Model {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
         self.pairs.check_destination(&self.hosts, id, request.to)?;
-        self.pairs.may_send(id, request.op, len, local.is_ok())?;
+        self.pairs.may_send(id, request.op, len, inline)?;
+        // After the checks: a fault refuses only what a device would have taken.
         if answered {
             self.refuse_by_fault(id)?;
         }
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
-        // Parts may name no region: a device reads them, and finds out, when it executes the work.
-        let source = match local {
-            Ok(bytes) => {
+        // The caller may change inline bytes on return: case `verbs.move.inline-copied`.
+        let source = match payload {
+            Payload::Inline(bytes) => {
                 let mut copy = pair.requester.buffer(len);
                 copy.copy_from_slice(bytes);
                 Source::Inline(copy)
             }
-            Err(parts) => Source::Memory(parts),
+            Payload::Copied(Part { region, offset, .. }) => {
+                let mut copy = pair.requester.buffer(len);
+                let inside = self.regions.get(region).is_some_and(|r| r.memory.read(offset, &mut copy));
+                debug_assert!(inside, "check_part has looked");
+                Source::Inline(copy)
+            }
+            Payload::Memory(parts) => Source::Memory(parts),
         };
         self.enqueue(id, request, source, len);
         Ok(())

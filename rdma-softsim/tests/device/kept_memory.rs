@@ -25,7 +25,7 @@ impl ForeignMemory for Keeping {
     }
 
     fn write(&self, offset: usize, from: &[u8]) -> bool {
-        let _nobody_listens = self.begun.send(());
+        let _no_receiver = self.begun.send(());
         // Without a sender it is open.
         let _open = self.leave.lock().unwrap().recv();
         let written = self.program.write(offset, from);
@@ -56,7 +56,7 @@ fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Rece
 /// A thread blocked in one program's memory blocks no other: other queue pairs of the same peer,
 /// and other programs, continue.
 #[test]
-fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
+fn memory_that_keeps_its_writer_stops_no_other_message() {
     let (fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::new());
     let remote = |end: &End| RemoteAddress { address: BASE, rkey: end.region.key() };
     a.post(SendOp::Write(remote(&b)), a.sge(0, 10));
@@ -77,7 +77,7 @@ fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
 /// Returned memory is not written to: a thread that destroys a queue pair or a region waits for
 /// writers in its own memory.
 #[test]
-fn memory_is_given_back_when_nobody_writes_to_it() {
+fn memory_is_given_back_when_no_write_to_it_is_under_way() {
     for (takes_region, is_atomic) in [(false, false), (false, true), (true, false), (true, true)] {
         let (fabric, a, b, memory, begun, leave) = connected_to_keeping(Fabric::new());
         let b = allow(b, Arc::<Keeping>::clone(&memory) as _, true);

@@ -235,10 +235,10 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_an_ordinary_error_that_says_what_to_install() {
-        let error = Api::open("librdmacm-that-nobody-has.so.1", IBVERBS).unwrap_err();
+        let error = Api::open("librdmacm-that-is-not-installed.so.1", IBVERBS).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NoDevice);
         let text = error.to_string();
-        for part in ["librdmacm-that-nobody-has.so.1", "apt install", "librdmacm1", "dnf install"] {
+        for part in ["librdmacm-that-is-not-installed.so.1", "apt install", "librdmacm1", "dnf install"] {
             assert!(text.contains(part), "{part:?} is not in {text:?}");
         }
     }
@@ -246,8 +246,8 @@ mod tests {
     #[test]
     fn a_library_without_the_symbols_leads_to_the_second() {
         // The C library exists everywhere and has none of the functions.
-        let error = Api::open("libc.so.6", "libibverbs-that-nobody-has.so.1").unwrap_err();
-        assert!(error.to_string().contains("libibverbs-that-nobody-has.so.1"), "{error}");
+        let error = Api::open("libc.so.6", "libibverbs-that-is-not-installed.so.1").unwrap_err();
+        assert!(error.to_string().contains("libibverbs-that-is-not-installed.so.1"), "{error}");
         let error = Api::open("libc.so.6", "libc.so.6").unwrap_err();
         assert!(matches!(error, Error::Symbol { symbol: "rdma_create_event_channel" }), "{error}");
         assert_eq!(error.kind(), ErrorKind::NoDevice);

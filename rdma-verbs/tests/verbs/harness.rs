@@ -75,8 +75,13 @@ impl End {
     }
 
     pub(crate) fn try_new(id: Identifier) -> Result<Self, Error> {
+        Self::with_room(id, 1024)
+    }
+
+    /// Makes an end with room for so many completions.
+    fn with_room(id: Identifier, completions: u32) -> Result<Self, Error> {
         let domain = id.create_domain()?;
-        let cq = id.create_completion_queue(1024, 1)?;
+        let cq = id.create_completion_queue(completions, 1)?;
         let limits = QueuePairLimits { send_depth: 128, recv_depth: 128, inline: 64 };
         let qp = id.create_queue_pair(&domain, &cq, limits)?;
         let region = domain.register(LEN, Access::REMOTE_WRITE.and(Access::REMOTE_READ))?;
@@ -172,10 +177,16 @@ impl Lab {
     }
 
     pub(crate) fn pair(&self) -> Pair {
+        self.pair_with_room(1024)
+    }
+
+    /// Makes a pair whose client has room for so many completions.
+    pub(crate) fn pair_with_room(&self, completions: u32) -> Pair {
         let servers = self.verbs.event_channel().unwrap();
         let clients = self.verbs.event_channel().unwrap();
         let listener = servers.listen(self.address(), 8).unwrap();
-        let client = End::new(resolved(&clients, None, listener.local_addr().unwrap()));
+        let id = resolved(&clients, None, listener.local_addr().unwrap());
+        let client = End::with_room(id, completions).unwrap();
         client.id.connect(&PARAMS, &[]).unwrap();
         let requested = event(&servers);
         assert_eq!(requested.id, listener.key());

@@ -4,6 +4,7 @@
 //! `REQUIRE_RDMA=1` it fails instead.
 
 mod addresses;
+mod asynchronous;
 mod harness;
 mod memory;
 mod releasing;

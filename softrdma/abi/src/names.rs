@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_looked_at_while_nobody_takes_its_name_out() {
+    fn an_object_keeps_its_name_while_it_is_looked_at() {
         let object = Box::into_raw(Box::new(7));
         enter(1, object);
         let mut seen = None;

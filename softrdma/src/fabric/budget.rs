@@ -17,6 +17,8 @@ use softrdma_wire::{Amounts, Exceeded, Resource};
 const MOST_DESCRIPTORS: u64 = 1 << 17;
 /// How many descriptors the fabric keeps for itself.
 const OWN_DESCRIPTORS: u64 = 128;
+/// The most memory of all programs, if half of the machine's is more.
+const MOST_MEMORY: u64 = 8 << 30;
 
 /// What programs may take.
 #[derive(Clone, Copy, Debug)]
@@ -32,13 +34,21 @@ impl Bounds {
     #[must_use]
     pub fn of_this_process() -> Self {
         let descriptors = getrlimit(Limit::Nofile).current.unwrap_or(u64::MAX);
+        // Not what is available now: a fabric that starts at a bad moment would keep that bound.
+        Self::within(descriptors, rdma_program::memory().map_or(u64::MAX, |memory| memory.total))
+    }
+
+    /// Returns the bounds of a fabric that may have so many descriptors, where there is so much
+    /// memory.
+    fn within(descriptors: u64, memory: u64) -> Self {
         let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS).min(MOST_DESCRIPTORS);
+        // Counted is what objects may ever hold, most of which they never do: an endpoint of more
+        // than four connections counts 15 MiB for its completion queue.
+        let memory = (memory / 2).min(MOST_MEMORY);
         Self {
-            // Counted is what objects may ever hold, most of which they never do: an endpoint of
-            // more than four connections counts 15 MiB for its completion queue. A process needs
-            // one session, and a second one if `softrdma run` has become it.
-            each: Amounts { memory: 4 << 30, descriptors: descriptors / 4, sessions: 32 },
-            all: Amounts { memory: 8 << 30, descriptors, sessions: 1024 },
+            // A process needs one session, and a second one if `softrdma run` has become it.
+            each: Amounts { memory: memory / 2, descriptors: descriptors / 4, sessions: 32 },
+            all: Amounts { memory, descriptors, sessions: 1024 },
         }
     }
 }
@@ -179,5 +189,32 @@ impl Drop for Taken {
             self.program.own.give_back(resource, amount);
             self.program.all.0.give_back(resource, amount);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs can take no more memory than the machine has, or a limit of its control groups.
+    #[test]
+    fn bounds_are_a_share_of_what_there_is() {
+        let memory = |total| {
+            let bounds = Bounds::within(0, total);
+            (bounds.each.memory, bounds.all.memory)
+        };
+        assert_eq!(memory(512 << 20), (128 << 20, 256 << 20));
+        assert_eq!(memory(16 << 30), (4 << 30, 8 << 30));
+        assert_eq!(memory(u64::MAX), (4 << 30, 8 << 30));
+        let total = rdma_program::memory().expect("Linux says so").total;
+        let here = Bounds::of_this_process();
+        assert_eq!((here.each.memory, here.all.memory), memory(total));
+        let descriptors = |most| {
+            let bounds = Bounds::within(most, 0);
+            (bounds.each.descriptors, bounds.all.descriptors)
+        };
+        assert_eq!(descriptors(100), (0, 0));
+        assert_eq!(descriptors(1128), (250, 1000));
+        assert_eq!(descriptors(u64::MAX), (1 << 15, 1 << 17));
     }
 }

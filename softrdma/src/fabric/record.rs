@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_slow_file_and_what_is_missing_is_said() {
+    fn a_slow_file_delays_no_program_and_missing_frames_are_counted() {
         let (mut recorder, writer, mut file) = on_memory();
         for _ in 0..WAITING + 10 {
             assert!(recorder.pass(&ACKNOWLEDGED).is_continue());

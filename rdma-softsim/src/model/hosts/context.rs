@@ -57,9 +57,8 @@ impl Contexts {
         Self { all: Objects::new() }
     }
 
-    #[cfg(test)]
-    pub(in crate::model) fn get(&self, id: ContextId) -> Option<&Context> {
-        self.all.get(id)
+    pub(in crate::model) const fn all(&self) -> &Objects<kind::Context, Context> {
+        &self.all
     }
 
     pub(in crate::model) fn open(&mut self, host: HostId) -> ContextId {

@@ -16,7 +16,7 @@ use super::packet::{Body, Packet, as_received};
 use crate::error::Error;
 use crate::model::base::environment::Environment;
 use crate::model::base::event::Event;
-use crate::model::base::ids::{IdentifierId, PairId};
+use crate::model::base::ids::{ChannelId, IdentifierId, PairId};
 use crate::model::hosts::Hosts;
 use crate::model::pairs::Pairs;
 use crate::model::pairs::path::Path;
@@ -238,9 +238,7 @@ impl Manager {
         let host = hosts.at(packet.target.ip());
         let listener = host.and_then(|host| hosts.get(host)?.listeners.at(packet.target));
         let found = host.zip(listener.and_then(|id| Some((id, self.get(id)?))));
-        let Some((host, (listener, &Identifier { channel, phase: Phase::Listening { backlog }, .. }))) =
-            found
-        else {
+        let Some((host, (listener, &Identifier { phase: Phase::Listening { backlog }, .. }))) = found else {
             return self.answer_without_identifier(
                 env,
                 packet.from,
@@ -252,8 +250,7 @@ impl Manager {
             return self.answer_without_identifier(env, packet.from, Body::Reject(reject::CONSUMER_DEFINED));
         }
         let key = self.next_key();
-        // On the channel of its listener, where librdmacm puts it too.
-        let mut child = Identifier::new(host, channel, key, Phase::Requested);
+        let mut child = Identifier::new(host, ChannelId::NONE, key, Phase::Requested);
         child.local = Some(packet.target);
         if let Some(active) = self.get(packet.from) {
             child.remote = active.local;

@@ -49,6 +49,8 @@ pub const fn listen_backlog(backlog: u32) -> u32 {
 
 pub(crate) struct Identifier {
     pub(in crate::model) host: HostId,
+    /// The channel of its events. None while it is that of an unread request: the kernel ignores
+    /// its events then (`ucma_event_handler`).
     pub(in crate::model) channel: ChannelId,
     pub(in crate::model) key: IdentifierKey,
     pub(in crate::model) phase: Phase,

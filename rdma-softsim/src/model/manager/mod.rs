@@ -67,20 +67,12 @@ impl Manager {
         self.all.remove(id)
     }
 
-    pub(super) fn on(&self, host: HostId) -> Vec<IdentifierId> {
-        self.all.on(host)
+    pub(super) const fn identifiers(&self) -> &Objects<kind::Identifier, Identifier> {
+        &self.all
     }
 
-    pub(super) fn count_on(&self, host: HostId) -> usize {
-        self.all.count_on(host)
-    }
-
-    pub(super) fn channels_on(&self, host: HostId) -> Vec<ChannelId> {
-        self.channels.on(host)
-    }
-
-    pub(super) fn count_channels_on(&self, host: HostId) -> usize {
-        self.channels.count_on(host)
+    pub(super) const fn channels(&self) -> &Objects<kind::Channel, EventChannel> {
+        &self.channels
     }
 
     pub(super) fn channel_host(&self, id: ChannelId) -> Result<HostId, Error> {
@@ -144,8 +136,10 @@ impl Manager {
         kind: NoticeKind,
         data: Box<[u8]>,
     ) {
-        // Without an owner there is no reader.
-        let Some(owner) = self.all.get(identifier) else { return };
+        // Without an owner there is no reader, nor of an identifier whose request is unread.
+        let Some(owner) = self.all.get(identifier).filter(|owner| owner.channel != ChannelId::NONE) else {
+            return;
+        };
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
         env.note(|| EntryKind::Told { host, identifier: key.0, what: kind.name() });
         self.append(env, channel, Notice { identifier, key, kind, data });
@@ -177,6 +171,10 @@ impl Manager {
             // Its first event: channels and identifiers keep the same order.
             owner.unread.pop_front();
             owner.requests -= u32::from(kind.child().is_some());
+            // On the channel that it was read from, where librdmacm puts it too.
+            if let Some(child) = kind.child().and_then(|child| self.all.get_mut(child)) {
+                child.channel = id;
+            }
         }
         Ok(Taken { notice, emptied })
     }
@@ -231,10 +229,6 @@ impl Manager {
         }
         // Numbered anew, behind what waits there: a channel and its identifiers keep one order.
         for notice in moving {
-            // An unread request goes along with its listener: case `verbs.migrate.waiting-request`.
-            if let Some(child) = notice.kind.child().and_then(|child| self.all.get_mut(child)) {
-                child.channel = to;
-            }
             self.append(env, to, notice);
         }
         Ok(())

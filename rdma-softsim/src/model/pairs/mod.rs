@@ -18,7 +18,7 @@ use core::cmp::Ordering;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use super::base::arena::{Arena, Objects};
+use super::base::arena::Objects;
 use super::base::environment::Environment;
 use super::base::ids::{ContextId, HostId, PairId, RegionId, SharedId, kind};
 use super::hosts::Hosts;
@@ -34,12 +34,12 @@ use shared_queue::{LIMIT_REACHED, SharedQueue};
 pub(super) struct Pairs {
     all: Objects<kind::Pair, QueuePair>,
     numbers: Numbers,
-    shared: Arena<kind::Shared, SharedQueue>,
+    shared: Objects<kind::Shared, SharedQueue>,
 }
 
 impl Pairs {
     pub(super) fn new() -> Self {
-        Self { all: Objects::new(), numbers: Numbers::default(), shared: Arena::new() }
+        Self { all: Objects::new(), numbers: Numbers::default(), shared: Objects::new() }
     }
 
     pub(super) fn get(&self, id: PairId) -> Option<&QueuePair> {
@@ -58,12 +58,12 @@ impl Pairs {
         self.all.find_mut(id)
     }
 
-    pub(super) fn on(&self, host: HostId) -> Vec<PairId> {
-        self.all.on(host)
+    pub(super) const fn all(&self) -> &Objects<kind::Pair, QueuePair> {
+        &self.all
     }
 
-    pub(super) fn count_on(&self, host: HostId) -> usize {
-        self.all.count_on(host)
+    pub(super) const fn shared(&self) -> &Objects<kind::Shared, SharedQueue> {
+        &self.shared
     }
 
     /// Inserts a queue pair, with a number that was freed at least `rest` frees ago.
@@ -168,22 +168,13 @@ impl Pairs {
         self.shared.insert(SharedQueue { host, owner, depth, receives: VecDeque::new(), limit })
     }
 
-    /// Returns the host of a shared queue.
-    pub(super) fn shared_host(&self, id: SharedId) -> Result<HostId, Error> {
-        Ok(self.shared.get(id).ok_or(Error::Gone("shared receive queue"))?.host)
-    }
-
     pub(super) fn destroy_shared(&mut self, id: SharedId) {
         self.shared.remove(id);
     }
 
-    fn shared_queue(&mut self, id: SharedId) -> Result<&mut SharedQueue, Error> {
-        self.shared.get_mut(id).ok_or(Error::Gone("shared receive queue"))
-    }
-
     /// `ibv_modify_srq(3)`: sets when an event comes.
     pub(super) fn set_shared_limit(&mut self, id: SharedId, limit: u32) -> Result<(), Error> {
-        let queue = self.shared_queue(id)?;
+        let queue = self.shared.find_mut(id)?;
         if limit > queue.depth {
             return Err(Error::Argument("the limit is beyond the queue's depth"));
         }
@@ -192,13 +183,13 @@ impl Pairs {
     }
 
     /// `ibv_query_srq(3)`: the limit, 0 once its event has come.
-    pub(super) fn shared_limit(&mut self, id: SharedId) -> Result<u32, Error> {
-        Ok(self.shared_queue(id)?.limit)
+    pub(super) fn shared_limit(&self, id: SharedId) -> Result<u32, Error> {
+        Ok(self.shared.find(id)?.limit)
     }
 
     /// `ibv_post_srq_recv(3)`.
     pub(super) fn post_shared(&mut self, id: SharedId, request: &PostedReceive) -> Result<(), Error> {
-        let queue = self.shared_queue(id)?;
+        let queue = self.shared.find_mut(id)?;
         if queue.receives.len() >= queue.depth as usize {
             return Err(Error::QueueFull { queue: "shared receive", depth: queue.depth });
         }

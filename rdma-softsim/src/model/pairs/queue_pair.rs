@@ -179,15 +179,7 @@ impl From<QueuePairState> for PairState {
     }
 }
 
-pub(crate) struct PostedSend {
-    pub(crate) id: u64,
-    pub(crate) op: SendOp,
-    pub(crate) local: Part,
-    pub(crate) signaled: bool,
-    pub(crate) inline: bool,
-}
-
-/// The request of a send, wherever its bytes are.
+/// A send request, wherever its bytes are.
 #[derive(Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) id: u64,
@@ -199,6 +191,23 @@ pub(crate) struct Request {
     pub(crate) solicited: bool,
     /// Where a datagram goes.
     pub(crate) to: Option<Destination>,
+}
+
+impl Request {
+    /// Returns a request of [`rdma_backend`], which has no others.
+    pub(crate) const fn new(id: u64, op: SendOp, signaled: bool) -> Self {
+        Self { id, op, atomic: None, signaled, solicited: false, to: None }
+    }
+}
+
+/// The bytes of a send request.
+pub(crate) enum Payload<'a> {
+    /// In the request.
+    Inline(&'a [u8]),
+    /// In the request, copied from checked memory.
+    Copied(Part),
+    /// In memory. Parts may name no region: a device finds that out when it executes the work.
+    Memory(Parts),
 }
 
 pub(crate) struct PostedReceive {

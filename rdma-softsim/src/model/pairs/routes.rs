@@ -35,6 +35,10 @@ impl Pairs {
     ) -> Option<(PairId, bool, Option<Parts>, Option<Parts>, usize)> {
         let pair = self.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
+        // Inside one process, which is the usual case, no more needs to be looked at.
+        if !regions.has_foreign() && work.atomic.is_none() {
+            return None;
+        }
         let len = work.len;
         let to = match work.to {
             // `arrive_with` refuses it.

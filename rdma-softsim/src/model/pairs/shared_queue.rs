@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use rdma_backend::AsyncEvent;
 
 use super::responder::ReceiveWork;
+use crate::model::base::arena::OnHost;
 use crate::model::base::ids::{ContextId, HostId, RegionId};
 
 /// `IBV_EVENT_SRQ_LIMIT_REACHED` and `IBV_EVENT_QP_LAST_WQE_REACHED` of `ibv_get_async_event(3)`.
@@ -19,6 +20,14 @@ pub(crate) struct SharedQueue {
     pub(in crate::model) receives: VecDeque<ReceiveWork>,
     /// Holding fewer receives than this raises one event; 0 is no limit.
     pub(in crate::model) limit: u32,
+}
+
+impl OnHost for SharedQueue {
+    const NAME: &'static str = "shared receive queue";
+
+    fn host(&self) -> HostId {
+        self.host
+    }
 }
 
 impl SharedQueue {

@@ -73,31 +73,25 @@ pub(super) struct Regions {
     registrations: u8,
     /// Bytes of address space ever given to regions.
     address_space: u64,
+    /// How many regions are memory of other processes.
+    foreign: usize,
 }
 
 impl Regions {
     pub(super) const fn new() -> Self {
-        Self { domains: Objects::new(), all: Objects::new(), registrations: 0, address_space: 0 }
+        Self { domains: Objects::new(), all: Objects::new(), registrations: 0, address_space: 0, foreign: 0 }
     }
 
     pub(super) fn get(&self, id: RegionId) -> Option<&Region> {
         self.all.get(id)
     }
 
-    pub(super) fn on(&self, host: HostId) -> Vec<RegionId> {
-        self.all.on(host)
+    pub(super) const fn all(&self) -> &Objects<kind::Region, Region> {
+        &self.all
     }
 
-    pub(super) fn count_on(&self, host: HostId) -> usize {
-        self.all.count_on(host)
-    }
-
-    pub(super) fn domains_on(&self, host: HostId) -> Vec<DomainId> {
-        self.domains.on(host)
-    }
-
-    pub(super) fn count_domains_on(&self, host: HostId) -> usize {
-        self.domains.count_on(host)
+    pub(super) const fn domains(&self) -> &Objects<kind::Domain, Domain> {
+        &self.domains
     }
 
     pub(super) fn create_domain(&mut self, env: &mut Environment, host: HostId) -> Result<DomainId, Error> {
@@ -189,6 +183,7 @@ impl Regions {
         if env.strikes_creation(host) {
             return Err(Error::Allocation(len));
         }
+        self.foreign += usize::from(memory.foreign().is_some());
         let id = self.all.insert(Region { host, domain, memory, len, rights, address, rkey: 0 });
         // As on real devices: the place of the region, and 8 bits that change with each
         // registration there.
@@ -207,6 +202,7 @@ impl Regions {
     /// Removes a region. Returns its key.
     pub(super) fn remove(&mut self, hosts: &mut Hosts, id: RegionId) -> Option<u32> {
         let region = self.all.remove(id)?;
+        self.foreign -= usize::from(region.memory.foreign().is_some());
         hosts.subtract_registered(region.host, region.len as u64);
         self.leave_domain(region.domain);
         Some(region.rkey)
@@ -300,14 +296,17 @@ impl Regions {
         Ok(())
     }
 
+    /// Returns whether a region is memory of another process.
     #[inline]
-    pub(super) fn is_any_foreign(&self, parts: &Parts) -> bool {
-        parts.list().iter().any(|part| self.is_foreign(part.region))
+    pub(super) const fn has_foreign(&self) -> bool {
+        self.foreign > 0
     }
 
     #[inline]
-    fn is_foreign(&self, region: RegionId) -> bool {
-        self.all.get(region).is_some_and(|region| matches!(region.memory, Bytes::Foreign { .. }))
+    pub(super) fn is_any_foreign(&self, parts: &Parts) -> bool {
+        let is_foreign =
+            |part: &Part| self.all.get(part.region).is_some_and(|region| region.memory.foreign().is_some());
+        self.has_foreign() && parts.list().iter().any(is_foreign)
     }
 
     pub(super) fn stretches(&self, parts: &Parts, len: usize) -> Vec<Stretch> {

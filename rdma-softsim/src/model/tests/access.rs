@@ -93,7 +93,7 @@ fn messages_of_any_length_and_alignment_arrive_whole() {
         w.b.fill(to, &vec![0xee; len + 1]);
         let op = SendOp::Write(w.b.remote(to as u64));
         let local = w.a.part(from, len);
-        w.a.post_work(&mut w.model, PostedSend { id: 1, op, local, signaled: true, inline: false }).unwrap();
+        w.a.post_work(&mut w.model, Request::new(1, op, true), local, false).unwrap();
         assert_eq!(w.b.bytes(to, len), pattern[from - 3..from - 3 + len]);
         assert_eq!(w.b.bytes(to + len, 1), [0xee]);
         w.a.completions(&mut w.model);

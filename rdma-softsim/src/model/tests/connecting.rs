@@ -57,10 +57,39 @@ fn a_request_whose_sender_is_gone_cannot_be_accepted() {
     w.model.destroy_pair(w.a.pair);
     w.model.destroy_identifier(w.a.id);
     w.pass(Duration::ZERO);
-    // 4 is “timeout”, with which the kernel takes a request back (`cm_destroy_id`).
-    assert_eq!(notice(&mut w.model, w.b.channel), Some(NoticeKind::Rejected(4)));
     assert!(matches!(w.model.accept(w.b.id, &PARAMS, &[]), Err(Error::State(_))));
     w.end();
+}
+
+/// The kernel ignores what happens to a request before that is accepted (`ucma_event_handler`). So
+/// when its listener moves to another channel, nothing of an unread request stays on the old one.
+#[test]
+fn a_request_has_no_events_before_it_is_accepted() {
+    let (mut model, a, b) = hosts(Parameters::default());
+    let [first, second] = [(); 2].map(|()| model.create_channel(b).unwrap());
+    let (listener, _) = model.listen(first, SocketAddr::new(ip(2), PORT), 0).unwrap();
+    let channel = model.create_channel(a).unwrap();
+    let id = resolved(&mut model, channel, ip(2));
+    let own = equip(&mut model, a, channel, id, &Setup::default());
+    model.connect(id, &PARAMS, &[]).unwrap();
+    pass(&mut model, Duration::ZERO);
+    model.tell_all(b, NoticeKind::AddressChange);
+    model.migrate(listener, second).unwrap();
+    assert_eq!(notice(&mut model, first), None);
+    let Some(NoticeKind::ConnectRequest { id: child, .. }) = notice(&mut model, second) else {
+        panic!("no request")
+    };
+    assert_eq!(notice(&mut model, second), Some(NoticeKind::AddressChange), "of the listener");
+    // It has given up, and only the accept will tell.
+    model.destroy_pair(own.pair);
+    model.destroy_identifier(id);
+    pass(&mut model, Duration::ZERO);
+    assert_eq!(notice(&mut model, second), None);
+    // Once it is read, its owner learns what concerns the device, where it was read.
+    model.tell_all(b, NoticeKind::AddressChange);
+    assert_eq!([(); 3].map(|()| notice(&mut model, second).is_some()), [true, true, false]);
+    assert_eq!(notice(&mut model, first), None);
+    assert!(matches!(model.reject(child, &[]), Err(Error::State(_))));
 }
 
 #[test]
@@ -187,7 +216,7 @@ fn listening_addresses() {
 }
 
 #[test]
-fn the_backlog_is_of_requests_that_nobody_read() {
+fn the_backlog_is_of_unread_requests() {
     let (mut model, a, b) = hosts(Parameters::default());
     let listening = model.create_channel(b).unwrap();
     let (listener, _) = model.listen(listening, SocketAddr::new(ip(2), PORT), 2).unwrap();

@@ -94,9 +94,8 @@ fn connect(model: &mut Model, pair: PairId, [local, remote]: [IpAddr; 2], peer: 
 /// Posts a WRITE from one region to another.
 fn write(model: &mut Model, pair: PairId, from: Registration, to: Registration) {
     let op = SendOp::Write(RemoteAddress { address: AT, rkey: to.rkey });
-    let request = Request { id: 1, op, atomic: None, signaled: true, solicited: false, to: None };
-    let local = Parts::One(Part { region: from.id, offset: 0, len: 8 });
-    model.post_named(pair, request, Err(local), true).unwrap();
+    let local = Part { region: from.id, offset: 0, len: 8 };
+    model.post_send(pair, Request::new(1, op, true), local, false).unwrap();
     model.ring(pair);
     model.settle();
 }
@@ -455,9 +454,8 @@ fn send(model: &mut Model, ends: [End; 2]) -> [PairId; 2] {
     connect(model, from, [0, 1].map(address), to);
     connect(model, to, [1, 0].map(address), from);
     model.set_min_rnr_timer(to, RnrTimer::from_code(1).unwrap()).unwrap();
-    let (id, op) = (1, SendOp::Send);
-    let request = Request { id, op, atomic: None, signaled: true, solicited: false, to: None };
-    model.post_named(from, request, Ok(&[]), true).unwrap();
+    let request = Request::new(1, SendOp::Send, true);
+    model.post_named(from, request, Payload::Inline(&[]), true).unwrap();
     model.ring(from);
     model.settle();
     pairs
@@ -490,7 +488,7 @@ fn what_is_gone_leaves_no_timer() {
         }
         model.end_pair(from).unwrap();
         model.destroy_pair(from);
-        let end = model.contexts.get(ends[0].context).unwrap();
+        let end = model.contexts.all().get(ends[0].context).unwrap();
         assert_eq!((model.env.scheduled(), end.repeats), (0, 0));
     }
     let (id, _) = model.create_identifier(channel).unwrap();

@@ -44,9 +44,8 @@ impl Two {
 
     /// Sends eight bytes, which become 48.
     fn send(&mut self) {
-        let (op, to) = (SendOp::Send, Some(self.destination));
-        let request = Request { id: 1, op, atomic: None, signaled: true, solicited: false, to };
-        self.model.post_named(self.from, request, Ok(&[0; 8]), true).unwrap();
+        let request = Request { to: Some(self.destination), ..Request::new(1, SendOp::Send, true) };
+        self.model.post_named(self.from, request, Payload::Inline(&[0; 8]), true).unwrap();
         self.model.ring(self.from);
         self.model.settle();
         assert_eq!(self.model.poll(self.queue, &mut [Completion::EMPTY; 2]).unwrap(), 1);

@@ -195,11 +195,16 @@ fn an_accept_that_never_arrives_is_unreachable_on_both_sides() {
 #[test]
 fn a_killed_host_leaves_nothing_and_its_peers_are_told() {
     let mut w = World::new(&Setup::default());
+    let context = w.model.open(w.b.host).unwrap();
+    let shared = w.model.create_shared(context, 1, w.b.domain, 1, 0).unwrap();
+    w.model.wakes().for_each(drop);
     w.model.kill_host(w.b.host);
     w.pass(Duration::ZERO);
     assert_eq!(w.model.resources(w.b.host), Resources::default());
     let woken: Vec<_> = w.model.wakes().collect();
-    assert!(woken.contains(&Wake::Events(w.b.channel)) && woken.contains(&Wake::Completions(w.b.queue)));
+    for wake in [Wake::Events(w.b.channel), Wake::Completions(w.b.queue), Wake::Asynchronous(context)] {
+        assert!(woken.contains(&wake), "{wake:?}");
+    }
     assert_eq!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Disconnected));
     w.a.post(&mut w.model, 1, SendOp::Send, 4).unwrap();
     w.pass(Duration::from_secs(1));
@@ -211,6 +216,9 @@ fn a_killed_host_leaves_nothing_and_its_peers_are_told() {
     gone(w.model.create_identifier(w.b.channel).map(|_| ()));
     gone(w.model.create_channel(w.b.host).map(|_| ()));
     gone(w.model.poll(w.b.queue, &mut []).map(|_| ()));
+    gone(w.model.take_async(context).map(|_| ()));
+    gone(w.model.create_domain_in(context).map(|_| ()));
+    gone(w.model.shared_limit(shared).map(|_| ()));
     gone(w.model.arm(w.b.queue));
     gone(w.b.post(&mut w.model, 1, SendOp::Send, 4));
     gone(w.b.receive(&mut w.model, 1, 0, 4));

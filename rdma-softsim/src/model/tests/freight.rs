@@ -67,19 +67,16 @@ impl Programs {
     fn post(&mut self, id: u64, op: impl FnOnce(RemoteAddress) -> SendOp, len: usize) {
         let op = op(RemoteAddress { address: AT, rkey: self.regions[1].rkey });
         let local = Part { region: self.regions[0].id, offset: 0, len };
-        self.w
-            .a
-            .post_work(&mut self.w.model, PostedSend { id, op, local, signaled: true, inline: false })
-            .unwrap();
+        self.w.a.post_work(&mut self.w.model, Request::new(id, op, true), local, false).unwrap();
     }
 
     /// Adds 5 to the first number of the second program.
     fn add(&mut self, id: u64) {
         let op = SendOp::Read(RemoteAddress { address: AT, rkey: self.regions[1].rkey });
         let atomic = Some(Atomic::FetchAdd(5));
-        let request = Request { id, op, atomic, signaled: true, solicited: false, to: None };
-        let local = Parts::One(Part { region: self.regions[0].id, offset: 0, len: 8 });
-        self.w.model.post_named(self.w.a.pair, request, Err(local), true).unwrap();
+        let request = Request { atomic, ..Request::new(id, op, true) };
+        let local = Part { region: self.regions[0].id, offset: 0, len: 8 };
+        self.w.model.post_send(self.w.a.pair, request, local, false).unwrap();
         self.w.model.ring(self.w.a.pair);
         self.w.model.settle();
     }
@@ -148,8 +145,7 @@ fn a_reserved_receive_outlives_its_queue_pair() {
         ends
     });
     for [sender, receiver] in pairs {
-        let work = PostedSend { id: 9, op: SendOp::Send, local: sends.3, signaled: true, inline: false };
-        model.post_send(sender, &work).unwrap();
+        model.post_send(sender, Request::new(9, SendOp::Send, true), sends.3, false).unwrap();
         model.ring(sender);
         model.settle();
         let mut freight = model.next_freight().expect("a message is on its way");

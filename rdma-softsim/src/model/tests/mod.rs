@@ -201,7 +201,7 @@ impl Side {
 
     /// Posts and rings. The work executes when time passes, or at once without latency.
     pub(super) fn post(&self, model: &mut Model, id: u64, op: SendOp, len: usize) -> Result<(), Error> {
-        self.post_work(model, PostedSend { id, op, local: self.part(0, len), signaled: true, inline: false })
+        self.post_work(model, Request::new(id, op, true), self.part(0, len), false)
     }
 
     pub(super) fn post_unsignaled(
@@ -211,11 +211,17 @@ impl Side {
         op: SendOp,
         len: usize,
     ) -> Result<(), Error> {
-        self.post_work(model, PostedSend { id, op, local: self.part(0, len), signaled: false, inline: false })
+        self.post_work(model, Request::new(id, op, false), self.part(0, len), false)
     }
 
-    pub(super) fn post_work(&self, model: &mut Model, work: PostedSend) -> Result<(), Error> {
-        model.post_send(self.pair, &work)?;
+    pub(super) fn post_work(
+        &self,
+        model: &mut Model,
+        request: Request,
+        part: Part,
+        inline: bool,
+    ) -> Result<(), Error> {
+        model.post_send(self.pair, request, part, inline)?;
         model.ring(self.pair);
         model.settle();
         Ok(())

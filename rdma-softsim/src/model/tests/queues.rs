@@ -26,8 +26,8 @@ fn buffers_of_inline_data_are_used_again() {
     let mut w = World::new(&Setup::default());
     let op = SendOp::Write(w.b.remote(0));
     for id in 0..100 {
-        let request = Request { id, op, signaled: true, solicited: false, atomic: None, to: None };
-        w.model.post_named(w.a.pair, request, Ok(&[id as u8; 8]), true).unwrap();
+        let payload = Payload::Inline(&[id as u8; 8]);
+        w.model.post_named(w.a.pair, Request::new(id, op, true), payload, true).unwrap();
         w.model.ring(w.a.pair);
         w.model.settle();
         assert_eq!(w.a.completions(&mut w.model), [(id, Ok(Completed::Write))]);

@@ -98,8 +98,8 @@ fn walk(latency: u64, steps: &[(bool, Step)]) {
                     _ => SendOp::Write(target),
                 };
                 let id = side_posted.id(0);
-                let work = PostedSend { id, op, local: side.part(0, len), signaled, inline };
-                if side.post_work(model, work).is_ok() {
+                let request = Request::new(id, op, signaled);
+                if side.post_work(model, request, side.part(0, len), inline).is_ok() {
                     side_posted.sends.push((id, signaled));
                 }
                 assert!(side_posted.sends.len() <= 4 || model.pairs.get(side.pair).is_none());

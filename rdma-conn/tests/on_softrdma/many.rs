@@ -2,20 +2,16 @@
 //! multiplied by them. An epoll instance of 101 endpoints met a limit of Linux before, and so did
 //! the 501st blocking stream.
 
-mod common;
-
 use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
-use std::time::Duration;
 
-use common::{CLIENT, Home, Running, SERVER, program, role};
 use rdma_backend::time::Instant;
-use rdma_conn::{AsyncStream, Connect, Endpoint, Event, Keepalive, Limits, Options, Stream};
-use rdma_verbs::Verbs;
+use rdma_conn::{AsyncStream, Endpoint, Event, Limits, Stream};
 use rustix::event::{Timespec, epoll};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::echo::{self, LONG, patient, verbs};
+use crate::fabric::{CLIENT, Home, role};
 
 /// More than the 100 paths on which one descriptor may wake epoll instances that others watch.
 const MANY: usize = 128;
@@ -23,58 +19,14 @@ const MANY: usize = 128;
 /// More than the 500 paths through epoll instances that no other watches.
 const BLOCKING: usize = 520;
 
-/// Longer than a machine may stand still.
-const LONG: Duration = Duration::from_secs(600);
-
-fn patient() -> Connect {
-    let mut options = Options::default().handshake_timeout(LONG);
-    options.protocol.keepalive = Some(Keepalive::NONE);
-    options.protocol.window = 4096;
-    Connect::default().timeout(LONG).options(options)
-}
-
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
-}
-
-fn verbs() -> Verbs {
-    let most = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).expect("as many as allowed");
-    Verbs::load().expect("the libraries of softrdma")
-}
-
-/// A program that echoes what its clients send.
-#[test]
-fn echoes() {
-    let Some(_) = role("echoes") else { return };
-    let mut endpoint = Endpoint::new(&verbs(), Limits::default()).expect("an endpoint");
-    let address = SocketAddr::new(SERVER.parse().expect("an address"), 0);
-    let listener = endpoint.listen(address, patient().options).expect("a listener");
-    println!("listens on {}", endpoint.local_addr(listener).expect("it listens"));
-    let mut bytes = [0; 64];
-    loop {
-        endpoint.wait(None).expect("waits");
-        while let Some(event) = endpoint.next_event() {
-            match event {
-                Event::Readable(id) => {
-                    while let Ok(Some(count @ 1..)) = endpoint.read(id, &mut bytes) {
-                        endpoint.write(id, &[std::io::IoSlice::new(&bytes[..count])]).expect("writes");
-                    }
-                }
-                Event::Ended(id) => endpoint.abort(id),
-                Event::AcceptFailed(listener) => {
-                    panic!("{}", endpoint.take_accept_error(listener).expect("an error"));
-                }
-                _ => {}
-            }
-        }
-    }
 }
 
 /// A program with many streams, on each of which a message is echoed.
 #[test]
 fn streams() {
-    let Some(address) = role("streams") else { return };
+    let Some(address) = role("many::streams") else { return };
     let (verbs, before) = (verbs(), descriptors());
     let connect = |nth| {
         Stream::connect_with(&verbs, &*address, &patient()).unwrap_or_else(|error| panic!("{nth}: {error}"))
@@ -95,7 +47,7 @@ fn streams() {
 /// A program whose event loop has an epoll instance over many endpoints, as libvalkey's users have.
 #[test]
 fn endpoints() {
-    let Some(address) = role("endpoints") else { return };
+    let Some(address) = role("many::endpoints") else { return };
     let (verbs, before) = (verbs(), descriptors());
     let address = address.parse().expect("an address");
     let watch = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance");
@@ -143,7 +95,7 @@ fn endpoints() {
 /// A program with many asynchronous streams, each on an endpoint of its own.
 #[test]
 fn tasks() {
-    let Some(address) = role("tasks") else { return };
+    let Some(address) = role("many::tasks") else { return };
     let (verbs, before) = (verbs(), descriptors());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -163,12 +115,11 @@ fn tasks() {
     println!("done");
 }
 
-fn connect_many(kind: &str) {
-    let home = Home::new(kind);
-    let mut server = Running::start(&mut program(&home, SERVER, "echoes", ""));
-    let address = server.line("listens on ");
-    let mut client = Running::start(&mut program(&home, CLIENT, kind, &address));
-    println!("{kind}: {} descriptors for each", client.line("descriptors "));
+fn connect_many(role: &str) {
+    let Some(home) = Home::new(&role.replace("::", "-")) else { return };
+    let (server, address) = echo::server(&home);
+    let mut client = home.program(CLIENT, role, &address);
+    println!("{role}: {} descriptors for each", client.line("descriptors "));
     let (done, text) = client.finish();
     assert!(done && text.contains("done"), "{text}");
     drop(server);
@@ -177,15 +128,15 @@ fn connect_many(kind: &str) {
 
 #[test]
 fn a_process_has_many_blocking_streams() {
-    connect_many("streams");
+    connect_many("many::streams");
 }
 
 #[test]
 fn an_event_loop_watches_many_endpoints() {
-    connect_many("endpoints");
+    connect_many("many::endpoints");
 }
 
 #[test]
 fn a_runtime_has_many_asynchronous_streams() {
-    connect_many("tasks");
+    connect_many("many::tasks");
 }
