@@ -42,7 +42,7 @@ static const struct {
 static int isWithinBounds(const char *name, uint64_t number) {
     for (size_t j = 0; j < sizeof(bounds) / sizeof(bounds[0]); j++) {
         if (strcasecmp(bounds[j].name, name) || (bounds[j].least <= number && number <= bounds[j].most)) continue;
-        serverLog(LL_WARNING, "RDMA: the argument %s is %llu to %llu%s, and not %llu", name, (unsigned long long)bounds[j].least,
+        serverLog(LL_WARNING, "RDMA: the argument %s is %llu to %llu%s, and not %llu", bounds[j].name, (unsigned long long)bounds[j].least,
                   (unsigned long long)bounds[j].most, bounds[j].why, (unsigned long long)number);
         return 0;
     }
