@@ -132,7 +132,7 @@ layout() {
     # A log level at which a wrong field would hide the message.
     refuses 'RDMA: .*: server.[a-z_.]* is at [0-9]* here, and at [0-9]* there' "$made/valkey-rdma-engine.so" "$with_module" --loglevel warning
     # What the server fills in later: where it listens,
-    other_headers 's/^struct connListener {/&\n    uint64_t words[1];/' connection.h
+    other_headers '/^struct connListener {/,/^}/ { s/char [*][*]bindaddr;/ConnectionType *other;/; s/ConnectionType [*]ct;/char **bindaddr;/; s/[*]other;/*ct;/ }' connection.h
     refuses 'RDMA: .*: connListener.ct is not' "$made/valkey-rdma-engine.so" "$with_module"
     # and its clients. Of those of Valkey 8.1 the module reads two fields, and of later versions none.
     local module=$made/valkey-rdma-engine.so
