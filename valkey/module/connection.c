@@ -3,7 +3,7 @@
 
 static connection *create(void) {
     engineConn *conn = zcalloc(sizeof(*conn));
-    conn->c.type = &engineType;
+    conn->c.type = engineType;
     conn->c.fd = vkrdma_descriptor(engine.endpoint);
     conn->c.iovcnt = IOV_MAX;
     conn->writable = 1;
@@ -31,7 +31,7 @@ void engineAccept(const vkrdma_event *opened) {
     char ip[NET_IP_STR_LEN];
     int port;
     uint64_t id = opened->connection;
-    connection *conn = connCreateAccepted(&engineType, -1, &id);
+    connection *conn = connCreateAccepted(engineType, -1, &id);
 
     ((engineConn *)conn)->ended = (opened->kinds & VKRDMA_EVENT_ENDED) != 0;
     ((engineConn *)conn)->readable = (opened->kinds & (VKRDMA_EVENT_READABLE | VKRDMA_EVENT_ENDED)) != 0;
@@ -54,34 +54,8 @@ void engineAccept(const vkrdma_event *opened) {
     if (refused) freeClient(connGetPrivateData(conn));
 }
 
-#if VALKEY_VERSION_NUM < 0x00090000
-/* Returns whether a new client has the layout of the headers here. Of its fields the module reads
- * `io_read_state` and `io_write_state`, which `resp` follows. Of later versions it reads none. */
-static int fits(connection *conn) {
-    static int logged;
-    client *c = connGetPrivateData(conn);
-    const char *field = c->conn != conn                      ? "conn"
-                        : c->io_read_state != CLIENT_IDLE    ? "io_read_state"
-                        : c->io_write_state != CLIENT_IDLE   ? "io_write_state"
-                        : c->resp != 2                       ? "resp"
-                                                             : NULL;
-    if (field && !logged++) {
-        serverLog(LL_WARNING,
-                  "RDMA: no client is accepted. This module was built from other sources, or with other settings, than the server (%s), though both "
-                  "are " VALKEY_VERSION ": client.%s is not where the module looks for it. Build it with the server's sources and CFLAGS.",
-                  serverBuildIdRaw(), field);
-    }
-    return !field;
-}
-#else
-static int fits(connection *conn) {
-    UNUSED(conn);
-    return 1;
-}
-#endif
-
 static int acceptNow(connection *conn, ConnectionCallbackFunc handler) {
-    if (conn->state != CONN_STATE_ACCEPTING || !fits(conn)) return C_ERR;
+    if (conn->state != CONN_STATE_ACCEPTING || engineFitsClient(conn) != C_OK) return C_ERR;
     conn->state = CONN_STATE_CONNECTED;
     /* A handler that closes the connection has freed its client, and the connection is freed after
      * the handler. After C_ERR the server would use both. */
@@ -264,7 +238,8 @@ static ssize_t waitForBytes(connection *conn, char *bytes, ssize_t size, long lo
     return -1;
 }
 
-ConnectionType engineType = {
+/* A server whose tables are longer finds no functions behind the first one. */
+ConnectionType engineType[2] = {{
     .get_type = getType,
     .accept_handler = engineIgnore,
     .addr = getAddress,
@@ -291,4 +266,4 @@ ConnectionType engineType = {
     .process_pending_data = engineProcessPending,
     .postpone_update_state = engineHandOver,
     .update_state = engineTakeBack,
-};
+}};

@@ -39,7 +39,8 @@ typedef struct engineLoans {
  * `writable`, `id` and `held`; `lending` says who uses it. Only the main thread uses the other
  * fields. */
 typedef struct engineConn {
-    connection c; /* First, because the server knows this part only. */
+    connection c;   /* First, because the server knows this part only. */
+    void *room[8];  /* For a server whose connections are longer. */
     uint64_t id;  /* Its number in the endpoint; 0 when it is closed. */
     /* Whether the next read or write may return something else than "not now". Each call clears
      * its own flag first, so that an event that comes meanwhile is not lost. */
@@ -92,13 +93,14 @@ typedef struct engineState {
 } engineState;
 
 extern engineState engine;
-extern ConnectionType engineType;
+extern ConnectionType engineType[2];
 
 static inline vkrdma_endpoint *engineEndpoint(const engineConn *conn) {
     return conn->link ? conn->link->endpoint : engine.endpoint;
 }
 
 /* events.c */
+int engineIsAsked(void);                        /* Whether the server calls engineHasPending and engineProcessPending. */
 int engineWatch(void);                          /* Has the event loop watch the endpoint. */
 void engineQueue(engineConn *conn);             /* Has the handlers of a connection called soon. */
 void engineUnqueue(engineConn *conn);
@@ -108,6 +110,12 @@ int engineProcessPending(void);
 void engineFail(const char *why); /* The endpoint has failed: its connections end. */
 void engineHandOver(connection *conn, int postponed);
 void engineTakeBack(connection *conn);
+
+/* layout.c: return C_ERR, and log why, if the server's structures differ from the headers. */
+int engineFits(void);
+int engineRegister(void);
+int engineFitsListener(const connListener *listener);
+int engineFitsClient(connection *conn);
 
 /* connection.c */
 void engineAccept(const vkrdma_event *opened);

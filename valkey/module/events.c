@@ -305,3 +305,8 @@ int engineProcessPending(void) {
     unflushed = 0;
     return served;
 }
+
+int engineIsAsked(void) {
+    handed_over = unflushed = 1;
+    return connTypeHasPendingData() && (connTypeProcessPendingData(), !handed_over && !unflushed);
+}

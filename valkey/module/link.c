@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
-static ConnectionType link_type;
+static ConnectionType link_type[2]; /* As engineType. */
 
 /* Takes what has happened, and returns its kinds. */
 static uint32_t drive(engineConn *conn) {
@@ -329,7 +329,7 @@ int engineLinkOpen(engineConn *conn, const char *host, int port, const char *sou
     listLinkNodeTail(engine.links, &link->of_links);
     listInitNode(&conn->of_queue, conn);
     conn->link = link;
-    conn->c.type = &link_type;
+    conn->c.type = link_type;
     conn->c.state = CONN_STATE_CONNECTING;
     conn->c.conn_handler = handler;
     /* Nothing passes through it. By O_NONBLOCK and SO_RCVTIMEO of a connection's descriptor, the
@@ -380,7 +380,7 @@ static int readLink(connection *c, void *buffer, size_t size) {
     engineConn *conn = (engineConn *)c;
     struct timeval limit = {0};
     socklen_t length = sizeof(limit);
-    int count = engineType.read(c, buffer, size), flags;
+    int count = engineType->read(c, buffer, size), flags;
 
     if (count != -1 || c->state != CONN_STATE_CONNECTED) return count;
     flags = fcntl(c->fd, F_GETFL);
@@ -390,7 +390,7 @@ static int readLink(connection *c, void *buffer, size_t size) {
         monotime now = getMonotonicUs(), until = microseconds ? now + microseconds : 0;
         while (count == -1 && c->state == CONN_STATE_CONNECTED && (!until || now < until)) {
             if (await(conn, until ? (int64_t)(until - now) : -1) != C_OK) break;
-            count = engineType.read(c, buffer, size);
+            count = engineType->read(c, buffer, size);
             now = getMonotonicUs();
         }
         if (count != -1) return count;
@@ -405,7 +405,7 @@ static ssize_t transfer(connection *c, char *bytes, ssize_t size, long long mill
     ssize_t done = 0;
 
     while (done < size) {
-        int count = write ? engineType.write(c, bytes + done, size - done) : engineType.read(c, bytes + done, size - done);
+        int count = write ? engineType->write(c, bytes + done, size - done) : engineType->read(c, bytes + done, size - done);
         if (count > 0) {
             done += count;
         } else if (c->state != CONN_STATE_CONNECTED) {
@@ -445,29 +445,29 @@ static ssize_t readLine(connection *c, char *bytes, ssize_t size, long long mill
 }
 
 static int setWriteHandler(connection *c, ConnectionCallbackFunc handler, int barrier) {
-    engineType.set_write_handler(c, handler, barrier);
+    engineType->set_write_handler(c, handler, barrier);
     return watch((engineConn *)c);
 }
 
 static int setReadHandler(connection *c, ConnectionCallbackFunc handler) {
-    engineType.set_read_handler(c, handler);
+    engineType->set_read_handler(c, handler);
     return watch((engineConn *)c);
 }
 
 static const char *getLastError(connection *c) {
     engineLink *link = ((engineConn *)c)->link;
-    return link && *link->error.text ? link->error.text : engineType.get_last_error(c);
+    return link && *link->error.text ? link->error.text : engineType->get_last_error(c);
 }
 
 /* Beside these, a link does what accepted connections do. */
 __attribute__((constructor)) static void makeType(void) {
-    link_type = engineType;
-    link_type.close = closeLink;
-    link_type.read = readLink;
-    link_type.set_write_handler = setWriteHandler;
-    link_type.set_read_handler = setReadHandler;
-    link_type.get_last_error = getLastError;
-    link_type.sync_write = writeAll;
-    link_type.sync_read = readAll;
-    link_type.sync_readline = readLine;
+    link_type[0] = engineType[0];
+    link_type->close = closeLink;
+    link_type->read = readLink;
+    link_type->set_write_handler = setWriteHandler;
+    link_type->set_read_handler = setReadHandler;
+    link_type->get_last_error = getLastError;
+    link_type->sync_write = writeAll;
+    link_type->sync_read = readAll;
+    link_type->sync_readline = readLine;
 }

@@ -121,7 +121,7 @@ int engineListen(connListener *listener) {
     int count = listener->bindaddr_count;
     vkrdma_options options = engineOptions();
 
-    if (openEndpoint() != C_OK) return C_ERR;
+    if (engineFitsListener(listener) != C_OK || openEndpoint() != C_OK) return C_ERR;
     if (count == 0) {
         /* INFO prints an address for each descriptor. */
         listener->bindaddr = everywhere;
@@ -143,6 +143,8 @@ int engineListen(connListener *listener) {
             } else if (vkrdma_listen(engine.endpoint, text, listener->port, &options, &id, &error) == VKRDMA_OK) {
                 listeners[listener->count] = id;
                 listener->fd[listener->count++] = fd;
+                serverLog(LL_NOTICE, "RDMA: listening on %s, port %d, with windows of %u bytes and completion vector %u modulo what the device has", text,
+                          listener->port, options.window, options.completion_vector);
                 continue;
             } else {
                 close(fd);

@@ -1,11 +1,8 @@
-/* Loading: checks that the module fits the server, parses its arguments, and registers what INFO
- * shows. */
+/* Loading: parses the module's arguments, and registers what INFO shows. */
 #define VALKEYMODULE_CORE_MODULE
 #include "engine.h"
 
 #include <ctype.h>
-#include <dlfcn.h>
-#include <link.h>
 
 /* Arguments beside the options of connections, which libvkrdma knows by name. */
 static const struct argument {
@@ -19,27 +16,73 @@ static const struct argument {
     {"lend_from", &engine.lend_from},
     {"lend_bytes", &engine.lend_bytes},
 };
+#define ARGUMENTS (sizeof(arguments) / sizeof(arguments[0]))
+
+/* Numbers that libvkrdma would take, and with which no server is meant to run: a wrong unit, or
+ * one digit too many. docs/operate.md has these bounds. */
+#define SECOND 1000000ULL
+#define HOUR (3600 * SECOND)
+static const struct {
+    const char *name, *why;
+    uint64_t least, most;
+} bounds[] = {
+    {"connections", "", 1, UINT64_MAX},
+    {"registered_bytes", "", 65536, UINT64_MAX},
+    {"backlog", "", 1, 65536},
+    {"linger", " microseconds", 0, 60 * SECOND},
+    {"spin", " microseconds: the server does nothing else meanwhile", 0, SECOND},
+    {"keep_memory", " microseconds", 1000, HOUR},
+    {"handshake_timeout", " microseconds", 1000, HOUR},
+    {"keepalive_every", " microseconds", 0, HOUR},
+    {"keepalive_probe", " microseconds", 0, HOUR},
+    {"keepalive_limit", " microseconds", 0, 24 * HOUR},
+    {"stall_limit", " microseconds", 0, 24 * HOUR},
+};
+
+static int isWithinBounds(const char *name, uint64_t number) {
+    for (size_t j = 0; j < sizeof(bounds) / sizeof(bounds[0]); j++) {
+        if (strcasecmp(bounds[j].name, name) || (bounds[j].least <= number && number <= bounds[j].most)) continue;
+        serverLog(LL_WARNING, "RDMA: the argument %s is %llu to %llu%s, and not %llu", bounds[j].name, (unsigned long long)bounds[j].least,
+                  (unsigned long long)bounds[j].most, bounds[j].why, (unsigned long long)number);
+        return 0;
+    }
+    return 1;
+}
+
+static int setReplication(const char *value) {
+    for (int mode = REPLICATION_NO; mode <= REPLICATION_PREFER; mode++) {
+        if (strcasecmp(engineReplicationModes[mode], value)) continue;
+        engine.replication = mode;
+        return C_OK;
+    }
+    serverLog(LL_WARNING, "RDMA: the argument replication is no, yes or prefer, and not '%s'", value);
+    return C_ERR;
+}
+
+static void logUnknown(const char *why) {
+    sds own = sdsempty();
+
+    for (size_t j = 0; j < ARGUMENTS; j++) own = sdscatprintf(own, " %s", arguments[j].name);
+    serverLog(LL_WARNING, "RDMA: the module's arguments: %s. Its own are%s replication", why, own);
+    sdsfree(own);
+}
 
 static int setArgument(const char *name, const char *value) {
     vkrdma_error error;
     unsigned long long number;
     char *end;
 
-    if (!strcasecmp(name, "replication")) {
-        for (int mode = REPLICATION_NO; mode <= REPLICATION_PREFER; mode++) {
-            if (strcasecmp(engineReplicationModes[mode], value)) continue;
-            engine.replication = mode;
-            return C_OK;
-        }
-        serverLog(LL_WARNING, "RDMA: the argument replication is no, yes or prefer, and not '%s'", value);
-        return C_ERR;
+    if (!strcasecmp(name, "replication")) return setReplication(value);
+    errno = 0;
+    number = strtoull(value, &end, 10);
+    if (!errno && isdigit((unsigned char)*value) && !*end) {
+        if (!isWithinBounds(name, number)) return C_ERR;
+    } else {
+        end = NULL;
     }
-
-    for (size_t j = 0; j < sizeof(arguments) / sizeof(arguments[0]); j++) {
+    for (size_t j = 0; j < ARGUMENTS; j++) {
         if (strcasecmp(arguments[j].name, name)) continue;
-        errno = 0;
-        number = strtoull(value, &end, 10);
-        if (errno || !isdigit((unsigned char)*value) || *end) {
+        if (!end) {
             serverLog(LL_WARNING, "RDMA: the argument %s is a number, which '%s' is not", name, value);
             return C_ERR;
         }
@@ -51,73 +94,23 @@ static int setArgument(const char *name, const char *value) {
         return C_ERR;
     }
     if (vkrdma_options_set(&engine.options, name, value, &error) == VKRDMA_OK) return C_OK;
-    serverLog(LL_WARNING, "RDMA: the module's arguments: %s", error.text);
+    if (strstr(error.text, "there is no option")) {
+        logUnknown(error.text);
+    } else {
+        serverLog(LL_WARNING, "RDMA: the module's arguments: %s", error.text);
+    }
     return C_ERR;
 }
 
-/* A value of an enumeration by its name in the configuration. */
-#define NAME(names, value) ((size_t)(value) < sizeof(names) / sizeof((names)[0]) ? (names)[value] : "?")
-
-/* Returns whether CONFIG GET has for `setting` what the module reads in `field`. */
-static int agrees(ValkeyModuleCtx *ctx, const char *setting, const char *field, const char *here) {
-    size_t length = 0;
-    ValkeyModuleCallReply *reply = ValkeyModule_Call(ctx, "CONFIG", "cc", "GET", setting);
-    ValkeyModuleCallReply *value = reply ? ValkeyModule_CallReplyArrayElement(reply, 1) : NULL;
-    const char *there = value ? ValkeyModule_CallReplyStringPtr(value, &length) : NULL;
-    int same = there && strlen(here) == length && !memcmp(here, there, length);
-
-    if (!there) {
-        serverLog(LL_WARNING,
-                  "RDMA: the module cannot see whether it fits the server: CONFIG GET %s has no value. It needs the command CONFIG by its name.",
-                  setting);
-    } else if (!same) {
-        serverLog(LL_WARNING,
-                  "RDMA: this module was built from other sources, or with other settings, than the server (%s), though both are " VALKEY_VERSION
-                  ": %s is %s here, and CONFIG GET %s is %.*s. Build it with the server's sources and CFLAGS.",
-                  serverBuildIdRaw(), field, here, setting, (int)length, there);
-    }
-    if (reply) ValkeyModule_FreeCallReply(reply);
-    return same;
-}
-
-/* Returns whether the server's structures, whose layout depends on the version and on how it was
- * built, have the layout of the headers here. The module reads these fields of `server`, and
- * `server.el`, which lies between the first two. */
-static int fits(ValkeyModuleCtx *ctx) {
-    static const char *const levels[] = {"debug", "verbose", "notice", "warning", "nothing"};
-    static const char *const answers[] = {"no", "yes"};
-    static const char *const policies[] = {"no", "always", "everysec"};
-    const ElfW(Sym) *symbol = NULL;
-    Dl_info found;
+static int isOfThisVersion(void) {
     int version = ValkeyModule_GetServerVersion();
-    char number[32];
 
-    if (version != VALKEY_VERSION_NUM) {
-        serverLog(LL_WARNING,
-                  "RDMA: this module is for Valkey " VALKEY_VERSION ", and the server is %d.%d.%d (%s). "
-                  "Build it with `make VALKEY_SRC=` and the sources of the server's version.",
-                  version >> 16 & 0xff, version >> 8 & 0xff, version & 0xff, serverBuildIdRaw());
-        return 0;
-    }
-    if (!dladdr1(&server, &found, (void **)&symbol, RTLD_DL_SYMENT) || !symbol || symbol->st_size == 0) {
-        serverLog(LL_NOTICE, "RDMA: the server's program does not have the size of its state. Settings alone show whether the module fits.");
-    } else if (symbol->st_size != sizeof(server)) {
-        serverLog(LL_WARNING,
-                  "RDMA: this module was built from other sources, or with other settings, than the server (%s), though both are " VALKEY_VERSION
-                  ": its state has %zu bytes here, and %zu there. Build it with the server's sources and CFLAGS.",
-                  serverBuildIdRaw(), sizeof(server), (size_t)symbol->st_size);
-        return 0;
-    }
-#define AGREES(setting, field, ...) (snprintf(number, sizeof(number), __VA_ARGS__), agrees(ctx, setting, #field, number))
-    return AGREES("hz", server.hz, "%d", server.hz) &&
-           AGREES("loglevel", server.verbosity, "%s", NAME(levels, server.verbosity)) &&
-           AGREES("appendfsync", server.aof_fsync, "%s", NAME(policies, server.aof_fsync)) &&
-           AGREES("max-new-connections-per-cycle", server.max_new_conns_per_cycle, "%u", server.max_new_conns_per_cycle) &&
-           AGREES("tls-replication", server.tls_replication, "%s", NAME(answers, server.tls_replication)) &&
-           AGREES("repl-timeout", server.repl_timeout, "%d", server.repl_timeout) &&
-           AGREES("rdma-rx-size", server.rdma_ctx_config.rx_size, "%d", server.rdma_ctx_config.rx_size) &&
-           AGREES("rdma-completion-vector", server.rdma_ctx_config.completion_vector, "%d", server.rdma_ctx_config.completion_vector);
-#undef AGREES
+    if (version == VALKEY_VERSION_NUM) return 1;
+    _serverLog(LL_WARNING,
+               "RDMA: this module is for Valkey " VALKEY_VERSION ", and the server is %d.%d.%d (%s). "
+               "Build it with `make VALKEY_SRC=` and the sources of the server's version.",
+               version >> 16 & 0xff, version >> 8 & 0xff, version & 0xff, serverBuildIdRaw());
+    return 0;
 }
 
 static int isTaken(void) {
@@ -168,7 +161,8 @@ static void shutDown(ValkeyModuleCtx *ctx, ValkeyModuleEvent event, uint64_t kin
 }
 
 __attribute__((visibility("default"))) int ValkeyModule_OnLoad(ValkeyModuleCtx *ctx, ValkeyModuleString **argv, int argc) {
-    if (ValkeyModule_Init(ctx, "rdma_engine", 1, VALKEYMODULE_APIVER_1) == VALKEYMODULE_ERR || !fits(ctx)) return VALKEYMODULE_ERR;
+    if (ValkeyModule_Init(ctx, "rdma_engine", 1, VALKEYMODULE_APIVER_1) == VALKEYMODULE_ERR) return VALKEYMODULE_ERR;
+    if (!isOfThisVersion() || engineFits() != C_OK) return VALKEYMODULE_ERR;
     if (!(ValkeyModule_GetContextFlags(ctx) & VALKEYMODULE_CTX_FLAGS_SERVER_STARTUP)) {
         serverLog(LL_WARNING, "RDMA: this module can only be loaded when the server starts: by --loadmodule, or loadmodule in valkey.conf");
         return VALKEYMODULE_ERR;
@@ -203,7 +197,7 @@ __attribute__((visibility("default"))) int ValkeyModule_OnLoad(ValkeyModuleCtx *
     ValkeyModule_RegisterInfoFunc(ctx, info);
     ValkeyModule_SubscribeToServerEvent(ctx, ValkeyModuleEvent_Shutdown, shutDown);
     if (engineLending(ctx) != C_OK || engineReplication(ctx) != C_OK) return VALKEYMODULE_ERR;
-    return connTypeRegister(&engineType) == C_OK ? VALKEYMODULE_OK : VALKEYMODULE_ERR;
+    return engineRegister() == C_OK ? VALKEYMODULE_OK : VALKEYMODULE_ERR;
 }
 
 /* Valkey 9.1 calls this when it shuts down, too, and warns if a module stays. The code stays: the

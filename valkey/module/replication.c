@@ -64,7 +64,7 @@ void engineOneChannel(char *command, size_t size) {
 static connection *create(void) {
     connection *c = zrealloc(tcp.conn_create(), sizeof(engineConn));
 
-    memset(c + 1, 0, sizeof(engineConn) - sizeof(*c));
+    memset(&((engineConn *)c)->id, 0, sizeof(engineConn) - offsetof(engineConn, id));
     return c;
 }
 
