@@ -7,6 +7,7 @@ mod connecting;
 mod device;
 mod endpoint;
 mod given_up;
+mod growing;
 mod landing;
 mod late;
 mod shared;
