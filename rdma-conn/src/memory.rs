@@ -185,16 +185,17 @@ impl<B: Backend> Memory<B> {
         })
     }
 
-    /// Makes the windows of a connection that is only told why it is refused a page long.
+    /// Makes the window of a connection that is only told why it is refused at most a page long,
+    /// and its region as long (VR-SEC-007).
     pub(crate) fn be_brief(&mut self) {
-        if self.window > BRIEF {
-            (self.window, self.region) = (BRIEF, BRIEF);
-        }
+        self.window = self.window.min(BRIEF);
+        // Its window does not grow.
+        self.region = self.window;
     }
 
-    /// Returns the length of its windows.
-    pub(crate) const fn window(&self) -> u32 {
-        self.window
+    /// Returns the length of its first window, and of the region that it is in.
+    pub(crate) const fn window(&self) -> (u32, u32) {
+        (self.window, self.region)
     }
 
     /// Registers the window with this index, which must not exist yet.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use rdma_backend::{Capabilities, RnrTimer};
-use rdma_proto::{Config, RECEIVES};
+use rdma_proto::{Config, RECEIVES, Role};
 
 use crate::error::Error;
 
@@ -16,7 +16,8 @@ pub struct Options {
     /// Protocol settings: window sizes, credits, keepalive, limits.
     ///
     /// [`Config::role`] is ignored: the side that dials is the client. If [`Config::keepalive`] is
-    /// `None`, each side uses the default of its role.
+    /// `None`, each side uses the default of its role. [`Config::grow_to`] applies to the side that
+    /// accepts.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers expect 1024 (VR-RES-002); use fewer only in tests.
     pub receives: u16,
@@ -120,6 +121,12 @@ impl Options {
             return Err(Error::Options { field: "ack_timeout", bounds: "0 to 31" });
         }
         Ok(())
+    }
+
+    /// Returns them for a connection of this role: the program may have named the other one.
+    pub(crate) fn of(mut self, role: Role) -> Self {
+        self.protocol.role = role;
+        self
     }
 
     /// Lowers what the device cannot provide (VR-RES-009).

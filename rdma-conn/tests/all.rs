@@ -8,6 +8,7 @@ mod device;
 mod endpoint;
 mod framed;
 mod given_up;
+mod growing;
 mod landing;
 mod late;
 mod shared;

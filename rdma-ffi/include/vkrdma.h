@@ -900,6 +900,9 @@ int vkrdma_shared_events_descriptor(const struct vkrdma_shared_events *events);
 /**
  * Hands events to their endpoints, and wakes these. A call is bounded: while events are left, the
  * descriptor stays readable. It takes no lock of an endpoint.
+ *
+ * It does not wait for an event. It waits while another thread hands events out. On a device it
+ * also waits, for at most a second, for an asynchronous event that another thread is taking.
  */
 vkrdma_code vkrdma_shared_events_dispatch(const struct vkrdma_shared_events *events,
                                           struct vkrdma_error *error);

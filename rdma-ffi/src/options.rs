@@ -337,10 +337,12 @@ pub unsafe extern "C" fn vkrdma_options_set(
         let value = value.to_string_lossy();
         if let Some(set) = set_field(&mut changed, &name, &value) {
             set?;
-        } else if changed.size < size_of::<Options>() {
+        } else if changed.size < size_of::<Options>() && Setting::named(&name).is_some() {
             // A structure without the field that keeps settings: only its own fields can be named.
             let text = format!(
-                "{name} takes a program that was compiled with this version's vkrdma.h; here are {FIELDS}"
+                "the option {name} needs a program that is compiled with this version's vkrdma.h; \
+                 the options here are {}",
+                FIELDS.trim_end()
             );
             return Err(Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into()));
         } else {

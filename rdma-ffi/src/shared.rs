@@ -59,6 +59,9 @@ pub extern "C" fn vkrdma_shared_events_descriptor(events: Option<&SharedEvents>)
 
 /// Hands events to their endpoints, and wakes these. A call is bounded: while events are left, the
 /// descriptor stays readable. It takes no lock of an endpoint.
+///
+/// It does not wait for an event. It waits while another thread hands events out. On a device it
+/// also waits, for at most a second, for an asynchronous event that another thread is taking.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_shared_events_dispatch(
     events: Option<&SharedEvents>,

@@ -92,7 +92,8 @@ pub struct Config {
     pub window: u32,
     /// Doubles a server's window each time it was filled and read, up to this length (VR-MEM-020).
     /// The region has this length from the beginning, and is the only one: a second window saves
-    /// more than a longer one. `None` by default: the length stays.
+    /// more than a longer one. `None` by default: the length stays. So does that of a client's
+    /// windows, whatever this is (VR-MEM-008).
     pub grow_to: Option<u32>,
     /// Receive windows, 1 or 2. The second is announced when the first is full, and filled while
     /// the first is read (VR-MEM-003).
@@ -160,27 +161,34 @@ impl Config {
 
     /// Returns the length of a region that a window is in.
     pub const fn region(&self) -> u32 {
-        match self.grow_to {
+        match self.longest() {
             Some(longest) => longest,
             None => self.window,
         }
     }
 
-    /// Checks that every field is within its bounds.
+    /// Returns up to what length a window grows, if it may.
+    pub(crate) const fn longest(&self) -> Option<u32> {
+        match self.role {
+            Role::Client => None,
+            Role::Server => self.grow_to,
+        }
+    }
+
+    /// Checks that every field is within its bounds, which are those of both roles.
     ///
     /// # Errors
     /// Returns [`ApiMisuse::Config`], which names the first field out of bounds.
     pub fn check(&self) -> Result<(), ApiMisuse> {
         let keepalive = self.keepalive.unwrap_or(Keepalive::NONE);
+        // Two windows would have different lengths (VR-MEM-008).
+        let grow_to = self.grow_to.is_none_or(|longest| self.windows == 1 && longest >= self.window);
         // A time-out that is always due would be busy-polling (VR-FLOW-013).
-        // A client's window keeps its length (VR-MEM-008). Two would have different lengths.
-        let grows = self.role == Role::Server && self.windows == 1;
-        let grow_to = self.grow_to.is_none_or(|longest| grows && longest >= self.window);
         let passes = |interval: Option<Duration>| interval != Some(Duration::ZERO);
         [
             (self.window >= 1, "window", "at least 1"),
             ((1..=2).contains(&self.windows), "windows", "1 or 2"),
-            (grow_to, "grow_to", "at least the window, of a server with one"),
+            (grow_to, "grow_to", "at least the window, of which there must be one"),
             // The upper bounds of these three keep counts within the bits of an id (`send.rs`).
             // Towards a peer with one receive, no payload could leave (spec/few-receives.md).
             ((1..=1 << 30).contains(&self.send_buffer), "send_buffer", "1 to 2^30"),

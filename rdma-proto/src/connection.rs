@@ -145,6 +145,7 @@ impl Machine {
         config.check()?;
         // A server sends this opcode only as an answer (VR-FEAT-005).
         let asks = matches!(config.role, Role::Client) && config.negotiate;
+        let longest = config.longest().unwrap_or_default();
         Ok(Self {
             config,
             regions,
@@ -152,7 +153,7 @@ impl Machine {
             stage: Stage::Connecting,
             failure: None,
             disconnect: false,
-            rx: RxWindow::new(config.window, config.windows, config.grow_to.unwrap_or_default()),
+            rx: RxWindow::new(config.window, config.windows, longest),
             tx: TxWindow::new(),
             send: SendState::new(config.send_depth, config.peer_receives, config.send_buffer),
             credits: Credits::new(config.peer_receives),
@@ -469,15 +470,16 @@ impl Machine {
         self.rx.withhold();
     }
 
-    /// Has the first window, of `length` bytes, which from now on is [`Config::window`]
-    /// (VR-MEM-008). Without effect unless it was withheld. The region has [`Config::region`] bytes
-    /// if the window has the length that it was to have, and else is as long as the window.
-    pub fn open_window(&mut self, memory: RegionAddress, length: u32) {
-        let longest = self.config.grow_to.filter(|_| length == self.config.window);
+    /// Has the first window, of `length` bytes in a region of `region` bytes. Without effect unless
+    /// it was withheld. From now on `length` is [`Config::window`] (VR-MEM-008). A window that may
+    /// grow does so within the region.
+    pub fn open_window(&mut self, memory: RegionAddress, length: u32, region: u32) {
+        let longest = self.config.longest().map(|longest| longest.min(region));
         if self.rx.open(length, longest.unwrap_or_default()) {
             let [first, _] = &mut self.regions;
             *first = memory;
             self.config.window = length;
+            self.config.grow_to = longest;
             self.look_for_announcement();
         }
     }

@@ -140,7 +140,8 @@ struct PullArguments {
     /// Replaces what is there.
     #[arg(long)]
     replace: bool,
-    /// The Valkey has the modules whose values the RDB has. It ends if it has not.
+    /// Asserts that the target has loaded every module whose data types the RDB contains. A target
+    /// without one of them exits while it loads the RDB.
     #[arg(long, requires = "into")]
     modules: bool,
     /// The address of this machine that the Valkey connects to.

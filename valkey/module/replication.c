@@ -43,7 +43,7 @@ void engineFellBack(const char *host, int port, const char *why) {
 
     engine.links_fell_back++;
     if (isNews(&last, host, port)) {
-        serverLog(LL_WARNING, "RDMA: the link to %s:%d goes over TCP, because RDMA is not to be had: %s", host, port, why);
+        serverLog(LL_WARNING, "RDMA: the link to %s:%d goes over TCP, because the RDMA connection failed: %s", host, port, why);
     }
 }
 

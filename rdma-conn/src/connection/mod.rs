@@ -193,7 +193,8 @@ impl<B: Backend> Connection<B> {
     fn open_window(&mut self) -> Result<(), Error> {
         if !self.memory.has_window() && !self.has_ended() {
             let address = self.memory.add_window(0)?;
-            self.machine.open_window(address, self.memory.window());
+            let (length, region) = self.memory.window();
+            self.machine.open_window(address, length, region);
             self.post(None);
         }
         Ok(())

@@ -222,7 +222,7 @@ impl<B: Descriptors> Endpoint<B> {
         place: Place,
     ) -> Result<(Self, ConnectionId), Error> {
         // Check the budget before anything is made for it.
-        budget.has(Memory::<B>::idle(&options))?;
+        budget.has(Memory::<B>::idle(&options.of(Role::Server)))?;
         // With a channel of its own: the end of the listener's would end it, too (VR-CONN-014).
         let mut endpoint = Self::of_one(backend, Arc::clone(budget))?;
         let Some(channel) = endpoint.events.own() else { return Err(Error::Listening) };
@@ -276,7 +276,7 @@ impl<B: Descriptors> Endpoint<B> {
         options: Options,
     ) -> Result<(), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
-        let options = options.fitted(&limits);
+        let options = options.of(role).fitted(&limits);
         // Before anything is made for it.
         self.budget.has(Memory::<B>::idle(&options))?;
         // The completion channel gets the descriptor that `with_events` took for it.

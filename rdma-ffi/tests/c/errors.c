@@ -124,7 +124,10 @@ static void out_of_bounds(void) {
     options.size = offsetof(vkrdma_options, settings);
     MUST(vkrdma_options_set(&options, "spin", "50", NULL));
     CHECK(options.spin == 50);
-    EXPECT(VKRDMA_INVALID_OPTIONS, vkrdma_options_set(&options, "ack_timeout", "16", NULL));
+    FAILS(VKRDMA_INVALID_OPTIONS, VKRDMA_FAULT_CALLER, "the option ack_timeout needs a program that is compiled",
+          vkrdma_options_set(&options, "ack_timeout", "16", &failed));
+    FAILS(VKRDMA_INVALID_OPTIONS, VKRDMA_FAULT_CALLER, "there is no option windws",
+          vkrdma_options_set(&options, "windws", "2", &failed));
     CHECK(usage_of(clients).connections == 0);
 }
 

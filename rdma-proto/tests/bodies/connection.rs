@@ -93,7 +93,7 @@ impl World {
         match step % 22 {
             _ if step >= 250 => {
                 let length = script.within(1..=64);
-                self.machine.open_window(region(3), length);
+                self.machine.open_window(region(3), length, length);
                 // It is without effect on a machine that has a window.
                 if std::mem::take(&mut self.withheld) {
                     self.config.window = length;

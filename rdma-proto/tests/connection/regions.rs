@@ -148,8 +148,8 @@ fn the_first_window_can_be_withheld() {
     machine.handle_immediate(NOW, Immediate(0));
     assert_eq!((announced(&mut machine), machine.failure()), (None, None));
 
-    machine.open_window(region(1), WINDOW);
-    machine.open_window(region(2), 2 * WINDOW);
+    machine.open_window(region(1), WINDOW, WINDOW);
+    machine.open_window(region(2), 2 * WINDOW, 2 * WINDOW);
     assert_eq!((announced(&mut machine), announced(&mut machine)), (window(1), None));
     machine.handle_immediate(NOW, Immediate(WINDOW));
     assert_eq!(machine.lacks_region(), Some(1));
@@ -176,20 +176,29 @@ fn a_servers_window_grows() {
     let overrun = PeerMisbehaved::WindowOverrun { immediate: 25, received: 0, length: 3 * WINDOW };
     assert_eq!(machine.failure(), Some(&Error::PeerMisbehaved(overrun)));
 
-    // A region that is shorter than agreed has no room to grow.
-    let mut machine = Machine::new(config, Default::default()).expect("in bounds");
-    machine.withhold_window();
-    machine.handle_established(NOW, RNR_RETRY_INFINITE);
-    machine.open_window(region(1), WINDOW / 2);
-    for _ in 0..2 {
-        assert_eq!(announced(&mut machine), grown(WINDOW / 2));
-        machine.handle_immediate(NOW, Immediate(WINDOW / 2));
-        machine.consume(WINDOW / 2).expect("there are as many");
+    // A region that is shorter than agreed has less room to grow, or none. A client's window keeps
+    // its length (VR-MEM-008).
+    let client = config.role(rdma_proto::Role::Client);
+    for (config, length, region_length, longest) in [
+        (config, WINDOW / 2, WINDOW / 2, WINDOW / 2),
+        (config, WINDOW, WINDOW, WINDOW),
+        (config, WINDOW, WINDOW + 1, WINDOW + 1),
+        (config, WINDOW, u32::MAX, 2 * WINDOW),
+        (client, WINDOW, 3 * WINDOW, WINDOW),
+    ] {
+        let mut machine = Machine::new(config, Default::default()).expect("in bounds");
+        machine.withhold_window();
+        machine.handle_established(NOW, RNR_RETRY_INFINITE);
+        machine.open_window(region(1), length, region_length);
+        for length in [length, longest] {
+            assert_eq!(announced(&mut machine), grown(length));
+            machine.handle_immediate(NOW, Immediate(length));
+            machine.consume(length).expect("there are as many");
+        }
     }
+    assert_eq!((config.region(), client.region()), (3 * WINDOW, WINDOW));
 
-    // VR-MEM-008.
-    for wrong in [config.role(rdma_proto::Role::Client), config.windows(2), config.grow_to(Some(WINDOW - 1))]
-    {
+    for wrong in [config.windows(2), client.windows(2), config.grow_to(Some(WINDOW - 1))] {
         let refused = Machine::new(wrong, Default::default()).err();
         assert!(matches!(refused, Some(ApiMisuse::Config { field: "grow_to", .. })), "{refused:?}");
     }

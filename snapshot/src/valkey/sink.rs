@@ -192,7 +192,7 @@ impl LiveSink {
             let why = if !modules.lines().any(|line| line.starts_with("module:")) {
                 "the target has no modules"
             } else if !self.target.modules {
-                "a target without that one ends; --modules says that it has it"
+                "a target without that module exits while it loads the RDB; pass --modules if the target has it"
             } else {
                 return Ok(());
             };

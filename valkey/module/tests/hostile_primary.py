@@ -118,11 +118,10 @@ class Fake:
     """A primary over TCP. The bridge makes it one over RDMA, too."""
 
     def __init__(self, name, play):
-        self.name, self.play, self.came, self.over, self.stopped = name, play, [], [], False
+        self.name, self.play, self.came = name, play, []
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        self.thread = threading.Thread(target=self.accept, daemon=True)
-        self.thread.start()
+        threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
         while True:
@@ -140,7 +139,6 @@ class Fake:
                 pass
             finally:
                 peer.close()
-            self.over.append(time.monotonic())
 
     def stop(self):
         self.socket.shutdown(socket.SHUT_RDWR)

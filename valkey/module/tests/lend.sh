@@ -98,35 +98,42 @@ half() {
     killed
     stop
 }
-# The README's table. How many values a command's reply lends:
+# The README's table: how many values a command's reply lends, and how long the reply is, which no error is.
 handed_over() {
+    local one=200001
+    # As long as its value.
+    is OK other CONFIG SET rdbcompression no
     zeros 200000 | other -x SET value >"$work/said"
     zeros 200000 | other -x HSET hash field >"$work/said"
     for _ in {1..4}; do zeros 200000 | other -x RPUSH list >"$work/said"; done
-    lends 1 GETEX value
-    lends 2 MGET value value
+    lends 1 $one GETEX value
+    lends 2 $((2 * one)) MGET value value
     is 1 other COPY value other
-    lends 1 GETSET other short
+    lends 1 $one GETSET other short
     is 1 other COPY value other REPLACE
-    lends 1 SET other short GET
+    lends 1 $one SET other short GET
     is 1 other COPY value other REPLACE
-    lends 1 GETDEL other
-    lends 0 GETRANGE value 0 -1
-    lends 0 LRANGE list 0 0
-    lends 0 LINDEX list 0
-    lends 0 HGET hash field
-    lends 0 DUMP value
-    lends 0 EVAL 'return redis.call("GET", "value")' 0
-    lends 1 LPOP list
-    lends 1 LMOVE list moved LEFT LEFT
-    lends 1 BLPOP list 1
-    lends 1 ECHO "$(zeros 110000)"
+    lends 1 $one GETDEL other
+    lends 0 $one GETRANGE value 0 -1
+    lends 0 $one LRANGE list 0 0
+    lends 0 $one LINDEX list 0
+    lends 0 $one HGET hash field
+    # With a type, a length, a version and a checksum.
+    lends 0 $((one + 16)) DUMP value
+    lends 0 $one EVAL 'return redis.call("GET", "value")' 0
+    lends 1 $one LPOP list
+    lends 1 $one LMOVE list moved LEFT LEFT
+    # With the key's name.
+    lends 1 $((one + 5)) BLPOP list 1
+    lends 1 110001 ECHO "$(zeros 110000)"
 }
-lends() { # NUMBER COMMAND…
+# Of a reply, valkey-cli ends each value with a line feed.
+lends() { # NUMBER LENGTH COMMAND…
     local before
     before=$(field rdma_engine rdma_engine_lent_values)
-    cli "${@:2}" >"$work/said"
-    is $((before + $1)) field rdma_engine rdma_engine_lent_values || { echo "which is after $2" && return 1; }
+    cli "${@:3}" >"$work/said"
+    [ "$(wc -c <"$work/said")" -eq "$2" ] || { echo "not $2 bytes: the reply to $3, $(head -c 100 "$work/said")" && return 1; }
+    is $((before + $1)) field rdma_engine rdma_engine_lent_values || { echo "which is after $3" && return 1; }
 }
 zeros() { head -c "$1" /dev/zero | tr '\0' 0; }
 sets_long() { is OK other EVAL 'return redis.call("SET", "long", string.rep("VL000000", 1125000))' 0; }
@@ -146,7 +153,7 @@ in_flight() { [ "$(field rdma_engine rdma_engine_lent_in_flight)" -gt 0 ]; }
 lent() { field rdma_engine 'rdma_engine_lent_[a-z_]*' | paste -s -d ' '; }
 
 lent_for() { # SECONDS [OPTION…]
-    local end=$((SECONDS + $1)) before fault seed=$RANDOM name children=() dead=0 status
+    local end=$((SECONDS + $1)) before fault seed=$RANDOM name children=() dead=0 beyond=0 status
     local faults=(not-ready=3 key-refused queue-lost hold=200 lose spurious pair-fatal slow-ready=20)
     local client=(env LADDR="$SERVER:6379" "$work/lend")
     rm -f "$work"/lend-*
@@ -164,6 +171,9 @@ lent_for() { # SECONDS [OPTION…]
     # The fourth reader kills itself, and is followed by another one. The time is too short only where nothing goes on.
     until ((SECONDS >= end && dead > 0)) && [ "$(field rdma_engine rdma_engine_lent_values)" -ge 20 ] &&
         [ "$(field rdma_engine rdma_engine_lent_aborted)" -ge 1 ]; do
+        # Each round is of work that was done, however slow the machine is.
+        ((SECONDS < end)) || beyond=$((beyond + 1))
+        ((beyond <= 100)) || { echo "after $dead rounds, not 20 values were lent or no client was aborted: $(lent)" && return 1; }
         status=0
         # The shell tells of a program that was killed.
         { "${at_client[@]}" "${client[@]}" "$SERVER" 6379 die $((++seed)) "$work/lend-stop" 5 >"$work/lend-die" 2>&1 || status=$?; } 2>"$work/said"

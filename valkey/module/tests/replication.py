@@ -214,7 +214,7 @@ def prefer():
         replica("REPLICAOF", "NO", "ONE")
     assert replica.info("rdma_engine_links_fell_back") == 2
     with open(replica.log) as log:
-        assert log.read().count("goes over TCP, because RDMA is not to be had") == 1
+        assert log.read().count("goes over TCP, because the RDMA connection failed") == 1
     primary.config(rdma_port=7011)
     replica.follow(primary)
     replica.up()

@@ -229,6 +229,7 @@ fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;
     options.protocol.windows = 1;
+    options.protocol.grow_to = None;
     options.protocol.send_buffer = PAGE;
     options.protocol.send_depth = options.protocol.send_depth.min(64);
     // The peer sends little before it has read the text. More than that waits (VR-CONN-004).

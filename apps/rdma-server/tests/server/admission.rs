@@ -7,7 +7,9 @@ use rdma_server::{
 };
 use rdma_softsim::Fabric;
 
-use crate::harness::{Client, Echo, HOST, PATIENCE, REMOTE, TestBed, open, test_bed, while_serving};
+use crate::harness::{
+    Client, Echo, HOST, MEBIBYTE, PATIENCE, REMOTE, TestBed, open, test_bed, while_serving,
+};
 
 /// VR-SEC-008.
 #[test]
@@ -131,12 +133,30 @@ fn the_memory_that_clients_register_is_bounded() {
 /// VR-SEC-007: refused strangers who stay cost a bounded number of pages.
 #[test]
 fn a_crowd_of_strangers_pins_little() {
+    strangers_pin_little(RdmaSettings::default());
+}
+
+#[test]
+fn a_crowd_of_strangers_pins_nothing_to_grow_in() {
+    strangers_pin_little(growing());
+}
+
+/// Settings of a server whose windows grow, up to 16 MiB.
+fn growing() -> RdmaSettings {
+    let settings = RdmaSettings::default();
+    let protocol = settings.server.protocol.windows(1).grow_to(Some(16 << 20));
+    settings.server(settings.server.protocol(protocol))
+}
+
+fn strangers_pin_little(settings: RdmaSettings) {
     const STRANGERS: usize = 300;
     let fabric = Fabric::new();
     let mut server = Server::new(Echo, ServerSettings::default()).expect("a loop");
     server.timeouts().linger = PATIENCE;
     let at: Address = SocketAddr::from((HOST, 6379)).into();
-    server.bind(Rdma::new(fabric.host(&[HOST])), std::slice::from_ref(&at)).expect("a free port");
+    let rdma = Rdma::new(fabric.host(&[HOST]));
+    rdma.configure(settings).expect("settings");
+    server.bind(rdma, std::slice::from_ref(&at)).expect("a free port");
     let remote = Rdma::new(fabric.host(&[REMOTE.into()]));
     let mut strangers = EventLoop::new(0).expect("a loop");
     for _ in 0..STRANGERS {
@@ -153,6 +173,26 @@ fn a_crowd_of_strangers_pins_little() {
     assert_eq!(server.counters().refused_protected, STRANGERS as u64);
     assert!(most <= 128 * 4 * 4096, "{most} bytes were registered for strangers");
     println!("{STRANGERS} strangers: at most {} KiB at once", most >> 10);
+}
+
+/// VR-MEM-020.
+#[test]
+fn a_client_has_a_window_that_grows() {
+    let fabric = Fabric::new();
+    let rdma = Rdma::new(fabric.host(&[HOST]));
+    rdma.configure(growing()).expect("settings");
+    let mut server = Server::new(Echo, open()).expect("a loop");
+    let binding = server.bind(rdma, &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
+    let address = server.local_addrs(binding).remove(0);
+    let remote = Rdma::new(fabric.host(&[REMOTE.into()]));
+    while_serving(&mut server, |_| {
+        let mut client = Client::new(&remote, &address);
+        for _ in 0..8 {
+            client.echo(&[b'g'; MEBIBYTE]);
+        }
+        let held = fabric.resources(HOST).registered_bytes;
+        assert!(held >= 16 << 20, "{held} bytes are registered");
+    });
 }
 
 #[test]

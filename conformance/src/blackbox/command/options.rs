@@ -91,8 +91,8 @@ pub(super) struct Common {
     /// Minutes after which no further of these peers begins.
     #[arg(long, value_name = "M", requires = "random")]
     pub(super) minutes: Option<f64>,
-    /// How many numbers each of these peers draws: then it does the plainest thing. A failure says
-    /// how few suffice for it.
+    /// Each of these peers makes at most D random choices; later ones take the plainest value. With
+    /// --minutes, the first failure says how few suffice.
     #[arg(long, value_name = "D", requires = "random")]
     pub(super) draws: Option<u64>,
     /// The first of these peers; each of the others has the number after it.

@@ -187,7 +187,7 @@ fn a_target_never_sees_a_wrong_rdb() {
     // One with modules may lack this one. Its user knows.
     fake.state().modules = "module:name=other,ver=1";
     let error = refuses(&fake, &summed(b"REDIS0011", b"\x07\x01k\x81\0\0\0\0\0\0\0\0\0"));
-    assert!(error.contains("--modules says that it has it"), "{error}");
+    assert!(error.contains("pass --modules if the target has it"), "{error}");
     fake.state().version = Some('\x0b');
     let error = refuses(&fake, &summed(b"VALKEY080", b""));
     assert!(error.contains("takes RDBs up to version 11"), "{error}");
