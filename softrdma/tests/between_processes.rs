@@ -14,7 +14,7 @@ use softrdma_wire::Socket;
 fn bytes_go_there_and_back() {
     let home = Home::new("echo");
     let (server, address, _pid) = server(&home);
-    let (done, text) = client(&home, &address, 128).finish();
+    let (done, text) = client(&home, &address, 16).finish();
     assert!(done && text.contains("all came back"), "{text}");
     let (done, text) = server.finish();
     assert!(done && text.contains("the client closed"), "{text}");

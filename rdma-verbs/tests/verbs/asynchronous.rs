@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::time::Duration;
 
 use libloading::Library;
-use rdma_backend::{AsyncEvent, CmEventKind, SendOp};
+use rdma_backend::{AsyncEvent, CmEventKind, Identifier as _, SendOp};
 
 use crate::harness::{Pair, await_some, event, lab, readable};
 

@@ -1,7 +1,6 @@
 //! Blocking streams and listeners.
 
 use std::io::{Read as _, Write as _};
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_conn::{Error, Limits, Listener, Stream};
