@@ -1,5 +1,6 @@
 //! Programs of verbs: a server that echoes the messages of its clients, and clients.
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -55,6 +56,8 @@ struct End {
     region: Region,
     id: Identifier,
     channel: EventChannel,
+    /// The event that has ended it.
+    over: RefCell<Option<String>>,
 }
 
 impl End {
@@ -64,7 +67,7 @@ impl End {
         let limits = QueuePairLimits { send_depth: 4, recv_depth: 4, inline: 0 };
         let pair = id.create_queue_pair(&domain, &queue, limits)?;
         let region = domain.register(2 * BYTES, Access::LOCAL_WRITE)?;
-        let end = Self { pair, queue, region, id, channel };
+        let end = Self { pair, queue, region, id, channel, over: RefCell::new(None) };
         end.receive()?;
         Ok(end)
     }
@@ -87,9 +90,13 @@ impl End {
     fn completion(&self) -> Result<Option<Vec<u8>>> {
         let (mut one, mut armed) = ([Completion::EMPTY], false);
         while self.queue.poll(&mut one)? == 0 {
+            // What came before the end is in the queue by the time that its event is read.
+            if let Some(over) = &*self.over.borrow() {
+                return Err(over.as_str().into());
+            }
             match self.channel.next_event()?.map(|event| event.kind) {
                 Some(CmEventKind::Established { .. } | CmEventKind::Async(AsyncEvent::CommEst)) => {}
-                Some(end) => return Err(format!("{end:?}").into()),
+                Some(end) => _ = self.over.replace(Some(format!("{end:?}"))),
                 None if armed => {
                     let mut both = [self.queue.as_fd(), self.channel.as_fd()]
                         .map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN));
