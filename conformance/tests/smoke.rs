@@ -106,7 +106,7 @@ fn stopped(backend: SoftSim, server: SocketAddr) -> Stop {
 
 /// Without a listener no requirement is violated: there is no target.
 #[test]
-fn nobody_listens() {
+fn where_nothing_listens() {
     let fabric = Fabric::new();
     let server = SocketAddr::from(([192, 0, 2, 1], 6379));
     let _there = fabric.host(&[server.ip()]);

@@ -202,7 +202,7 @@ fn perform(Cli { command }: Cli) -> ExitCode {
 const COLUMNS: usize = 120;
 
 fn say(what: &str) {
-    let _nobody = Folded.write_all(format!("valkey-rdma-sync: {what}\n").as_bytes());
+    let _not_read = Folded.write_all(format!("valkey-rdma-sync: {what}\n").as_bytes());
 }
 
 /// Standard error, with lines of at most [`COLUMNS`].

@@ -119,7 +119,7 @@ impl Limit {
     ) -> io::Result<T> {
         let (sender, done) = channel();
         std::thread::Builder::new().name("aside".into()).spawn(move || {
-            let _nobody = sender.send(work());
+            let _not_awaited = sender.send(work());
         })?;
         loop {
             match done.recv_timeout(self.nap()?) {

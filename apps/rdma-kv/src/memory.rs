@@ -302,12 +302,12 @@ mod tests {
             let memory = memory.try_into_vec().expect_err("somebody uses it");
             assert!(user.shared().write(0, &vec![2; len]));
             drop(user);
-            let bytes = memory.try_into_vec().expect("nobody uses it");
+            let bytes = memory.try_into_vec().expect("nothing else uses it");
             assert_eq!((bytes.as_ptr().addr(), bytes.capacity()), (address, capacity));
             assert!(bytes == vec![2; len]);
         }
         let memory = Memory::from(vec![3; 10].into_boxed_slice());
-        assert_eq!(memory.try_into_vec().expect("nobody uses it"), [3; 10]);
+        assert_eq!(memory.try_into_vec().expect("nothing else uses it"), [3; 10]);
     }
 
     struct Owned(Arc<AtomicBool>);

@@ -168,7 +168,7 @@ mod tests {
         };
         let connected = in_turn(&addresses, within, connect).await.expect("the second answers");
         assert_eq!(connected, addresses[1]);
-        let tried = tried.into_inner().expect("nobody panicked");
+        let tried = tried.into_inner().expect("no thread panicked");
         assert!(tried.iter().map(|(peer, _)| peer).eq(&addresses[..2]), "{tried:?}");
         assert!(tried[0].1 <= within / 3 && tried[1].1 <= within / 2, "{tried:?}");
         let none = in_turn(&addresses[2..], within, |_, _| async {

@@ -363,7 +363,7 @@ fn a_target_without_an_address() {
 
 /// As with `… | head`, once head has read enough.
 #[test]
-fn nobody_reads_the_output() {
+fn output_that_is_not_read() {
     let results = file("unread.json", &came_to("fail", "requirement").json().unwrap());
     for arguments in [
         &["list"][..],

@@ -160,6 +160,29 @@ const WRONG: &[(&str, Edits, &str)] = &[
         "trace/keepalive/beside-other-traffic",
     ),
     (
+        "a question is refused for its reserved bytes",
+        &[(
+            "    if (vkr_decode(bytes, length, &message) != NULL) {",
+            "    for (size_t at = 4; length == VKR_MESSAGE && bytes[1] == 0 && at < 24; at++)\n        if (bytes[at] != 0) fail(m, VKR_INVALID_MESSAGE);\n    if (vkr_decode(bytes, length, &message) != NULL) {",
+        )],
+        "trace/features/",
+    ),
+    (
+        "one byte of an answer's select is compared",
+        &[("message->select != 0)", "(message->select & 0xff) != 0)")],
+        "trace/features/",
+    ),
+    (
+        "an immediate has 31 bits",
+        &[("    if (value == 0) return;", "    value &= 0x7fffffff;\n    if (value == 0) return;")],
+        "trace/refused/",
+    ),
+    (
+        "an immediate has 24 bits",
+        &[("    if (value == 0) return;", "    value &= 0xffffff;\n    if (value == 0) return;")],
+        "trace/refused/",
+    ),
+    (
         "a longer window ends the connection",
         &[(
             LIMIT,

@@ -121,17 +121,24 @@ impl<'a> Invariants<'a> {
     /// its `select`, and one that is to be refused has the `select` of no open question.
     pub(super) fn addressed(&self, input: &Input, valid: bool) -> Input {
         let mut input = input.clone();
-        if let Input::Receive { message: Fields::GetServerFeature { select, .. } } = &mut input
-            && self.role == Role::Client
-        {
-            match self.questions.first() {
-                Some(open) if valid => *select = *open,
-                _ => {
-                    while self.questions.contains(select) {
-                        *select = select.wrapping_add(1);
-                    }
+        if self.role == Role::Server {
+            return input;
+        }
+        match (&mut input, self.questions.first()) {
+            (Input::Receive { message: Fields::GetServerFeature { select, .. } }, Some(open)) if valid => {
+                *select = *open;
+            }
+            (Input::Receive { message: Fields::GetServerFeature { select, .. } }, _) => {
+                while self.questions.contains(select) {
+                    *select = select.wrapping_add(1);
                 }
             }
+            (Input::Bytes { hex }, Some(open)) if valid && is_answer(&hex.0) => {
+                if let Some(select) = hex.0.get_mut(2..4) {
+                    select.copy_from_slice(&open.to_be_bytes());
+                }
+            }
+            _ => {}
         }
         input
     }
@@ -356,6 +363,10 @@ impl<'a> Invariants<'a> {
         }
         Ok(())
     }
+}
+
+fn is_answer(bytes: &[u8]) -> bool {
+    matches!(Message::decode(bytes), Ok(Message::GetServerFeature { .. }))
 }
 
 /// The notifications that the peer has proven to have handled (VR-FLOW-008). An answer counts for

@@ -104,7 +104,7 @@ impl<B: Descriptors> Readers for OwnReaders<B> {
             }
             let exit = outcome.map_or_else(|error| Exit::Failure(error.to_string()), |_| Exit::Success);
             // The case may have ended.
-            let _nobody = sender.send(exit);
+            let _not_awaited = sender.send(exit);
         });
         Ok(Box::new(OwnReader { stop, ended, thread: Some(thread) }))
     }

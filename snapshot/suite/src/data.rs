@@ -185,7 +185,7 @@ impl<B: Descriptors> Door<B> {
     ) -> Result<Option<(Data<B>, u8)>, Failure> {
         match self.request(patience)? {
             Ok(candidate) => accept(candidate, depth, memory, patience).map(Some),
-            Err(_nobody) => Ok(None),
+            Err(_no_request) => Ok(None),
         }
     }
 

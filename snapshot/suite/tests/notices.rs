@@ -167,13 +167,13 @@ fn wrong_readers_are_noticed() {
 
 /// A missing publisher has violated no requirement: it is lost.
 #[test]
-fn nobody_publishes() {
+fn where_nothing_publishes() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 7400));
     let _there = fabric.host(&[address.ip()]);
     let backend = fabric.host(&[[192, 0, 2, 66].into()]);
     let on = Publisher { backend, address, secret: SECRET.to_vec(), patience: Duration::from_millis(300) };
-    let stop = run(&publisher::cases(), "publisher.whole", &on).expect_err("there is nobody");
+    let stop = run(&publisher::cases(), "publisher.whole", &on).expect_err("nothing listens there");
     assert_eq!((stop.cause, stop.code()), (Cause::Refused, exit::LOST), "{}", stop.reason);
 }
 

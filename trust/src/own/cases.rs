@@ -71,8 +71,8 @@ fn refused<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         return Err(Stop::not_applicable("about clients only"));
     };
     // A port that was free a moment ago: the listener is dropped at once.
-    let nobody = Listener::new(context.backend, (listener.address()?.ip(), 0).into())?.address()?;
-    let mut client = clients.start(context.case, nobody).map_err(Stop::broken)?;
+    let unused = Listener::new(context.backend, (listener.address()?.ip(), 0).into())?.address()?;
+    let mut client = clients.start(context.case, unused).map_err(Stop::broken)?;
     reported(context, Some(&mut *client), context.patience)
 }
 

@@ -192,7 +192,7 @@ pub struct App {
     lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
     wrong: Option<u64>,
     /// The peer's data is not checked.
-    trusts_nobody: bool,
+    trusts_no_peer: bool,
 }
 
 struct Landing {
@@ -281,7 +281,7 @@ impl App {
             lent: None,
             wrong: None,
             // Only a program that faces a rogue gives up.
-            trusts_nobody: workload.gives_up.is_some(),
+            trusts_no_peer: workload.gives_up.is_some(),
         }
     }
 
@@ -365,7 +365,7 @@ impl App {
                 buffer
             }
         };
-        if self.wrong.is_none() && !self.trusts_nobody {
+        if self.wrong.is_none() && !self.trusts_no_peer {
             let mut read = (self.read..).zip(&buffer);
             let limit = self.expected;
             // Any byte beyond those that the peer writes is wrong.

@@ -265,8 +265,8 @@ impl World {
         let mut any = false;
         for event_loop in [Some(client), server.as_mut()].into_iter().flatten() {
             if event_loop.is_readable() || event_loop.next_wake().is_some_and(|at| at <= now) {
-                let nobody = |_: &mut Random, _| unreachable!("it does not listen");
-                event_loop.run(&mut self.random, nobody).expect("nothing befell the endpoint");
+                let no_request = |_: &mut Random, _| unreachable!("it does not listen");
+                event_loop.run(&mut self.random, no_request).expect("nothing befell the endpoint");
                 any = true;
             }
         }

@@ -43,7 +43,7 @@ impl Peer {
     }
 
     pub(crate) fn listen(backend: &SoftSim, address: SocketAddr, script: &mut Script<'_>) -> Self {
-        Self::new(Connecting::listen(backend, address).expect("nobody else listens there"), script)
+        Self::new(Connecting::listen(backend, address).expect("nothing else listens there"), script)
     }
 
     fn new(connecting: Connecting<SoftSim>, script: &mut Script<'_>) -> Self {

@@ -62,8 +62,8 @@ fn of_rdma_redis() {
     let client = Client::open(endpoints, url).expect("a URL");
     debug("Client", &client);
     runtime().block_on(async {
-        let refused = client.get_multiplexed_async_connection().await.expect_err("nobody listens");
-        error("nobody listens", &refused);
+        let refused = client.get_multiplexed_async_connection().await.expect_err("where nothing listens");
+        error("where nothing listens", &refused);
         answers(&server, WRONG);
         let wrong = client.get_multiplexed_async_connection().await.expect_err("it is wrong");
         error("a wrong password", &wrong);

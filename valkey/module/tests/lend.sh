@@ -173,7 +173,7 @@ lent_for() { # SECONDS [OPTION…]
         [ "$(field rdma_engine rdma_engine_lent_aborted)" -ge 1 ]; do
         # Each round is of work that was done, however slow the machine is.
         ((SECONDS < end)) || beyond=$((beyond + 1))
-        ((beyond <= 100)) || { echo "after $dead rounds, not 20 values were lent or no client was aborted: $(lent)" && return 1; }
+        ((beyond <= 40)) || { echo "after $dead rounds, not 20 values were lent or no client was aborted: $(lent)" && return 1; }
         status=0
         # The shell tells of a program that was killed.
         { "${at_client[@]}" "${client[@]}" "$SERVER" 6379 die $((++seed)) "$work/lend-stop" 5 >"$work/lend-die" 2>&1 || status=$?; } 2>"$work/said"

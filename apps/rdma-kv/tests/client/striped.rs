@@ -109,7 +109,7 @@ fn a_server_that_takes_nothing_is_not_lingered_for() {
     let mut alone = connect();
     alone.set_timeout(Some(Duration::from_millis(100)));
     let buffer = alone.buffer(2 * LEN).expect("registered");
-    let late = alone.set_from(b"one", &buffer, 0..2 * LEN).expect_err("nobody takes it");
+    let late = alone.set_from(b"one", &buffer, 0..2 * LEN).expect_err("its server takes nothing");
     assert!(matches!(late, Error::Io(_)) && alone.is_lost(), "{late}");
     drop(alone);
 }

@@ -112,6 +112,7 @@ async fn who_is_refused_by_rdma_does_not_try_by_tcp() {
 #[tokio::test]
 async fn an_error_says_what_failed_by_each() {
     let client = Client::open(lonely(), "valkey+rdma://127.0.0.1:1?fallback=tcp").expect("a valid URL");
-    let error = client.get_multiplexed_async_connection().await.expect_err("nobody there").to_string();
+    let error =
+        client.get_multiplexed_async_connection().await.expect_err("nothing listens there").to_string();
     assert!(error.contains("by RDMA: ") && error.contains("by TCP to port 1: "), "{error}");
 }

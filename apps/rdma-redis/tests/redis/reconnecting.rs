@@ -92,7 +92,7 @@ async fn what_was_under_way_fails_and_is_not_repeated() {
     });
     let client = Client::open(host, URL).expect("a valid URL");
     let mut connection = client.get_reconnecting_connection(Reconnect::default()).await.expect("connects");
-    redis::cmd("INCR").arg("counter").exec_async(&mut connection).await.expect_err("nobody knows");
+    redis::cmd("INCR").arg("counter").exec_async(&mut connection).await.expect_err("executed or not");
     redis::cmd("PING").exec_async(&mut connection).await.expect("a new connection");
     let after = commands(&mut seen, 1, "PING").await;
     assert!(!after.iter().any(|command| command.starts_with("INCR")), "{after:?}");

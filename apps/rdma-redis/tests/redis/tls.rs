@@ -65,10 +65,10 @@ async fn values_go_through_tls_over_rdma() {
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_vouches_for_is_refused() {
+async fn a_server_without_a_trusted_certificate_is_refused() {
     let client =
         Client::open(served(), URL).expect("a valid URL").with_tls(trusting(&[])).expect("a URL with TLS");
-    let error = client.get_multiplexed_async_connection().await.expect_err("nobody vouches for it");
+    let error = client.get_multiplexed_async_connection().await.expect_err("its certificate is not trusted");
     assert!(error.to_string().contains("invalid peer certificate"), "{error}");
 }
 

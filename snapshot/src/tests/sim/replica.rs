@@ -242,7 +242,7 @@ impl Replica {
                 break;
             }
             let original =
-                original.ok_or_else(|| violated("content", "a chunk of a snapshot that nobody has"))?;
+                original.ok_or_else(|| violated("content", "a chunk of a snapshot that no publisher has"))?;
             if scenario.layout == Layout::Chunks {
                 original.check(landed.chunk.index, self.bytes, &landed.bytes)?;
             }

@@ -447,7 +447,10 @@ impl<'a> Simulation<'a> {
             let held = fabric.resources(address(ORIGIN));
             let own = self.origin.registered();
             if held.queue_pairs > 0 || held.registered_bytes != own {
-                return Err(violated("lease", format!("{held:?} for nobody, and {own} bytes of its own")));
+                return Err(violated(
+                    "lease",
+                    format!("{held:?} without a replica, and {own} bytes of its own"),
+                ));
             }
         }
         let Self { world, origin, replicas, rogues, .. } = self;
