@@ -122,7 +122,9 @@ fn a_killed_program_leaves_nothing() {
     let mut bytes = None;
     for kill in 0..=kills {
         let what = format!("kill {kill} of {kills}: {first:?} and {bytes:?}");
-        await_some(&what, || (now()? == first).then_some(()));
+        // Not more than at first. A thread that begins has the name of the one that has made it, so
+        // that one session may have been counted too many.
+        await_some(&what, || now()?.iter().zip(&first).all(|(now, first)| now <= first).then_some(()));
         let most = SLACK + *bytes.get_or_insert_with(|| HEAP.load(Relaxed));
         await_some(&what, || (HEAP.load(Relaxed) <= most).then_some(()));
         if kill < kills {
