@@ -16,6 +16,5 @@ mod strangers;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tokio;
-mod turns;
 mod waiting;
 mod world;

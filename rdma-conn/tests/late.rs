@@ -99,7 +99,7 @@ fn a_peer_that_vanished_is_an_error() {
     server.write(id, &[IoSlice::new(b"unheard")]).expect("has heard of nothing");
     pass(&sim, LATE);
     server.progress().expect("the fabric stays");
-    let error = server.check(id).expect_err("the peer is gone");
+    let error = server.check(id).expect_err("nobody is there");
     assert!(matches!(error, Error::Protocol(rdma_proto::Error::Transport(_))), "{error}");
 }
 
@@ -152,7 +152,7 @@ fn a_number_that_is_given_again_inherits_nothing() {
         if let Some(Event::Opened { id, .. }) = endpoint.next_event() {
             break id;
         }
-        assert!(sim.now().since_start() < LATE, "no connection is accepted");
+        assert!(sim.now().since_start() < LATE, "nobody is accepted");
         next.progress().expect("the fabric stays");
         pass(&sim, Duration::from_millis(1));
     };
@@ -202,7 +202,7 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
         pass(&sim, Duration::from_secs(1));
         server.progress().expect("the fabric stays");
     }
-    let error = server.check(id).expect_err("the peer is gone");
+    let error = server.check(id).expect_err("nobody is there");
     let waited = UNACKNOWLEDGED;
     let expected = rdma_proto::Error::Transport(TransportError::Unacknowledged { waited });
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
@@ -275,13 +275,11 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
 fn accepted(sim: &Simulation) -> (End, End) {
     let (server, client, address) = hosts(sim);
     let listener = Listener::bind(&server, address).expect("a free address");
-    let mut server = Endpoint::new(&server, Share::default()).expect("a device");
     let (mut client, own) = asking(&client, address);
     loop {
         sim.step();
         client.progress().expect("the fabric stays");
-        if let Some(request) = listener.try_request().expect("the fabric stays") {
-            let id = server.accept_request(request, Options::default()).expect("accepts");
+        if let Some((server, id)) = listener.try_accept().expect("accepts") {
             assert!(!server.is_open(id), "not yet");
             return ((server, id), (client, own));
         }

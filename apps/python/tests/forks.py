@@ -72,20 +72,6 @@ def fork(use):
     return True
 
 
-def fork_beside(work, use):
-    """Forks like `fork`. Meanwhile a thread of the parent is in `work`, if the parent is to be busy."""
-    stop = threading.Event()
-    thread = threading.Thread(target=work, args=[stop], daemon=True)
-    if busy:
-        thread.start()
-    if not fork(use):
-        return False
-    stop.set()
-    if busy:
-        thread.join()
-    return True
-
-
 def commands(one):
     one.set("key", b"value")
     assert one.get("key") == b"value"
@@ -111,13 +97,21 @@ def client():
             with refused():
                 call()
 
-    def work(stop):
+    stop = threading.Event()
+
+    def work():
         # In a call nearly always, with the client's locks.
         while not stop.is_set():
             commands(has["one"])
 
-    if not fork_beside(work, use):
+    thread = threading.Thread(target=work, daemon=True)
+    if busy:
+        thread.start()
+    if not fork(use):
         return False
+    stop.set()
+    if busy:
+        thread.join()
     commands(has["one"])
     assert has["one"].get_into("key", arena) == 5
     has["one"].close()
@@ -168,12 +162,20 @@ def asynchronous():
     def use():
         asyncio.run(used())
 
-    async def work(stop):
+    stop = threading.Event()
+
+    async def work():
         while not stop.is_set():
             await set_and_get()
 
-    if not fork_beside(lambda stop: asyncio.run(work(stop)), use):
+    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    if busy:
+        thread.start()
+    if not fork(use):
         return False
+    stop.set()
+    if busy:
+        thread.join()
     asyncio.run(set_and_get())
     asyncio.run(has["one"].close())
     return True

@@ -43,19 +43,6 @@ impl<B: Descriptors> Carried<B> {
     }
 }
 
-/// Writes of one slice, for an `AsyncWrite` that has `poll_write_vectored`.
-macro_rules! writes_slices {
-    () => {
-        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-            self.poll_write_vectored(cx, &[IoSlice::new(from)])
-        }
-
-        fn is_write_vectored(&self) -> bool {
-            true
-        }
-    };
-}
-
 /// A socket below TLS, which writes more than one call's bytes.
 struct Counted {
     socket: TcpStream,
@@ -75,7 +62,9 @@ impl AsyncRead for Counted {
 }
 
 impl AsyncWrite for Counted {
-    writes_slices!();
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(from)])
+    }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
@@ -86,6 +75,10 @@ impl AsyncWrite for Counted {
         let written = ready!(Pin::new(&mut this.socket).poll_write_vectored(cx, from))?;
         this.sent += written as u64;
         Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -163,7 +156,9 @@ impl<B: Descriptors> AsyncRead for Channel<B> {
 }
 
 impl<B: Descriptors> AsyncWrite for Channel<B> {
-    writes_slices!();
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(from)])
+    }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
@@ -177,6 +172,10 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
             Carried::Rdma(stream) => Pin::new(stream).poll_write_vectored(cx, from),
         };
         this.unless_done(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

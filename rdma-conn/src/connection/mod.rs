@@ -200,11 +200,6 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Has the events of its identifier come from another channel.
-    pub(crate) fn migrate(&self, to: &B::EventChannel) -> Result<(), Error> {
-        self.id.migrate(to).map_err(Error::backend("moving a connection to its own event channel"))
-    }
-
     pub(crate) fn connect(&self) -> Result<(), Error> {
         self.id.connect(&CONNECT_PARAMS, &[]).map_err(Error::backend("connecting"))
     }

@@ -39,7 +39,6 @@ use shared::{Sharer, Source};
 use watch::Watch;
 
 pub use ids::{ConnectionId, ConnectionMap};
-pub(crate) use making::Use;
 pub use shared::SharedEvents;
 pub use watch::Descriptors;
 pub(crate) use watch::readable;
@@ -359,13 +358,11 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns the next event, if there is one.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
-        loop {
-            let event = self.next_untaken();
-            match event {
-                Some(Event::Opened { id, .. }) if !self.take(id) => {}
-                event => return event,
-            }
+        let event = self.next_untaken();
+        if let Some(Event::Opened { id, listener: Some(_) }) = event {
+            self.take(id);
         }
+        event
     }
 
     /// Like [`Endpoint::next_event`], for a caller that calls [`Endpoint::take`] when the program
@@ -375,11 +372,10 @@ impl<B: Descriptors> Endpoint<B> {
         if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
     }
 
-    /// Records that the program has an open connection. Returns false, and ends it, if a peer has
-    /// asked for it and the program has as many as it may.
-    #[cold]
-    pub(crate) fn take(&mut self, id: ConnectionId) -> bool {
-        !self.members.get(id.0).is_some_and(Member::is_newcomer) || self.count(id)
+    /// Records that the program has a connection of a listener, and counts it from here on. Its
+    /// window is registered in the next turn.
+    pub(crate) fn take(&mut self, id: ConnectionId) {
+        self.newcomers.take(id);
     }
 
     #[inline]
@@ -410,8 +406,8 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let (kinds, listener) = member.tell_all();
-            if kinds & Events::OPENED != 0 && !self.take(id) {
-                continue;
+            if listener.is_some() {
+                self.take(id);
             }
             if kinds != 0 {
                 return Some(Events { kinds, id: Some(id), listener });
