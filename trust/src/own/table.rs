@@ -172,9 +172,8 @@ const TOO_LONG: &str = "the peer sent an invalid control message: longer than 32
 pub const TABLE: &[Row] = rows! {
     // The peer withdraws its request at any moment of the handshake.
     Server "conn.withdrawn" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
-    // A listener forgets a peer that does not complete its connection: the program has none of it.
-    Server "conn.never-completed" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(0));
-    Server "conn.request-flood" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(0));
+    Server "conn.never-completed" IMPATIENT => (TimedOut { .. }, INCOMPLETE);
+    Server "conn.request-flood" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(20));
     Server "res.storm" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Client "own.refused" => (Refused { .. }, "refused the connection: nothing listens there for RDMA");
     // 28 is the reason of a program's own reject (`rdma_reject(3)`), also of a dropped request.
