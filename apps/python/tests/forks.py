@@ -72,6 +72,20 @@ def fork(use):
     return True
 
 
+def fork_beside(work, use):
+    """Forks like `fork`. Meanwhile a thread of the parent is in `work`, if the parent is to be busy."""
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=[stop], daemon=True)
+    if busy:
+        thread.start()
+    if not fork(use):
+        return False
+    stop.set()
+    if busy:
+        thread.join()
+    return True
+
+
 def commands(one):
     one.set("key", b"value")
     assert one.get("key") == b"value"
@@ -97,21 +111,13 @@ def client():
             with refused():
                 call()
 
-    stop = threading.Event()
-
-    def work():
+    def work(stop):
         # In a call nearly always, with the client's locks.
         while not stop.is_set():
             commands(has["one"])
 
-    thread = threading.Thread(target=work, daemon=True)
-    if busy:
-        thread.start()
-    if not fork(use):
+    if not fork_beside(work, use):
         return False
-    stop.set()
-    if busy:
-        thread.join()
     commands(has["one"])
     assert has["one"].get_into("key", arena) == 5
     has["one"].close()
@@ -162,20 +168,12 @@ def asynchronous():
     def use():
         asyncio.run(used())
 
-    stop = threading.Event()
-
-    async def work():
+    async def work(stop):
         while not stop.is_set():
             await set_and_get()
 
-    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
-    if busy:
-        thread.start()
-    if not fork(use):
+    if not fork_beside(lambda stop: asyncio.run(work(stop)), use):
         return False
-    stop.set()
-    if busy:
-        thread.join()
     asyncio.run(set_and_get())
     asyncio.run(has["one"].close())
     return True
