@@ -43,6 +43,19 @@ impl<B: Descriptors> Carried<B> {
     }
 }
 
+/// Writes of one slice, for an `AsyncWrite` that has `poll_write_vectored`.
+macro_rules! writes_slices {
+    () => {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_vectored(cx, &[IoSlice::new(from)])
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            true
+        }
+    };
+}
+
 /// A socket below TLS, which writes more than one call's bytes.
 struct Counted {
     socket: TcpStream,
@@ -62,9 +75,7 @@ impl AsyncRead for Counted {
 }
 
 impl AsyncWrite for Counted {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(from)])
-    }
+    writes_slices!();
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
@@ -75,10 +86,6 @@ impl AsyncWrite for Counted {
         let written = ready!(Pin::new(&mut this.socket).poll_write_vectored(cx, from))?;
         this.sent += written as u64;
         Poll::Ready(Ok(written))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -156,9 +163,7 @@ impl<B: Descriptors> AsyncRead for Channel<B> {
 }
 
 impl<B: Descriptors> AsyncWrite for Channel<B> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(from)])
-    }
+    writes_slices!();
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
@@ -172,10 +177,6 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
             Carried::Rdma(stream) => Pin::new(stream).poll_write_vectored(cx, from),
         };
         this.unless_done(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
