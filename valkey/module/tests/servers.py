@@ -36,12 +36,22 @@ class Server:
 
     def start(self):
         self.log = f"{self.folder}/log"
-        with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-        Server.all.append(self)
-        within(60, lambda: self.process.poll() is not None or os.path.exists(self.path) and self.says("Ready to accept"), f"{self.log}: a start")
-        assert self.process.poll() is None, f"{self.log}: it has ended"
+        within(60, self.begins, f"{self.log}: an address that is free")
         self.client = Client(self.path)
+
+    def begins(self):
+        """Whether it has begun. The fabric may not have heard so far that the last program at this address is gone."""
+        with open(self.log, "ab") as log:
+            before = log.tell()
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        within(60, lambda: self.process.poll() is not None or os.path.exists(self.path) and self.says("Ready to accept"), f"{self.log}: a start")
+        if self.process.poll() is None:
+            Server.all.append(self)
+            return True
+        with open(self.log, errors="replace") as log:
+            log.seek(before)
+            assert "the fabric refuses this program: Address already in use" in log.read(), f"{self.log}: it has ended"
+        return False
 
     def __call__(self, *words):
         self.client.send(*words)
