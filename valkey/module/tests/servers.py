@@ -44,10 +44,11 @@ class Server:
         with open(self.log, "ab") as log:
             before = log.tell()
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+        Server.all.append(self)
         within(60, lambda: self.process.poll() is not None or os.path.exists(self.path) and self.says("Ready to accept"), f"{self.log}: a start")
         if self.process.poll() is None:
-            Server.all.append(self)
             return True
+        Server.all.remove(self)
         with open(self.log, errors="replace") as log:
             log.seek(before)
             assert "the fabric refuses this program: Address already in use" in log.read(), f"{self.log}: it has ended"
