@@ -303,7 +303,7 @@ mod tests {
         drop(gone);
         background.turn(begun, &[]);
         let data = epoll::EventData::new_u64(1);
-        epoll::add(&background.epoll, &descriptor, data, epoll::EventFlags::IN).expect("nobody watches it");
+        epoll::add(&background.epoll, &descriptor, data, epoll::EventFlags::IN).expect("it is not watched");
     }
 
     #[test]

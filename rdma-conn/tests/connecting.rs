@@ -58,7 +58,7 @@ fn connections_outlive_their_listener() {
     talk(&mut accepted, &mut client);
     talk(&mut newcomer, &mut peer);
     let gone = Stream::connect_with(&host, SocketAddr::new(SERVER, 6379), &Connect::default());
-    assert!(gone.is_err(), "nobody listens where the first one did");
+    assert!(gone.is_err(), "nothing listens where the first one did");
 }
 
 /// VR-RES-009: a device with short queues gets short queues.

@@ -78,7 +78,7 @@ fn failures_without_a_completion_end_the_connection() {
     ];
     for (device_kind, when, fault, expected) in table {
         let (_sim, _client, (mut server, id)) = struck(device_kind, when, fault);
-        assert!(is_readable(&server) || server.check(id).is_err(), "{fault:?} wakes nobody");
+        assert!(is_readable(&server) || server.check(id).is_err(), "{fault:?} wakes no thread");
         server.progress().expect("the fabric stays");
         let error = server.check(id).expect_err("it has failed");
         assert!(matches!(error, Error::Device { event } if event == expected), "{fault:?}: {error}");
@@ -129,7 +129,7 @@ fn a_listener_whose_events_cannot_be_read_ends() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("a free address");
     fabric.kill_host(address.ip());
-    assert!(is_readable(&listener), "nobody is told");
+    assert!(is_readable(&listener), "no thread is told");
     for _ in 1..10 {
         listener.try_request().expect_err("it cannot be read");
         assert!(!listener.is_over());

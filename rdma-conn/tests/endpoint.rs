@@ -196,7 +196,7 @@ fn a_connection_that_takes_too_long_ends() {
     let timeout = Duration::from_millis(20);
     let id = endpoint.connect((SERVER, 6379).into(), None, timeout, Options::default()).expect("begins");
     assert_eq!(next(&mut endpoint), Event::Ended(id));
-    let error = endpoint.check(id).expect_err("nobody answered");
+    let error = endpoint.check(id).expect_err("there was no answer");
     assert_eq!(error.to_string(), "timed out after 20ms connecting (192.0.2.1:6379)");
 }
 
@@ -284,7 +284,7 @@ fn closing_delivers_the_last_bytes() {
         server.abandon(id, LONG).expect("it is there");
         while server.usage().connections > 0 {
             server.wait(Some(LONG)).expect("the fabric stays");
-            assert_eq!(server.next_event(), None, "nobody wants to hear of it");
+            assert_eq!(server.next_event(), None, "it is abandoned");
         }
         assert!(reader.join().expect("does not panic").expect("in order") == bytes);
     });

@@ -99,7 +99,7 @@ fn a_peer_that_vanished_is_an_error() {
     server.write(id, &[IoSlice::new(b"unheard")]).expect("has heard of nothing");
     pass(&sim, LATE);
     server.progress().expect("the fabric stays");
-    let error = server.check(id).expect_err("nobody is there");
+    let error = server.check(id).expect_err("the peer is gone");
     assert!(matches!(error, Error::Protocol(rdma_proto::Error::Transport(_))), "{error}");
 }
 
@@ -152,7 +152,7 @@ fn a_number_that_is_given_again_inherits_nothing() {
         if let Some(Event::Opened { id, .. }) = endpoint.next_event() {
             break id;
         }
-        assert!(sim.now().since_start() < LATE, "nobody is accepted");
+        assert!(sim.now().since_start() < LATE, "no peer is accepted");
         next.progress().expect("the fabric stays");
         pass(&sim, Duration::from_millis(1));
     };
@@ -202,7 +202,7 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
         pass(&sim, Duration::from_secs(1));
         server.progress().expect("the fabric stays");
     }
-    let error = server.check(id).expect_err("nobody is there");
+    let error = server.check(id).expect_err("the peer is gone");
     let waited = UNACKNOWLEDGED;
     let expected = rdma_proto::Error::Transport(TransportError::Unacknowledged { waited });
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");

@@ -93,7 +93,7 @@ fn connections_are_counted_and_have_spans() {
         server.read_to_string(&mut heard).expect("an end in order");
         assert_eq!(heard, "hello");
     });
-    let refused = Stream::connect(&host, "192.0.2.1:1").expect_err("nobody listens there").to_string();
+    let refused = Stream::connect(&host, "192.0.2.1:1").expect_err("nothing listens there").to_string();
 
     for role in ["role=client", "role=server"] {
         assert_eq!(counts.get(&format!("rdma_conn_opened_total {role}")), 1, "{role}");

@@ -157,7 +157,7 @@ fn after_the_end_reads_return_nothing_and_writes_fail() {
     drop(client);
     assert_eq!(server.read(&mut [0; 1]).expect("the end"), 0);
     assert_eq!(server.read(&mut [0; 1]).expect("still the end"), 0);
-    assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
+    assert_eq!(server.write(b"late").expect_err("the peer has left").kind(), ErrorKind::BrokenPipe);
 }
 
 /// VR-CLOSE-003: a call that waits for bytes to leave fails if the peer ends without taking them.
@@ -169,7 +169,7 @@ fn a_flush_ends_when_the_peer_does() {
     while client.write(&[0; 1 << 20]).is_ok() {}
     client.set_write_timeout(Some(LONG));
     drop(server);
-    let error = client.flush().expect_err("nobody takes the rest");
+    let error = client.flush().expect_err("the rest is not taken");
     assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
 }
 
@@ -259,7 +259,7 @@ fn lent_memory_arrives_and_comes_back() {
     let (mut client, mut server) = streams(Options::default(), server);
     let bytes = pattern(100_000);
     let mut buffer = Arc::new(client.register_buffer(bytes.len()).expect("registered"));
-    assert!(Arc::get_mut(&mut buffer).expect("nobody else has it").write(0, &bytes));
+    assert!(Arc::get_mut(&mut buffer).expect("it is held once").write(0, &bytes));
 
     client.write_all(b"head").expect("written");
     assert_eq!(client.lend(&buffer, 0..bytes.len()).expect("lent"), bytes.len());

@@ -368,7 +368,7 @@ fn after_a_panic_of_the_driver_calls_fail() {
     drop(ours);
     let place = Place::new();
     let read = place.poll(|cx| Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0])));
-    let Poll::Ready(Err(error)) = read else { panic!("{read:?}, where nobody drives") };
+    let Poll::Ready(Err(error)) = read else { panic!("{read:?}, without a driver") };
     assert!(error.to_string().contains("has panicked"), "{error}");
 }
 
@@ -389,7 +389,7 @@ fn one_failure_to_read_events_loses_no_endpoint() {
     fabric.kill_host(address.ip());
     for _ in 1..10 {
         assert!(matches!(listener.shared.turn(None), Turn::Sleep(_)), "it is lost");
-        assert!(matches!(listener.poll_accept(&mut cx), Poll::Ready(Err(_))), "nobody is told");
+        assert!(matches!(listener.poll_accept(&mut cx), Poll::Ready(Err(_))), "no task is told");
         assert!(listener.poll_accept(&mut cx).is_pending(), "it does not go on");
     }
     assert!(matches!(listener.shared.turn(None), Turn::Lost));

@@ -24,7 +24,7 @@ fn after_a_panic_calls_fail() {
         scope.spawn(|| stream.shared.call::<(), Error>(|_| panic!("as it was told"))).join()
     });
     driving.expect_err("it panics");
-    let told = |result: io::Result<usize>| result.expect_err("nobody knows its state").to_string();
+    let told = |result: io::Result<usize>| result.expect_err("its state is unknown").to_string();
     for error in [told(stream.read(&mut [0])), told(stream.write(b"x"))] {
         assert!(error.contains("has panicked"), "{error}");
     }

@@ -48,7 +48,7 @@ async fn a_flush_ends_when_the_peer_does() {
         taken += client.write(&[7; 1 << 20]).await.expect("written");
     }
     drop(server);
-    let error = timeout(LONG, client.flush()).await.expect("ends").expect_err("nobody takes the rest");
+    let error = timeout(LONG, client.flush()).await.expect("ends").expect_err("the rest is not taken");
     assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
 }
 
@@ -136,9 +136,9 @@ fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     second.block_on(async {
         tokio::task::yield_now().await;
         client.write_all(b"still").await.expect("written");
-        let bytes = timeout(LONG, reads).await.expect("nobody waits for ever").expect("does not panic");
+        let bytes = timeout(LONG, reads).await.expect("every wait ends").expect("does not panic");
         assert_eq!(&bytes.expect("read"), b"still");
-        let bytes = timeout(LONG, last).await.expect("nobody waits for ever").expect("does not panic");
+        let bytes = timeout(LONG, last).await.expect("every wait ends").expect("does not panic");
         assert_eq!(bytes.expect("in order"), b"last words");
     });
 }
@@ -158,7 +158,9 @@ fn a_close_ends_in_time_after_the_runtime_has_ended() {
     first.block_on(async {
         let bytes = pattern(8 << 20);
         // More than all windows and buffers hold.
-        timeout(Duration::from_millis(50), client.write_all(&bytes)).await.expect_err("nobody reads");
+        timeout(Duration::from_millis(50), client.write_all(&bytes))
+            .await
+            .expect_err("the peer does not read");
     });
     drop(first);
     // By then the background thread has nearly always run. If not, this test shows nothing.

@@ -29,7 +29,7 @@ async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
     tokio::task::yield_now().await;
     {
         let mut second = pin!(listener.accept());
-        assert!(polled(second.as_mut()).await.is_none(), "nobody has asked");
+        assert!(polled(second.as_mut()).await.is_none(), "no peer has asked");
     }
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     let dial = tokio::spawn(async move { AsyncStream::connect(&host, address).await });
@@ -45,7 +45,7 @@ async fn a_cancelled_connect_is_gone() {
     let _unanswered = Listener::bind(&server, address).expect("a free address");
     let client = fabric.host(&[[192, 0, 2, 2].into()]);
     let connect = AsyncStream::connect(&client, address);
-    assert!(timeout(Duration::from_millis(50), connect).await.is_err(), "nobody accepts");
+    assert!(timeout(Duration::from_millis(50), connect).await.is_err(), "no task accepts");
     assert_eq!(fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
@@ -103,7 +103,7 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     }
     server.await.expect("does not panic");
     for client in clients {
-        timeout(LONG, client).await.expect("nobody waits for ever").expect("does not panic");
+        timeout(LONG, client).await.expect("every wait ends").expect("does not panic");
     }
 }
 
@@ -119,7 +119,7 @@ async fn a_listener_as_of_tokio() {
     let listener = AsyncListener::bind(&server, &[elsewhere, here][..]).await.expect("the second is free");
     listener.set_options(Options::default().receives(0)).expect_err("none at all are out of bounds");
     listener.set_options(Options::default().linger(LONG)).expect("within bounds");
-    assert!(poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_pending())).await, "nobody has come");
+    assert!(poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_pending())).await, "no peer has come");
 
     let (client, accepted) =
         tokio::join!(AsyncStream::connect(&host, ("192.0.2.1", 6379)), listener.accept());
@@ -212,5 +212,5 @@ fn no_runtime() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let host = fabric.host(&[address.ip()]);
     let listener = Listener::bind(&host, address).expect("a free address");
-    AsyncListener::try_from(listener).expect_err("nobody would drive it");
+    AsyncListener::try_from(listener).expect_err("it would have no driver");
 }

@@ -81,7 +81,7 @@ async fn readers_and_writers_do_not_forget_each_other() {
         }));
     }
     for task in tasks {
-        timeout(LONG, task).await.expect("nobody waits for ever").expect("does not panic");
+        timeout(LONG, task).await.expect("every wait ends").expect("does not panic");
     }
 }
 

@@ -76,7 +76,7 @@ fn bind_and_port_move_under_load() {
                 ] {
                     let error = refused
                         .map(|id| format!("{:?}", events.get(id)))
-                        .expect_err("nobody is there any more");
+                        .expect_err("nothing listens there any more");
                     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
                 }
                 old = new;

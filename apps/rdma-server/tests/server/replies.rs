@@ -29,8 +29,8 @@ fn a_server_that_ends_gracefully_serves_those_who_are_there() {
         clients.iter_mut().for_each(|client| client.echo(b"in"));
         ask.server(|server| server.close_listeners());
         let mut events = EventLoop::new(()).expect("a loop");
-        events.blocking_connect(&Tcp::new(), &address, None, PATIENCE).expect_err("nobody listens");
-        events.blocking_connect(&remote, &address, None, PATIENCE).expect_err("nobody listens");
+        events.blocking_connect(&Tcp::new(), &address, None, PATIENCE).expect_err("nothing listens");
+        events.blocking_connect(&remote, &address, None, PATIENCE).expect_err("nothing listens");
         clients.iter_mut().for_each(|client| client.echo(b"to the end"));
         drop(clients);
         ask.until(|server| server.client_count() == 0);

@@ -32,7 +32,7 @@ fn the_socket_of_a_server_that_died_is_replaced() {
     let address = test_bed.address();
     drop(std::os::unix::net::UnixListener::bind(path(&address)).expect("a socket"));
     assert!(path(&address).exists(), "a closed socket leaves its file");
-    new_loop().listen(&Unix::new(), &address, accept).expect("nobody listens there any more");
+    new_loop().listen(&Unix::new(), &address, accept).expect("nothing listens there any more");
 }
 
 #[test]
