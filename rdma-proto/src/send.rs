@@ -89,7 +89,14 @@ struct Lent {
 
 impl Lent {
     /// Returns how many of the bytes from `position` on belong to the last loans.
+    #[inline]
     const fn behind(self, position: u64) -> u64 {
+        // Nearly always true: a small request is not lent.
+        if position >= self.end { 0 } else { self.behind_run(position) }
+    }
+
+    #[cold]
+    const fn behind_run(self, position: u64) -> u64 {
         self.end.saturating_sub(if position > self.run { position } else { self.run })
     }
 }

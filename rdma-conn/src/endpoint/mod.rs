@@ -358,6 +358,11 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns the next event, if there is one.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
+        // Inlined, as most calls of an event loop find nothing.
+        if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_taken() }
+    }
+
+    fn next_taken(&mut self) -> Option<Event> {
         let event = self.next_untaken();
         if let Some(Event::Opened { id, listener: Some(_) }) = event {
             self.take(id);
@@ -369,17 +374,6 @@ impl<B: Descriptors> Endpoint<B> {
     /// takes a connection.
     #[inline]
     pub(crate) fn next_untaken(&mut self) -> Option<Event> {
-        if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
-    }
-
-    /// Records that the program has a connection of a listener, and counts it from here on. Its
-    /// window is registered in the next turn.
-    pub(crate) fn take(&mut self, id: ConnectionId) {
-        self.newcomers.take(id);
-    }
-
-    #[inline]
-    fn next_told(&mut self) -> Option<Event> {
         if !self.notices.is_empty() {
             return self.notices.pop_front();
         }
@@ -394,6 +388,12 @@ impl<B: Descriptors> Endpoint<B> {
             }
         }
         None
+    }
+
+    /// Records that the program has a connection of a listener, and counts it from here on. Its
+    /// window is registered in the next turn.
+    pub(crate) fn take(&mut self, id: ConnectionId) {
+        self.newcomers.take(id);
     }
 
     /// Returns all events of the next connection or listener that has any, for a program that
