@@ -16,7 +16,7 @@ fn negotiating(client: u64, server: u64) -> Pair {
 
 /// VR-FEAT-001, VR-FEAT-008: clients only if configured to, servers never.
 #[test]
-fn nobody_asks_by_itself() {
+fn a_question_is_sent_only_if_configured() {
     let mut pair = Pair::quiet();
     pair.finish([1000, 1000]);
     for who in [Client, Server] {
@@ -75,7 +75,7 @@ fn windows_are_registered_ahead_where_both_want_it() {
 
 /// VM-001: a client that only asks for a proof has requested no feature.
 #[test]
-fn nobody_registers_ahead_unasked() {
+fn a_registration_ahead_needs_its_feature() {
     let all = FeatureSet::MULTI_BUFFER;
     let mut pair =
         Pair::connected(quiet(Config::client()).features(all), quiet(Config::server()).features(all));
@@ -197,7 +197,7 @@ fn one_question_without_end_is_a_flood_too() {
 
 /// VR-FEAT-014: the first or a second answer.
 #[test]
-fn an_answer_nobody_asked_for_ends_the_connection() {
+fn an_answer_without_a_question_ends_the_connection() {
     for mut pair in [Pair::quiet(), negotiating(0, 0)] {
         assert_eq!(pair.client.state(), State::Open);
         pair.client.machine.handle_message(pair.now, &question(0));

@@ -159,7 +159,7 @@ fn what_is_no_measurement_is_an_error() {
 }
 
 #[test]
-fn why_a_server_lets_nobody_in_is_told() {
+fn the_reason_of_a_server_that_denies_all_is_told() {
     let denying = |mut client: TcpStream| drop(client.write_all(b"-DENIED no strangers\r\n"));
     for test in [Test::Ping, Test::Get] {
         assert_eq!(failure(denying, test), r#"the server replied "DENIED no strangers""#);
@@ -212,7 +212,7 @@ fn an_error_in_one_thread_ends_the_others() {
 }
 
 #[test]
-fn nobody_to_measure_is_an_error() {
+fn a_measurement_without_a_server_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address: Address = listener.local_addr().expect("bound").into();
     drop(listener);
