@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Event, Limits, Options, Usage};
 use rdma_softsim::{DeviceKind, FaultPlan, Simulation, SimulationSettings, SoftSim};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::world::{connected, pass};
+use crate::world::{connected, is_readable, pass};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
@@ -91,7 +90,7 @@ fn each_wake_up_is_asked_for_once() {
 
 /// A busy-polling endpoint requests no wake-up while data arrives in time.
 #[test]
-fn nobody_is_armed_for_who_spins() {
+fn a_queue_is_not_armed_while_its_endpoint_spins() {
     if !spins() {
         return;
     }
@@ -224,7 +223,7 @@ fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
 
 /// A dropped queue with a pending wake-up wakes nothing, even if a child holds its descriptor.
 #[test]
-fn a_queue_that_is_gone_wakes_nobody() {
+fn a_queue_that_is_gone_wakes_no_endpoint() {
     let settings = SimulationSettings { held_descriptors: true, ..SimulationSettings::default() };
     let Pair { sim, mut server, mut client, at_server, at_client } = Pair::with(Duration::ZERO, settings);
     for _ in 0..4 {
@@ -244,11 +243,6 @@ fn a_queue_that_is_gone_wakes_nobody() {
     let before = client.usage().sleeps;
     client.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
     assert_eq!(client.usage().sleeps, before + 1);
-}
-
-fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
-    let mut polled = [PollFd::new(endpoint, PollFlags::IN)];
-    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 #[test]
