@@ -25,7 +25,8 @@ pub struct Options {
     pub inline: u32,
     /// How long a peer waits before it retries a send that found no posted receive.
     pub rnr_timer: RnrTimer,
-    /// Time limit for establishing an accepted connection. A dial has its own limit (VR-CONN-008).
+    /// Time limit for establishing an accepted connection. While events are not read, it lasts up
+    /// to a minute more. A dial has its own limit (VR-CONN-008).
     pub handshake_timeout: Duration,
     /// How long dropping a stream waits for the last bytes to arrive. `close` takes its own limit.
     pub linger: Duration,

@@ -16,5 +16,6 @@ mod strangers;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tokio;
+mod turns;
 mod waiting;
 mod world;

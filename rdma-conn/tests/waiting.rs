@@ -91,7 +91,7 @@ fn each_wake_up_is_asked_for_once() {
 
 /// A busy-polling endpoint requests no wake-up while data arrives in time.
 #[test]
-fn nobody_is_armed_for_who_spins() {
+fn no_queue_is_armed_while_its_endpoint_spins() {
     if !spins() {
         return;
     }
@@ -224,7 +224,7 @@ fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
 
 /// A dropped queue with a pending wake-up wakes nothing, even if a child holds its descriptor.
 #[test]
-fn a_queue_that_is_gone_wakes_nobody() {
+fn a_queue_that_is_gone_wakes_nothing() {
     let settings = SimulationSettings { held_descriptors: true, ..SimulationSettings::default() };
     let Pair { sim, mut server, mut client, at_server, at_client } = Pair::with(Duration::ZERO, settings);
     for _ in 0..4 {

@@ -92,3 +92,11 @@ pub(crate) fn serve(listener: &Listener<SoftSim>, accepted: &mut Option<End>) {
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }
+
+/// Returns the options for idle connections.
+pub(crate) fn small() -> Options {
+    let mut options = Options::default();
+    options.protocol.window = 64 << 10;
+    options.protocol.send_buffer = 64 << 10;
+    options
+}

@@ -88,15 +88,15 @@ struct Lent {
 }
 
 impl Lent {
-    /// Returns how many of the bytes from `position` on belong to the last loans.
+    /// Returns how many of the bytes from `position` on belong to the last run of loans.
     #[inline]
-    const fn behind(self, position: u64) -> u64 {
+    const fn bytes_from(self, position: u64) -> u64 {
         // Nearly always true: a small request is not lent.
-        if position >= self.end { 0 } else { self.behind_run(position) }
+        if position >= self.end { 0 } else { self.bytes_of_run_from(position) }
     }
 
     #[cold]
-    const fn behind_run(self, position: u64) -> u64 {
+    const fn bytes_of_run_from(self, position: u64) -> u64 {
         self.end.saturating_sub(if position > self.run { position } else { self.run })
     }
 }
@@ -178,11 +178,11 @@ impl SendState {
         self.used() < self.capacity
     }
 
-    /// Bytes that count as used room. The last loans take none. Earlier ones count until they have
-    /// arrived, as no number says where in the stream they are (docs/decisions.md, 12).
+    /// Bytes that count as used room. The last run of loans takes none. Earlier ones count until
+    /// they have arrived, as no number says where in the stream they are (docs/decisions.md, 12).
     #[inline]
     const fn used(&self) -> u64 {
-        self.unconfirmed().saturating_sub(self.lent.behind(self.done.bytes))
+        self.unconfirmed().saturating_sub(self.lent.bytes_from(self.done.bytes))
     }
 
     #[inline]
@@ -202,7 +202,7 @@ impl SendState {
 
     #[inline]
     const fn written_at(&self) -> u64 {
-        let lent = self.lent.behind(self.posted.bytes);
+        let lent = self.lent.bytes_from(self.posted.bytes);
         self.place(self.posted_at.wrapping_add(self.unposted().saturating_sub(lent)))
     }
 
@@ -221,7 +221,7 @@ impl SendState {
 
     /// Returns the buffer place of the byte behind those of `source`, which begin at `at`.
     #[inline(always)]
-    const fn behind(&self, at: u64, source: Source) -> u64 {
+    const fn place_after(&self, at: u64, source: Source) -> u64 {
         match source {
             Source::Buffer(span) => self.place(at.wrapping_add(span.len as u64)),
             Source::Lent(_) => at,
@@ -290,12 +290,12 @@ impl SendState {
     #[cold]
     const fn carried_in_parts(&self, first: u64, bytes: u64, requests: u64) -> u64 {
         let mut carried = first;
-        let mut at = self.behind(self.posted_at, self.next_source(bytes));
+        let mut at = self.place_after(self.posted_at, self.next_source(bytes));
         let mut left = requests.saturating_sub(1);
         while left > 0 && carried < bytes {
             let next =
                 self.source(self.posted.bytes.saturating_add(carried), at, bytes.saturating_sub(carried));
-            (carried, at) = (carried.saturating_add(next.len() as u64), self.behind(at, next));
+            (carried, at) = (carried.saturating_add(next.len() as u64), self.place_after(at, next));
             left = left.saturating_sub(1);
         }
         carried
@@ -350,7 +350,7 @@ impl SendState {
             notices: self.posted.notices.wrapping_add(notifies as u64),
             bytes: self.posted.bytes.wrapping_add(from.len() as u64),
         };
-        self.posted_at = self.behind(self.posted_at, from);
+        self.posted_at = self.place_after(self.posted_at, from);
         self.posted.to_id()
     }
 

@@ -87,7 +87,10 @@ fn kills_client(home: &Home, at: u64) -> u64 {
     let argument = format!("{address} {MESSAGES}");
     let stops = Traced::start(program(home, CLIENT, "echo::sends", &argument), at).ended();
     // A server ends by itself once it has served a client to the end, this one at the latest.
-    assert!(echo::client(home, &address, MESSAGES).finish().0 && server.finish().0);
+    // It is refused if the first was served to the end.
+    assert!(echo::client(home, &address, MESSAGES).finish().0);
+    let (ended, said) = server.finish();
+    assert!(ended && said.contains("the client closed"), "{said}");
     stops
 }
 

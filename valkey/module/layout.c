@@ -10,8 +10,9 @@
  * - What the server calls of the module's own type is called once, after it is registered.
  * - connListener and the private data of a connection are looked at when the server first has some.
  *
- * Nothing is called, and no pointer is followed, before what precedes it has agreed. A server that
- * differs is refused. docs/versions.md says what to do for another version. */
+ * No pointer is followed before what precedes it has agreed. Of a connection that the server has
+ * made, its own functions are called until its end. A server that differs is refused.
+ * docs/versions.md says what to do for another version. */
 #define VALKEYMODULE_CORE_MODULE
 #include "engine.h"
 
@@ -129,7 +130,10 @@ static int isEventLoop(const void *at) {
     aeEventLoop loop;
     int ends[2], copied;
 
-    if (pipe2(ends, O_CLOEXEC) != 0) return 0;
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        _serverLog(LL_WARNING, "RDMA: the module cannot see whether it fits the server: pipe2: %s", strerror(errno));
+        return 0;
+    }
     copied = write(ends[1], at, sizeof(loop)) == sizeof(loop) && read(ends[0], &loop, sizeof(loop)) == sizeof(loop);
     close(ends[0]);
     close(ends[1]);

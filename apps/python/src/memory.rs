@@ -45,8 +45,9 @@ impl Memory {
         // until PyBuffer_Release (Python/C API, "Buffer Protocol"). That is when the clone beside
         // them is dropped. No Rust code has references to the bytes: `read` and `write` copy from
         // and to their address. Memory that `writable` did not check is only read, by `send` over
-        // TCP. Python code may access the bytes, too, by the rules of `Client.register`: it changes
-        // none while a command uses them, and registers a buffer with one server only.
+        // TCP, or `new_bytes` has made it and no Python code has seen it yet. Python code may
+        // access the bytes, too, by the rules of `Client.register`: it changes none while a command
+        // uses them, and registers a buffer with one server only.
         unsafe { rdma_kv::Memory::from_raw_parts(self.start(), self.len(), self.clone()) }
     }
 
@@ -74,7 +75,8 @@ impl Memory {
         let Some(into) = offset.checked_add(from.len()).and_then(|end| self.at(&(offset..end))) else {
             return false;
         };
-        // SAFETY: as in `read`. `receive` gets only memory that `writable` has checked.
+        // SAFETY: as in `read`. The bytes are writable: `writable` has checked the memory, or
+        // `new_bytes` has made it and no Python code has seen it yet.
         unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         true
     }

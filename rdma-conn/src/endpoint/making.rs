@@ -112,8 +112,9 @@ impl<B: Descriptors> Endpoint<B> {
         Some(self.listeners.get(&listener.0)?.options)
     }
 
-    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011), within `timeout`.
-    /// [`Event::Opened`] or [`Event::Ended`] follows.
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011), within `timeout`, or at
+    /// most twice that while this endpoint has events that are not read. [`Event::Opened`] or
+    /// [`Event::Ended`] follows.
     ///
     /// # Errors
     /// Returns an error if an option is out of bounds, the connection limit is reached, or the

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_nobody_spins() {
+    fn without_a_limit_there_is_no_spinning() {
         let mut spin = Spin::never();
         assert!(!spin.goes_on(false, at(0)) && !spin.goes_on(true, at(1)));
     }

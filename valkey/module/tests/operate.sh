@@ -14,6 +14,10 @@ operate() {
     awk '/^```$/ { inside = 0 } inside { print } /^```sh$/ { inside = 1 }' "$page" >"$folder/commands"
     [ -s "$folder/commands" ]
     (cd "$folder" && PATH=$folder/bin:$PATH MODULE=$module bash -euxo pipefail ./commands) >"$work/said" 2>&1 || { cat "$work/said" && return 1; }
+    # The question whether a module fits ends without `bash -e`, too, and says why it does not.
+    awk '/^```$/ { exit } inside { print } /^```sh$/ { inside = 1 }' "$page" >"$folder/question"
+    (cd "$folder" && PATH=$folder/bin:$PATH MODULE=$folder/none timeout 300 bash ./question) >"$work/said" 2>&1 || true
+    grep -q "$folder/none failed to load" "$work/said" || { cat "$work/said" && die 'the page does not tell why a module does not fit'; }
     grep -q '^valkey_rdma_engine_accepted [1-9]' "$folder/rdma.prom"
     cmp "$folder/rdma-engine.so" "$module"
     # Each field of INFO.

@@ -63,7 +63,7 @@ fn a_withdrawn_request_does_not_close_the_door() {
 
 /// VR-SEC-007: nothing is allocated for a peer before it is admitted or refused.
 #[test]
-fn a_request_that_nobody_has_accepted_costs_nothing() {
+fn a_request_that_is_not_accepted_costs_nothing() {
     const REQUESTS: usize = 10;
     let fabric = Fabric::new();
     let (mut events, at) = listening(&fabric, leave_waiting);

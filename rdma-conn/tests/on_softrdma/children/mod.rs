@@ -143,7 +143,8 @@ impl<T> Shared<T> {
     }
 
     fn get(self) -> &'static mut T {
-        // SAFETY: from `new`, and never freed; one thread of a process uses it at a time.
+        // SAFETY: from `new`, and freed by no process before its last use. One thread of a process
+        // uses it at a time: the caller joins the other before.
         unsafe { &mut *self.0 }
     }
 }
