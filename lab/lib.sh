@@ -1,5 +1,5 @@
 # Shared by the scripts of this folder; POSIX sh, to be sourced (also inside the guest).
-# Sets LAB_CACHE and the paths below; defines logging, `die`, `explained`, `usage`, `as_root`, `apt_install`, `await`, `within`, what builds
+# Sets LAB_CACHE and the paths below; defines logging, `die`, `explained`, `usage`, `as_root`, `apt_install`, `await`, `within`, the search for softrdma's fabric, what builds
 # and names our programs, and the search for Valkey's.
 # shellcheck shell=sh
 
@@ -128,6 +128,18 @@ within() { # SECONDS COMMAND…
     warn "not so within $lab_seconds s: $*"
     return 1
 }
+
+# The process of softrdma's fabric of this directory; one that ends may still be there beside it for a while. Sets `fabric`.
+find_fabric() { # DIRECTORY
+    within 30 is_one_fabric "$1"
+}
+is_one_fabric() { fabric=$(pgrep -f "^[^ ]*softrdma fabric $1/") && [ "$(echo "$fabric" | wc -l)" -eq 1 ]; }
+
+# Stops that fabric. A stopped process may still serve what it has begun to: this returns when none of its threads does. Sets `fabric`.
+stop_fabric() { # DIRECTORY
+    find_fabric "$1" && kill -STOP "$fabric" && within 30 has_stopped "$fabric"
+}
+has_stopped() { ! sed 's/.*) //' "/proc/$1/task/"*/stat | grep -qv '^T'; }
 
 # Runs a program of others that gives up by time-outs of its own, which a busy machine exceeds: again after a failure, three times at most, and
 # says so each time. Its output is shown.

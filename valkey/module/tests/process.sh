@@ -78,9 +78,8 @@ interrupted_twice() {
     local fabric idle code=0
     start "$with_module"
     is PONG cli PING
-    fabric=$(pgrep -f "^$SOFTRDMA fabric $work/")
     within 30 is_idle
-    kill -STOP "$fabric"
+    stop_fabric "$work"
     background listens "$VALKEY_BIN/valkey-cli" -s "$work/socket" CONFIG SET rdma-port 6380
     within 30 is_not "$idle" system_call
     kill -INT "$server"
@@ -138,7 +137,8 @@ failed() {
     background load "${benchmark[@]}" -c 8 -P 4 -l -d 3000 -r 100 -t set,get -q
     within 60 connected 8
     within 60 threads_read
-    kill -KILL "$(pgrep -f "^$SOFTRDMA fabric $work/")"
+    find_fabric "$work"
+    kill -KILL "$fabric"
     await "$work/log" 'RDMA: all connections end' "$server"
     # Only this look is a client.
     within 60 comes_to 1 field clients connected_clients
