@@ -87,14 +87,6 @@ pub(crate) fn serve(listener: &Listener<SoftSim>, accepted: &mut Option<End>) {
     }
 }
 
-/// Returns the options for idle connections.
-pub(crate) fn small() -> Options {
-    let mut options = Options::default();
-    options.protocol.window = 64 << 10;
-    options.protocol.send_buffer = 64 << 10;
-    options
-}
-
 pub(crate) fn is_readable(descriptor: &impl AsFd) -> bool {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)

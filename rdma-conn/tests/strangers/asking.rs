@@ -4,6 +4,8 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use raw_peer::Step;
+use rdma_backend::{Immediate, RemoteAddress, SendOp};
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Listener, Options};
 use rdma_softsim::SoftSim;
 
@@ -160,4 +162,70 @@ fn requests_at_a_listener_cost_little_and_keep_no_client_out() {
         server.progress().expect("the fabric stays");
     }
     assert_eq!((&bytes, server.next_event()), (b"PING", Some(Event::Readable(id))));
+}
+
+/// What a peer does once it is connected, before the program takes its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Breach {
+    /// It sends no message of the protocol.
+    Message,
+    /// It announces bytes, for which it has no window.
+    Bytes,
+    /// It completes no handshake.
+    Silence,
+}
+
+/// VR-CLOSE-003: the program of a listener gets a connection that has ended before it took it.
+#[test]
+fn a_listener_hands_over_what_ended_before_it_was_taken() {
+    for breach in [Breach::Message, Breach::Bytes, Breach::Silence] {
+        let sim = simulation();
+        let [server, host] =
+            [1, 66].map(|last| sim.host(&[[192, 0, 2, last].into()], rdma_softsim::Limits::default()));
+        let options = Options::default().handshake_timeout(Duration::from_millis(300));
+        let address = SocketAddr::from(ADDRESS);
+        let listener = Listener::bind_with(&server, address, options, Limits::NONE).expect("a free address");
+        let mut peer = Stranger::new(&host);
+        let by = sim.now().after(LONG);
+        let mut broke = false;
+        let (mut endpoint, id) = loop {
+            assert!(sim.now() < by, "{breach:?}: no connection in {LONG:?}");
+            // The listener's turn begins the handshake. The peer then breaks the protocol first.
+            if (breach == Breach::Silence || broke || !peer.has_asked())
+                && let Some(accepted) = listener.try_accept().expect("the fabric stays")
+            {
+                break accepted;
+            }
+            peer.turn(breach != Breach::Silence);
+            if let Stranger::Asked(_) = &peer
+                && breach != Breach::Silence
+            {
+                // Until it is established, the listener goes on.
+                assert!(listener.try_accept().expect("the fabric stays").is_none(), "{breach:?}: too early");
+            }
+            if let Stranger::Silent(session) = &mut peer
+                && !std::mem::replace(&mut broke, true)
+            {
+                let nowhere = RemoteAddress { address: 0, rkey: 0 };
+                let step = match breach {
+                    Breach::Message => Step::Post(SendOp::Send, vec![0xff]),
+                    _ => Step::Post(SendOp::WriteImmediate(nowhere, Immediate(5)), Vec::new()),
+                };
+                session.take(step).expect("posted");
+                pass(&sim, Duration::from_millis(1));
+            }
+            pass(&sim, Duration::from_micros(200));
+        };
+        let error = endpoint.check(id).expect_err("it has ended").to_string();
+        let expected = match breach {
+            Breach::Message => "the peer sent an invalid control message",
+            Breach::Bytes => "it notified 5 bytes before it was given a window",
+            Breach::Silence => "timed out after 300ms waiting for the peer to complete the connection",
+        };
+        assert!(error.contains(expected), "{breach:?}: {error}");
+        endpoint.progress().expect("the fabric stays");
+        let most = sim.fabric().resources(SERVER.into()).registered_bytes;
+        assert!(most <= NEWCOMER, "{breach:?}: {most} bytes are registered, as if it had a window");
+        assert_eq!(endpoint.read(id, &mut [0]).expect_err("it has ended").to_string(), error);
+    }
 }
