@@ -128,7 +128,7 @@ impl<B: Descriptors> Stream<B> {
     pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         // An accepted connection announces its window, for which its peer waits. A call of the
         // stream may come late. It also returns what fails here.
-        _ = endpoint.look_at(id);
+        _ = endpoint.progress();
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
         let descriptor = endpoint.descriptor();
