@@ -70,6 +70,7 @@ pub struct EventLoop<S> {
     asked: Vec<ListenerId>,
     woken: Arc<Woken>,
     refusing: usize,
+    newcomers: usize,
     lost: VecDeque<ListenerLost>,
 }
 
@@ -103,6 +104,8 @@ struct Listener<S> {
 struct Driven {
     driver: Arc<dyn Driver>,
     source: SourceId,
+    /// Whether it was driven since the loop last waited.
+    done: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -159,6 +162,7 @@ impl<S> EventLoop<S> {
             asked: Vec::new(),
             woken: Arc::default(),
             refusing: 0,
+            newcomers: 0,
             lost: VecDeque::new(),
         })
     }
@@ -251,10 +255,7 @@ impl<S> EventLoop<S> {
     /// # Errors
     /// Returns an error if there is no such connection, or if it was accepted before.
     pub fn accept(&mut self, id: SessionId, handler: Handler<S>) -> io::Result<()> {
-        let acceptable = self.get(id).is_some_and(|connection| {
-            connection.state() == SessionState::Accepting && connection.loop_state.handshake.is_none()
-        });
-        if !acceptable {
+        if !self.get(id).is_some_and(Session::is_acceptable) {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that waits to be accepted"));
         }
         self.begin_handshake(id, handler);
@@ -265,12 +266,27 @@ impl<S> EventLoop<S> {
     /// Refuses a connection: tells the peer why, and closes it. It costs little memory.
     ///
     /// # Errors
-    /// Returns an error if there is no such connection, or if it was accepted before.
+    /// Returns an error if there is no such connection, or if it is in its handshake or was refused
+    /// before.
     pub fn refuse(&mut self, id: SessionId, why: &'static [u8]) -> io::Result<()> {
-        if let Some(connection) = self.get_mut(id).filter(|connection| connection.is_establishing()) {
-            connection.economize(why);
-            // Counts until `turn::remove` finds the refusal in the session.
-            self.refusing += 1;
+        let connection = self.get_mut(id).filter(|connection| {
+            let established = connection.state() == SessionState::Connected;
+            (established || connection.is_acceptable()) && connection.loop_state.refusal.is_none()
+        });
+        let Some(connection) = connection else {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that may be refused"));
+        };
+        // Counts until `turn::remove` finds the refusal in the session.
+        connection.loop_state.refusal = Some(why);
+        let established = !connection.is_establishing();
+        if !established {
+            connection.transport().economize();
+        }
+        self.refusing += 1;
+        self.is_no_newcomer(id);
+        if established {
+            turn::say_why(self, id);
+            return Ok(());
         }
         self.accept(id, turn::say_why)
     }
@@ -278,6 +294,19 @@ impl<S> EventLoop<S> {
     /// Returns how many connections are being refused.
     pub const fn refusing(&self) -> usize {
         self.refusing
+    }
+
+    /// Returns how many connections peers have opened that are neither established nor refused.
+    pub(crate) const fn newcomers(&self) -> usize {
+        self.newcomers
+    }
+
+    fn is_no_newcomer(&mut self, id: SessionId) {
+        if let Some(connection) = self.connections.get_mut(id)
+            && std::mem::take(&mut connection.loop_state.newcomer)
+        {
+            self.newcomers -= 1;
+        }
     }
 
     /// Returns a connection, unless it was closed.
