@@ -1,10 +1,21 @@
 //! Very many objects, and very many messages at once.
 //!
-//! What a request costs does not depend on how many objects there are: `costs` in the tests of
-//! `rdma-softsim`'s model counts that. Here, figures are printed of what a message of one program
-//! takes beside another program with many objects. No assertion is about times. `SOFTRDMA_CROWD` is
-//! the number of queue pairs; there are 40 regions for three of them, and so many queue pairs send
-//! long messages at once.
+//! Beside a program with 60,000 queue pairs and 800,000 regions, the median time of another
+//! program's exchange should at most double. The tests print the medians and compare none: on a
+//! busy machine a median more than doubles by itself. Nor is there a count of an exchange here. A
+//! thread of the fabric looks for posts again before it sleeps, more often on an idle machine. So
+//! neither its instructions nor its processor time are the same twice; and many virtual machines
+//! count no instructions.
+//!
+//! What is certain is counted in the tests of `rdma-softsim`'s model (`costs`): how many objects
+//! and entries of lists a call looks at while it holds the fabric's lock. An exchange may wait
+//! for that. In `no_call_looks_at_the_objects_of_others`, each call has the same count among few
+//! objects and among many, those of an exchange included. In `long_work_gives_the_lock_back`,
+//! each piece of work on many objects has the same count.
+//! `endless_repetitions_leave_time_for_others` bounds the messages that are sent again.
+//!
+//! `SOFTRDMA_CROWD` is the number of queue pairs; there are 40 regions for three of them, and so
+//! many queue pairs send long messages at once.
 
 mod queue;
 mod session;
@@ -26,6 +37,8 @@ use softrdma_wire::{
 const MESSAGES: usize = 1000;
 /// The bytes of one, and of a region.
 const BYTES: usize = 64;
+/// How long any step may take beside the largest crowd.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How many queue pairs send long messages at once, at most, and the bytes of each message.
 const MOST_LONG: usize = 1200;
 const LONG: usize = 32 << 20;
@@ -132,9 +145,15 @@ impl Program {
                 assert_eq!((completion.id, completion.status), (id, 0));
                 return begun.elapsed();
             }
-            std::thread::yield_now();
+            waits(begun);
         }
     }
+}
+
+/// Lets others run while something is awaited.
+fn waits(begun: Instant) {
+    assert!(begun.elapsed() < PATIENCE, "it does not come");
+    std::thread::yield_now();
 }
 
 /// Two programs that write to each other.
@@ -261,7 +280,7 @@ fn a_program_with_many_objects_costs_others_nothing() {
     println!("while a queue is overrun: {:?}", others.median());
     let (pair, _) = *made.last().expect("a pair");
     while !matches!(crowd.ask(&Request::QueryPair(pair)), Reply::State { state: 6, .. }) {
-        std::thread::yield_now();
+        waits(begun);
     }
     println!("its queue pairs have failed after {:?}", begun.elapsed());
     drop(queue);
@@ -298,7 +317,7 @@ fn long_messages_wait_for_each_other() {
                 Some(completion) => break completion,
                 // More than the page shows.
                 None if own.queue.must_call() => own.done(&Request::Poll(own.queue.name)),
-                None => std::thread::yield_now(),
+                None => waits(begun),
             }
         };
         assert_eq!(completion.status, 0, "{completion:?}");

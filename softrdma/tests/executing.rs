@@ -5,18 +5,15 @@ mod common;
 mod pairs;
 mod session;
 
-use std::fs::DirBuilder;
 use std::io::{BufRead as _, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 use common::{Home, Running, role};
 use pairs::{Program, pages};
 use rustix::io::{Errno, FdFlags};
-use session::{ask, greet};
+use session::{ask, greet, listening};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{Access, Op, Reply, Request, Socket};
 
@@ -79,12 +76,7 @@ fn is_executed() {
 fn a_peer_does_not_reach_a_program_that_is_executed_later() {
     let home = Home::new("executing");
     let path = home.socket();
-    let directory = path.parent().expect("a folder");
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).expect("a folder");
-    let fabric = Fabric::new().expect("a fabric");
-    let listener = softrdma_wire::Listener::bind(&path).expect("a socket");
-    let serving = Arc::clone(&fabric);
-    std::thread::spawn(move || serving.serve(&listener));
+    let fabric = listening(&path);
     let mut writer = Program::new(&fabric, 1, pages());
     let pairs = [writer.pair(), writer.pair()];
 

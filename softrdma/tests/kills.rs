@@ -11,14 +11,10 @@ mod session;
 mod traced;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use common::{CLIENT, Home, SERVER, await_some, program};
-use session::{ask, come, open};
-use softrdma::fabric::Fabric;
+use session::{ask, come, listening, open};
 use softrdma_wire::{Reply, Request};
 use traced::Traced;
 
@@ -102,16 +98,10 @@ fn a_killed_program_leaves_nothing() {
     }
     let kills = std::env::var("SOFTRDMA_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(20);
     let home = Home::new("kills");
-    let directory = home.socket();
-    let directory = directory.parent().expect("a folder");
-    DirBuilder::new().recursive(true).mode(0o700).create(directory).expect("a folder");
-    let fabric = Fabric::new().expect("a fabric");
+    let fabric = listening(&home.socket());
     // Sessions of this process, until the end: both machines, and one that asks.
     let _machines = [1, 2].map(|last| open(&fabric, last));
     let mut asks = come(&fabric);
-    let listener = softrdma_wire::Listener::bind(&home.socket()).expect("a socket");
-    let serving = Arc::clone(&fabric);
-    std::thread::spawn(move || serving.serve(&listener));
     // What is held, unless a program has a session or a queue pair.
     let mut now = || {
         let status = ask(&mut asks, &Request::Status);

@@ -2,8 +2,8 @@
 
 mod common;
 
-use std::io::{BufRead as _, BufReader, Lines, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::Write as _;
+use std::process::{ChildStdin, Command, Stdio};
 
 use common::{CLIENT, Home, Running, SERVER, compiled, installed, pair, pinged, served, succeeded, success};
 use rustix::process::{Pid, Signal, kill_process};
@@ -146,35 +146,32 @@ fn atomic_operations() {
 
 /// A program that prints lines, and waits for one after each.
 struct Asked {
-    child: Child,
+    running: Running,
     told: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Asked {
     fn start(command: &mut Command) -> Self {
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child = command.spawn().expect("starts");
-        let told = child.stdin.take().expect("is piped");
-        let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
-        Self { child, told, lines }
+        let mut running = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let told = running.input();
+        Self { running, told }
     }
 
     fn says(&mut self, line: &str) {
-        assert_eq!(self.lines.next().and_then(Result::ok).as_deref(), Some(line));
+        assert_eq!(self.running.next_line().as_deref(), Some(line));
     }
 
     fn goes_on(&mut self) {
         self.told.write_all(b"\n").expect("it reads");
     }
 
-    fn is_done(&mut self) {
+    fn finishes(mut self) {
         self.says("done");
         self.succeeds();
     }
 
-    fn succeeds(&mut self) {
-        assert!(self.child.wait().expect("a child").success());
+    fn succeeds(self) {
+        assert!(self.running.ended().0.success());
     }
 }
 
@@ -195,7 +192,7 @@ fn receives_that_are_kept() {
         counts.push(asked().expect("a count"));
         child.goes_on();
     }
-    child.is_done();
+    child.finishes();
     assert_eq!(counts[0], counts[1]);
     home.is_left();
 }
@@ -240,7 +237,7 @@ fn posts_without_an_answer() {
     asked.says("faultless");
     succeeded(&home.softrdma(&["fault", "--address", SERVER, "queue-full"]).output().expect("runs"));
     asked.goes_on();
-    asked.is_done();
+    asked.finishes();
     home.is_left();
 }
 
@@ -253,7 +250,7 @@ fn posts_while_the_fabric_stands_still() {
         let Some(program) = compiled(&home, "posts") else { return };
         let mut asked = Asked::start(&mut home.run(SERVER, &[&program, how]));
         posts_meanwhile(&home, &mut asked, "ready", "posted");
-        asked.is_done();
+        asked.finishes();
         home.is_left();
     }
 }

@@ -1,9 +1,12 @@
 //! Runs programs on a fabric of the test's own.
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 
 /// How long any step may take on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,7 +44,7 @@ impl Home {
         command.env("TEST_ROLE", role).env("TEST_ARGUMENT", argument);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("starts");
         let lines = child.stdout.take().map(BufReader::new).expect("is piped");
-        Running { child, lines: Some(lines) }
+        Running { child, lines }
     }
 
     /// Waits until the fabric has ended, as it does with its last program.
@@ -81,34 +84,54 @@ pub(crate) fn role(name: &str) -> Option<String> {
 /// A running program, killed with the test.
 pub(crate) struct Running {
     child: Child,
-    /// Its output; taken when its end is awaited.
-    lines: Option<BufReader<ChildStdout>>,
+    lines: BufReader<ChildStdout>,
 }
 
 impl Running {
     /// Returns the rest of the next line with this prefix.
     pub(crate) fn line(&mut self, prefix: &str) -> String {
-        let lines = self.lines.as_mut().expect("is there until the end");
+        let (what, deadline) = (format!("a line {prefix:?}"), Instant::now() + PATIENCE);
         loop {
-            let mut line = String::new();
-            assert_ne!(lines.read_line(&mut line).expect("a line"), 0, "no line {prefix:?}");
+            let line = self.next(&what, deadline);
+            let line = line.unwrap_or_else(|| panic!("it ended without {what}"));
             if let Some((_, rest)) = line.split_once(prefix) {
                 return rest.trim().into();
             }
         }
     }
 
+    /// Returns the next line, unless the program ends before.
+    fn next(&mut self, what: &str, deadline: Instant) -> Option<String> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") {
+            if self.lines.buffer().is_empty() {
+                let mut fds = [PollFd::new(self.lines.get_ref(), PollFlags::IN)];
+                let ready = retry_on_intr(|| {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    poll(&mut fds, Some(&left.try_into().expect("a limit")))
+                });
+                assert_eq!(ready, Ok(1), "{what} did not come");
+            }
+            let bytes = self.lines.fill_buf().expect("bytes");
+            let len = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1);
+            if len == 0 {
+                break;
+            }
+            line.extend(&bytes[..len]);
+            self.lines.consume(len);
+        }
+        (!line.is_empty()).then(|| String::from_utf8_lossy(&line).into_owned())
+    }
+
     /// Waits for its end. Returns whether it succeeded, and its output.
     pub(crate) fn finish(mut self) -> (bool, String) {
-        let mut lines = self.lines.take().expect("is there until the end");
-        // Read by another thread, as the output may be more than a pipe holds.
-        let reading = std::thread::spawn(move || {
-            let mut text = Vec::new();
-            lines.read_to_end(&mut text).expect("text");
-            String::from_utf8_lossy(&text).into_owned()
-        });
+        let (mut text, deadline) = (String::new(), Instant::now() + PATIENCE);
+        // First, as the output may be more than a pipe holds.
+        while let Some(line) = self.next("the end of its output", deadline) {
+            text += &line;
+        }
         let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
-        (status.success(), reading.join().expect("text"))
+        (status.success(), text)
     }
 }
 

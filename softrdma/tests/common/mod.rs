@@ -1,11 +1,13 @@
 //! Runs programs on a fabric of the test's own.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal};
 
 /// How long any step may take on a loaded machine.
@@ -148,17 +150,72 @@ pub(crate) fn role(name: &str) -> Option<String> {
     Some(argument.unwrap_or_default())
 }
 
+/// What a program prints. Each wait for it has an end.
+pub(crate) struct Lines(BufReader<ChildStdout>);
+
+impl Lines {
+    pub(crate) fn new(output: ChildStdout) -> Self {
+        Self(BufReader::new(output))
+    }
+
+    /// Waits for bytes. There are none if the program has ended.
+    fn fill(&mut self, what: &str, deadline: Instant) -> &[u8] {
+        if self.0.buffer().is_empty() {
+            let mut fds = [PollFd::new(self.0.get_ref(), PollFlags::IN)];
+            let ready = retry_on_intr(|| {
+                let left = deadline.saturating_duration_since(Instant::now());
+                poll(&mut fds, Some(&left.try_into().expect("a limit")))
+            });
+            assert_eq!(ready, Ok(1), "{what} did not come");
+        }
+        self.0.fill_buf().expect("bytes")
+    }
+
+    /// Returns the next line, unless the program ends before.
+    pub(crate) fn next(&mut self, what: &str, deadline: Instant) -> Option<String> {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\n") {
+            let bytes = self.fill(what, deadline);
+            let len = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1);
+            if len == 0 {
+                break;
+            }
+            line.extend(&bytes[..len]);
+            self.0.consume(len);
+        }
+        (!line.is_empty()).then(|| String::from_utf8_lossy(&line).into_owned())
+    }
+
+    /// Returns the rest of the next line with this prefix, unless the program ends before.
+    pub(crate) fn after(&mut self, prefix: &str) -> Option<String> {
+        let (what, deadline) = (format!("a line {prefix:?}"), Instant::now() + PATIENCE);
+        loop {
+            if let Some((_, rest)) = self.next(&what, deadline)?.split_once(prefix) {
+                return Some(rest.trim().into());
+            }
+        }
+    }
+
+    /// Returns what is left, up to the end of the program, or of its last child with this output.
+    pub(crate) fn rest(&mut self) -> String {
+        let (mut text, deadline) = (String::new(), Instant::now() + PATIENCE);
+        while let Some(line) = self.next("the end of its output", deadline) {
+            text += &line;
+        }
+        text
+    }
+}
+
 /// A running program, killed with the test.
 pub(crate) struct Running {
     child: Child,
-    /// Its output; taken when its end is awaited.
-    lines: Option<BufReader<ChildStdout>>,
+    lines: Option<Lines>,
 }
 
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::inherit()).spawn().expect("starts");
-        let lines = child.stdout.take().map(BufReader::new);
+        let lines = child.stdout.take().map(Lines::new);
         Self { child, lines }
     }
 
@@ -169,24 +226,32 @@ impl Running {
 
     /// Returns the rest of the next line with this prefix.
     pub(crate) fn line(&mut self, prefix: &str) -> String {
-        let lines = self.lines.as_mut().expect("is piped");
-        loop {
-            let mut line = String::new();
-            assert_ne!(lines.read_line(&mut line).expect("a line"), 0, "no line {prefix:?}");
-            if let Some((_, rest)) = line.split_once(prefix) {
-                return rest.trim().into();
-            }
-        }
+        self.lines().after(prefix).unwrap_or_else(|| panic!("it ended without a line {prefix:?}"))
+    }
+
+    /// Returns the next line, unless the program ends before.
+    pub(crate) fn next_line(&mut self) -> Option<String> {
+        Some(self.lines().next("a line", Instant::now() + PATIENCE)?.trim_end().into())
+    }
+
+    fn lines(&mut self) -> &mut Lines {
+        self.lines.as_mut().expect("is piped")
     }
 
     pub(crate) fn skip(&mut self, bytes: usize) -> Result<(), String> {
         let mut text = Vec::new();
-        let lines = self.lines.as_mut().expect("is piped");
-        let read = lines.by_ref().take(bytes as u64).read_to_end(&mut text).expect("text");
-        if read < bytes {
-            let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
-            let end = String::from_utf8_lossy(&text[read.saturating_sub(200)..]).into_owned();
-            return Err(format!("{status} after {read} bytes of {bytes}: {end:?}"));
+        while text.len() < bytes {
+            let some = self.lines().fill("more output", Instant::now() + PATIENCE);
+            if some.is_empty() {
+                let status = await_some("a program's end", || self.status());
+                let (read, end) =
+                    (text.len(), String::from_utf8_lossy(&text[text.len().saturating_sub(200)..]));
+                return Err(format!("{status} after {read} bytes of {bytes}: {end:?}"));
+            }
+            let some = &some[..some.len().min(bytes - text.len())];
+            let len = some.len();
+            text.extend(some);
+            self.lines().0.consume(len);
         }
         Ok(())
     }
@@ -217,15 +282,9 @@ impl Running {
 
     /// Waits for its end. Returns its exit status, and its output.
     pub(crate) fn ended(mut self) -> (ExitStatus, String) {
-        let mut lines = self.lines.take().expect("is piped");
-        // Read by another thread, as the output may be more than a pipe holds.
-        let reading = std::thread::spawn(move || {
-            let mut text = Vec::new();
-            lines.read_to_end(&mut text).expect("text");
-            String::from_utf8_lossy(&text).into_owned()
-        });
-        let status = await_some("a program's end", || self.status());
-        (status, reading.join().expect("text"))
+        // First, as the output may be more than a pipe holds.
+        let text = self.lines().rest();
+        (await_some("a program's end", || self.status()), text)
     }
 }
 

@@ -4,14 +4,27 @@
 #[path = "../shown/mod.rs"]
 mod shown;
 
+use std::fs::DirBuilder;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use shown::shown;
 use softrdma::fabric::Fabric;
-use softrdma_wire::{Reply, Request, Socket, VERSION};
+use softrdma_wire::{Listener, Reply, Request, Socket, VERSION};
+
+/// Makes a fabric that other processes find at this path.
+pub(crate) fn listening(path: &Path) -> Arc<Fabric> {
+    let directory = path.parent().expect("a folder");
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).expect("a folder");
+    let (fabric, listener) = (Fabric::new().expect("a fabric"), Listener::bind(path).expect("a socket"));
+    let serving = Arc::clone(&fabric);
+    std::thread::spawn(move || serving.serve(&listener));
+    fabric
+}
 
 /// Connects to the fabric. [`raw`] returns the descriptor, for tests that send raw bytes.
 pub(crate) fn come(fabric: &Arc<Fabric>) -> Socket {

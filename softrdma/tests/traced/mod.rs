@@ -1,13 +1,15 @@
 //! A program that is killed at one of its system calls, whose number is given (`ptrace(2)`).
 #![allow(unsafe_code, reason = "ptrace(2), waitpid(2) and kill(2) have no safe wrapper for this")]
 
-use std::io::{self, BufRead as _, BufReader};
+use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
 use libc::{c_int, c_uint, c_void, pid_t};
+
+use crate::common::Lines;
 
 /// Returns whether this process may trace its children. Some containers forbid it.
 pub(crate) fn is_allowed() -> bool {
@@ -29,7 +31,7 @@ fn spawn(command: &mut Command) -> io::Result<Child> {
 
 /// A running program.
 pub(crate) struct Traced {
-    lines: BufReader<ChildStdout>,
+    lines: Lines,
     /// The thread that traces it, and returns how often it stopped at system calls. Only this
     /// thread may trace it.
     tracer: JoinHandle<u64>,
@@ -48,25 +50,17 @@ impl Traced {
             let _no_child = child.wait();
             stops
         });
-        Self { lines: BufReader::new(told.recv().expect("starts")), tracer }
+        Self { lines: Lines::new(told.recv().expect("starts")), tracer }
     }
 
     /// Returns the rest of the next line with this prefix, unless the program ends before.
     pub(crate) fn line(&mut self, prefix: &str) -> Option<String> {
-        loop {
-            let mut line = String::new();
-            if self.lines.read_line(&mut line).expect("text") == 0 {
-                return None;
-            }
-            if let Some((_, rest)) = line.split_once(prefix) {
-                return Some(rest.trim().into());
-            }
-        }
+        self.lines.after(prefix)
     }
 
     /// Waits for its end. Returns how often it stopped at system calls.
     pub(crate) fn ended(mut self) -> u64 {
-        while self.line("\n").is_some() {}
+        self.lines.rest();
         self.tracer.join().expect("it was traced")
     }
 }

@@ -1,10 +1,12 @@
 //! A parent that dies before its child.
 
+use std::os::fd::OwnedFd;
+
 use rdma_conn::{Listener, Stream};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::streams;
-use crate::echo::{self, patient, verbs};
+use crate::echo::{self, LONG, patient, verbs};
 use crate::fabric::{CLIENT, Home, await_some, role};
 
 /// A program with a stream, a listener and a child that lives on.
@@ -14,19 +16,17 @@ fn has_a_child() {
     let mut stream = Stream::connect_with(&verbs(), &*address, &patient()).expect("a server");
     streams::echo(&mut stream, b"first");
     let listener = Listener::bind(&verbs(), (CLIENT, 0)).expect("a listener");
-    // SAFETY: fork(2): the child sleeps, and does nothing else.
+    // SAFETY: fork(2): the child sleeps and ends, and does nothing else.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        loop {
-            std::thread::park();
-        }
+        std::thread::sleep(LONG);
+        // SAFETY: _exit(2) has no preconditions.
+        unsafe { libc::_exit(0) };
     }
     println!("child {child}");
     println!("listens on {}", listener.local_addr().expect("it listens"));
     println!("process {}", std::process::id());
-    loop {
-        std::thread::park();
-    }
+    std::thread::sleep(LONG);
 }
 
 /// A program that listens where another one did.
@@ -37,6 +37,26 @@ fn listens_again() {
     println!("done");
 }
 
+/// A process that a program has named, killed with the test.
+struct Named(OwnedFd);
+
+impl Named {
+    fn new(number: &str) -> Self {
+        let process = number.parse().ok().and_then(Pid::from_raw).expect("a process");
+        Self(pidfd_open(process, PidfdFlags::empty()).expect("it runs"))
+    }
+
+    fn kill(&self) {
+        pidfd_send_signal(&self.0, Signal::KILL).expect("it runs");
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ended = pidfd_send_signal(&self.0, Signal::KILL);
+    }
+}
+
 /// What the kernel keeps while a descriptor is open ends with the parent, however long a child
 /// lives.
 #[test]
@@ -44,14 +64,13 @@ fn a_child_holds_nothing_of_a_dead_parent() {
     let Some(home) = Home::new("children-dead") else { return };
     let (mut server, address) = echo::server(&home);
     let mut parent = home.program(CLIENT, "children::dead::has_a_child", &address);
-    let child = Pid::from_raw(parent.line("child ").parse().expect("a number")).expect("a process");
+    let child = Named::new(&parent.line("child "));
     let listened = parent.line("listens on ");
-    let pid = Pid::from_raw(parent.line("process ").parse().expect("a number")).expect("a process");
-    kill_process(pid, Signal::KILL).expect("it runs");
+    Named::new(&parent.line("process ")).kill();
     server.line("ended");
     let again = || home.program(CLIENT, "children::dead::listens_again", &listened).finish().0;
     await_some("the address", || again().then_some(()));
-    kill_process(child, Signal::KILL).expect("it lives");
+    child.kill();
     drop(parent);
     drop(server);
     home.is_left();
