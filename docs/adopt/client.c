@@ -13,7 +13,8 @@
 #define LONG (5 << 20) /* more than three of your windows; at most 64 MiB */
 #endif
 static int stream;
-static char value[200000], reply[LONG + 2];
+enum { WRAPS = 3 << 20 }; /* a value that is longer than any send buffer */
+static char value[WRAPS], reply[LONG > WRAPS ? LONG + 2 : WRAPS + 2];
 
 static void fail(const char *what) { fprintf(stderr, "%s\n", what); exit(1); }
 
@@ -51,13 +52,13 @@ static long ask(const char *name, const char *key, const char *third, size_t len
     line[used] = 0;
     if (strcmp(line, "+OK\r\n") == 0) return -1;
     long bytes = line[0] == '$' ? atol(line + 1) : -2;
-    if (bytes < 0 || bytes > LONG) fail(line);
+    if (bytes < 0 || (size_t)bytes + 2 > sizeof reply) fail(line);
     get(reply, (size_t)bytes + 2);
     return bytes;
 }
 
 int main(int count, char **words) {
-    static const size_t lengths[] = {0, 1, 100, 4096, 70000, 200000};
+    static const size_t lengths[] = {0, 1, 100, 4096, 70000, 200000, WRAPS};
     char text[64];
     const char *variable = getenv("CONFORMANCE_CASE"), *name = variable ? variable : "";
     int rounds = strcmp(name, "flow.unhandled") == 0 || strcmp(name, "flow.room-to-ask") == 0 ? 2000 : 70;
@@ -71,12 +72,13 @@ int main(int count, char **words) {
         if (ask("ECHO", "idle", NULL, 0) != 4) fail("ECHO");
         while (getchar() != EOF) {} /* no call of the library until stdin ends */
     }
-    for (size_t one = 0; one < sizeof lengths / sizeof *lengths; one++) {
+    size_t count_of = sizeof lengths / sizeof *lengths - (strcmp(name, "xfer.send-memory") != 0);
+    for (size_t one = 0; one < count_of; one++) {
         for (size_t at = 0; at < lengths[one]; at++) value[at] = (char)((one + at) % 251);
         if (ask("SET", "key", value, lengths[one]) != -1) fail("SET");
         if (ask("GET", "key", NULL, 0) != (long)lengths[one] || memcmp(reply, value, lengths[one]) != 0) fail("GET");
     }
     snprintf(text, sizeof text, "conformance:bytes:%d", LONG);
     if (ask("GET", text, NULL, 0) != LONG) fail("a long reply");
-    return close(stream) != 0;
+    return close(stream) != 0 && strcmp(name, "close.last-reply") != 0;
 }

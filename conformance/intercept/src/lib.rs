@@ -1,6 +1,7 @@
 //! A backend around a backend. Every call passes an [`Interceptor`], which can observe or change
 //! it. Each hook's default changes nothing. The result is a [`Backend`], so that interceptors nest.
 
+mod gate;
 pub mod mistakes;
 mod queues;
 pub mod trace;
@@ -16,6 +17,7 @@ use rdma_backend::{
     EventChannel as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RecvRequest, SendRequest,
 };
 
+pub use gate::{Frozen, Gate};
 use queues::Kept;
 pub use queues::{Batch, CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
 
@@ -110,6 +112,9 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     ) -> Result<(), PostError<B::Error>> {
         below.post_recv(requests)
     }
+
+    /// Called before a completion queue is polled.
+    fn before_poll(&self) {}
 
     /// Called for a polled completion. If false, it is dropped.
     fn polled(

@@ -84,7 +84,7 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::Domain<Intercepted<B, I>> for 
 pub struct Region<B: Backend> {
     /// The region registered by the backend below.
     pub inner: Arc<B::Region>,
-    len: usize,
+    pub(super) len: usize,
 }
 
 impl<B: Backend> Region<B> {
@@ -169,6 +169,7 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::CompletionQueue<Intercepted<B,
         &self,
         batch: &'a mut Batch<B>,
     ) -> Result<impl ExactSizeIterator<Item = Completion> + Clone + use<'a, B, I>, B::Error> {
+        self.shared.by.before_poll();
         let Batch { lower, delivered, most } = batch;
         delivered.clear();
         while delivered.len() < *most {

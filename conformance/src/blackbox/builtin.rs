@@ -7,15 +7,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use intercept::{Frozen, Gate, Intercepted};
 use rdma_conn::{Connect, Descriptors, Error, Keepalive, Listener, Options, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::close::LAST_REPLY;
 use super::flow::{ROOM_TO_ASK, UNHANDLED};
 use super::keep::IDLE;
 use super::responder::{made_up_key, made_up_value};
-use super::session::MANY;
+use super::session::{LONG_VALUE, MANY};
 use super::target::{Exit, Running, TargetClients, TargetServer};
+use super::xfer::SEND_MEMORY;
 use crate::client::{Failure, RespClient};
 use crate::resources::ProcessResources;
 use crate::workload::Entry;
@@ -145,6 +148,8 @@ struct Shared {
     connections: Connections,
     /// Accepted connections are served only while this is not held.
     gate: Mutex<()>,
+    /// Everything is done only while this is open.
+    stop: Gate,
     over: AtomicBool,
     /// A thread panicked, or a call reported a panic.
     broken: AtomicBool,
@@ -160,9 +165,10 @@ impl BuiltInServer {
         address: SocketAddr,
         options: Options,
     ) -> Result<Self, Failure> {
-        let listener = Listener::bind_with(backend, address, options, rdma_conn::Limits::default())?;
-        let address = listener.local_addr().unwrap_or(address);
         let shared = Arc::new(Shared::default());
+        let backend = Intercepted::by(backend.clone(), shared.stop.clone());
+        let listener = Listener::bind_with(&backend, address, options, rdma_conn::Limits::default())?;
+        let address = listener.local_addr().unwrap_or(address);
         let accepting = std::thread::spawn({
             let shared = Arc::clone(&shared);
             move || accept(&listener, &shared)
@@ -252,6 +258,10 @@ impl TargetServer for BuiltInServer {
         Some(self.shared.gate.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn freeze(&self) -> Option<Frozen> {
+        Some(self.shared.stop.freeze())
+    }
+
     fn processor_time(&self) -> Option<Duration> {
         Some(Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default())
     }
@@ -282,8 +292,9 @@ impl<B: Descriptors> TargetClients for BuiltInClients<B> {
         let (report, reported) = channel();
         let (idle, told) = channel::<()>();
         let case = case.to_string();
-        let (backend, options, ahead) =
-            (self.backend.clone(), self.options, usize::from(self.pipelines) * AHEAD);
+        let stop = Gate::default();
+        let backend = Intercepted::by(self.backend.clone(), stop.clone());
+        let (options, ahead) = (self.options, usize::from(self.pipelines) * AHEAD);
         let connections = self.connections.clone();
         connections.opens();
         let thread = std::thread::Builder::new().spawn(move || {
@@ -294,7 +305,7 @@ impl<B: Descriptors> TargetClients for BuiltInClients<B> {
             let _read = report.send(result);
         });
         thread.map_err(|error| error.to_string())?;
-        Ok(Box::new(Thread { reported, exit: None, idle: Some(idle) }))
+        Ok(Box::new(Thread { reported, exit: None, idle: Some(idle), stop }))
     }
 }
 
@@ -302,6 +313,7 @@ struct Thread {
     reported: Receiver<Result<(), Failure>>,
     exit: Option<Exit>,
     idle: Option<Sender<()>>,
+    stop: Gate,
 }
 
 impl Running for Thread {
@@ -324,22 +336,36 @@ impl Running for Thread {
     fn go_on(&mut self) {
         self.idle = None;
     }
+
+    fn pause(&self) -> Option<Frozen> {
+        Some(self.stop.freeze())
+    }
 }
 
 /// A client's case-specific work.
 pub struct Work<I> {
     rounds: usize,
+    /// The length of one more value that it stores, 0 for none.
+    long: usize,
     /// How far it runs ahead of the replies.
     ahead: usize,
     /// Waits in the middle, if the case is about that.
     idle: Option<I>,
+    /// Whether the server may leave first, so that the last command is not known to have arrived.
+    may_be_left: bool,
 }
 
 impl<I: FnOnce()> Work<I> {
     /// Returns the work for a case. `idle` waits for as long as the client must be idle.
     pub fn of(case: &str, idle: I) -> Self {
         let counted = case == UNHANDLED || case == ROOM_TO_ASK;
-        Self { rounds: if counted { MANY } else { ROUNDS }, ahead: 0, idle: (case == IDLE).then_some(idle) }
+        Self {
+            rounds: if counted { MANY } else { ROUNDS },
+            long: if case == SEND_MEMORY { LONG_VALUE } else { 0 },
+            ahead: 0,
+            idle: (case == IDLE).then_some(idle),
+            may_be_left: case == LAST_REPLY,
+        }
     }
 }
 
@@ -353,7 +379,7 @@ pub fn run_client<B: Descriptors>(
     address: SocketAddr,
     patience: Duration,
     options: Options,
-    Work { rounds, ahead, idle }: Work<impl FnOnce()>,
+    Work { rounds, long, ahead, idle, may_be_left }: Work<impl FnOnce()>,
 ) -> Result<(), Failure> {
     let how = Connect::default().timeout(patience).options(options);
     let mut stream = Stream::connect_with(backend, address, &how)?;
@@ -376,7 +402,11 @@ pub fn run_client<B: Descriptors>(
     }
     let window = options.protocol.window as usize;
     // Each window costs a message and a wait.
-    let lengths = [0, 1, 100, 4096, 70_000, 200_000].into_iter().filter(|len| *len <= 4096.max(100 * window));
+    let long = (long > 0).then_some(long);
+    let lengths = [0, 1, 100, 4096, 70_000, 200_000]
+        .into_iter()
+        .chain(long)
+        .filter(|len| *len <= 4096.max(100 * window));
     for (number, value_len) in (0..).zip(lengths) {
         let entry = Entry { number, value_len };
         client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
@@ -391,5 +421,6 @@ pub fn run_client<B: Descriptors>(
     if client.expect_bulk()? != made_up_value(long) {
         return Err(Failure::wrong("a long reply came back wrong"));
     }
-    Ok(client.stream().close(patience)?)
+    let closed = client.stream().close(patience);
+    if may_be_left { Ok(()) } else { Ok(closed?) }
 }

@@ -7,10 +7,13 @@ use rdma_conn::Descriptors;
 use super::case::Case;
 use super::context::Context;
 use super::results::Teardown;
-use super::session::{Exchange, Session, command, half_heard, question, told};
+use super::session::{Exchange, Session, command, half_heard, last_reply, question, told};
 use crate::tester::{Incoming, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
+
+/// The case in which a client's server leaves first.
+pub(super) const LAST_REPLY: &str = "close.last-reply";
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
@@ -18,6 +21,8 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-CLOSE-001", "VR-CLOSE-005"], quit;
         server "close.last-command", "a SET, and the disconnect right behind it" => "The server does what it was told.",
             ["VR-CLOSE-002"], last_command;
+        client LAST_REPLY, "the client's last reply, and the disconnect right behind it"
+            => "The client has the reply, and reports success.", ["VR-CLOSE-002"], last_reply;
         both "close.answered", "the peer disconnects when all is said" => "The target answers with its own disconnect.",
             ["VR-CLOSE-005"], answered;
         client "close.clean", "a client that has finished its work" => "It disconnects, and reports success.",

@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use intercept::Frozen;
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::keep::IDLE;
 use super::target::{Exit, Running, TargetClients, TargetServer};
 use crate::resources::ProcessResources;
@@ -17,6 +20,8 @@ use crate::resources::ProcessResources;
 const UNSUPPORTED: i32 = 89;
 /// The most bytes kept of a process's output.
 const LAST_BYTES: usize = 300;
+/// How long a signal may take to stop a process.
+const STOPPING: Duration = Duration::from_secs(10);
 
 struct Process {
     child: Child,
@@ -69,6 +74,25 @@ impl Process {
         self.ended
     }
 
+    /// Stops the process until the result is dropped. `None` if it does not stand still in time.
+    fn freeze(&self) -> Option<Frozen> {
+        let id = self.child.id();
+        let pid = Pid::from_raw(id.try_into().ok()?)?;
+        kill_process(pid, Signal::STOP).ok()?;
+        let frozen = Frozen::new(move || {
+            // It may have ended.
+            let _going = kill_process(pid, Signal::CONT);
+        });
+        let deadline = Instant::now() + STOPPING;
+        while !has_stopped(id) {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Some(frozen)
+    }
+
     fn told(&self, status: ExitStatus) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child process may hold the pipe open forever.
@@ -83,6 +107,17 @@ impl Process {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&lines).trim().to_string()
     }
+}
+
+/// Returns whether every thread of a process has stopped.
+fn has_stopped(id: u32) -> bool {
+    let state = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+        // Behind the name, which may contain anything.
+        stat.rsplit(')').next()?.split_whitespace().next().map(str::to_string)
+    };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{id}/task")) else { return false };
+    threads.flatten().all(|thread| state(thread).is_none_or(|state| state == "T"))
 }
 
 fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {
@@ -147,6 +182,10 @@ impl Running for ExecClient {
 
     fn go_on(&mut self) {
         drop(self.process.child.stdin.take());
+    }
+
+    fn freeze(&self) -> Option<Frozen> {
+        self.process.freeze()
     }
 
     fn last_lines(&self) -> String {
@@ -242,6 +281,10 @@ impl TargetServer for ExecServer {
 
     fn last_lines(&self) -> String {
         self.process.borrow().last_lines()
+    }
+
+    fn freeze(&self) -> Option<Frozen> {
+        self.process.borrow().freeze()
     }
 
     fn restart(&self) -> Result<bool, String> {

@@ -10,7 +10,7 @@ use super::conn::until_a_keepalive;
 use super::context::Context;
 use super::keep::keepalives;
 use super::results::Teardown;
-use super::session::{Session, command, half_heard, question, told};
+use super::session::{Session, command, half_heard, has_receives, question, told};
 use crate::tester::Shape;
 use suite::verdict::pass;
 use suite::{Judged, Stop};
@@ -19,6 +19,14 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "res.receives", "a thousand keepalives at once to a server that is busy for a second"
             => "Each finds a receive.", ["VR-RES-002"], receives;
+        both "res.at-once", "nearly as many keepalives at once as there are receives, while the target stands still"
+            => "Each finds a receive.", ["VR-RES-002"], |context| has_receives(context, 0);
+        server "res.reposts-each", "the same, when keepalives before a question, and its answer, have come"
+            => "Each finds a receive: those before the question were posted again.",
+            ["VR-RES-003", "VR-RES-012"], |context| has_receives(context, SPENT);
+        client "res.reposts-each", "the same, when keepalives before a reply, and the next command, have come"
+            => "Each finds a receive: those before the reply were posted again.",
+            ["VR-RES-003"], |context| has_receives(context, SPENT);
         both "res.reposts", "2500 keepalives, 500 at a time" => "Each finds a receive.",
             ["VR-RES-003", "VR-CONN-003"], |context| keepalives(context, 5);
         server "res.nothing-left", "a hundred connections, opened, used and closed" => "The server's process holds no more than before.",
@@ -40,6 +48,9 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-RES-007", "VR-RES-006"] [Disruptive, Slow], storm;
     }
 }
+
+/// Notifications before a target is stopped: fewer than a batch of one that posts late.
+const SPENT: usize = 40;
 
 fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     // Most devices that find no receive retry forever (VR-CONN-004). What counts is the number of

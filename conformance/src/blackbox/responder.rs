@@ -54,6 +54,11 @@ impl Responder {
         self.unparsed = rest.into();
         Ok(replies.into())
     }
+
+    /// Returns how many bytes of a command that is not complete have come.
+    pub const fn unparsed(&self) -> usize {
+        self.unparsed.len()
+    }
 }
 
 /// Returns whether the command is the last one before a client is idle: `ECHO idle`.

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
+use intercept::Frozen;
+
 use crate::resources::ProcessResources;
 
 /// A server under test.
@@ -35,6 +37,12 @@ pub trait TargetServer {
     fn hold(&self) -> Option<MutexGuard<'_, ()>> {
         None
     }
+
+    /// Stops it until the result is dropped, if it can: it handles nothing, and posts no receive.
+    /// Its device goes on.
+    fn freeze(&self) -> Option<Frozen> {
+        None
+    }
 }
 
 /// Clients under test: programs that connect to an address, exchange bytes, and end.
@@ -58,6 +66,17 @@ pub trait Running {
 
     /// Ends the idle time of a client that has sent `ECHO idle`: closes its stdin.
     fn go_on(&mut self) {}
+
+    /// Stops it until the result is dropped, if it can, as [`TargetServer::freeze`] does. A call
+    /// of it may be interrupted by that (`signal(7)`).
+    fn freeze(&self) -> Option<Frozen> {
+        self.pause()
+    }
+
+    /// Stops it until the result is dropped, if it can without an interrupted call.
+    fn pause(&self) -> Option<Frozen> {
+        None
+    }
 
     /// Returns whether its end is visible at all.
     fn is_observed(&self) -> bool {

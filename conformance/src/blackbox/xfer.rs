@@ -7,9 +7,12 @@ use rdma_conn::Descriptors;
 
 use super::case::Case;
 use super::context::Context;
-use super::session::{command, question, told};
+use super::session::{command, question, sends_again, told};
 use crate::workload::Entry;
 use suite::{Judged, Stop};
+
+/// The case for which a client stores a long value.
+pub(super) const SEND_MEMORY: &str = "xfer.send-memory";
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
@@ -36,6 +39,8 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             => "The server does not act on what it was not told of.", ["VR-XFER-008", "VR-XFER-002"], not_before_told;
         server "xfer.never-told", "a command that is written, never told of, and followed by the disconnect"
             => "The server never acts on it.", ["VR-XFER-012"], never_told;
+        both SEND_MEMORY, "a value of 3 MiB whose WRITEs find no receive for a while"
+            => "What the target sends again is what it sent at first.", ["VR-XFER-011"], sends_again;
         both "xfer.one-by-one", "every byte with an immediate of its own" => "The stream is put together.",
             ["VR-FLOW-014", "VR-XFER-007"], one_by_one;
         both "xfer.cut-everywhere", "a command cut in two, at each byte in turn" => "The stream is put together.",

@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::blackbox;
 use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, small};
 use conformance::blackbox::context::Side;
-use conformance::blackbox::process::{ExecClients, RunningServer};
+use conformance::blackbox::process::{ExecClients, ExecServer, RunningServer};
 use conformance::blackbox::report::{self, Format};
 use conformance::blackbox::results::{CaseResult, FORMAT, Run, Suite, Target};
 use conformance::blackbox::run::{Plan, Runner};
@@ -345,4 +345,21 @@ fn an_interrupted_run_tells_what_there_is() {
     let skipped = |id| (id, untried.0, untried.1);
     assert_eq!(told[1..], ["ctrl.first-message", "feat.asked"].map(skipped));
     assert!(run.is_interrupted());
+}
+
+#[test]
+fn a_frozen_process_stands_still_until_it_may_go_on() {
+    let busy = "sh -c 'while :; do :; done' {host} {port}".into();
+    let server = ExecServer::start(busy, THEIRS.ip(), THEIRS.port()).unwrap();
+    let used = || server.processor_time().unwrap();
+    let frozen = server.freeze().unwrap();
+    let before = used();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(used(), before);
+    drop(frozen);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while used() == before {
+        assert!(Instant::now() < deadline, "it does not go on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }

@@ -162,6 +162,14 @@ pub enum Mistake {
     SelectUnchecked,
     /// More than two hundred questions for features end a thread.
     FloodPanics,
+    /// Receives are posted again 256 at a time.
+    RepostsInBatches,
+    /// The memory of a request is written again as soon as the request is posted.
+    MemoryReused,
+    /// Payload that has arrived is dropped when a connection event is waiting.
+    EndFirst,
+    /// A keepalive is left out if payload was sent since the last one was due.
+    KeepalivesWhenIdle,
 }
 
 impl Mistake {

@@ -1,5 +1,6 @@
 use std::any::Any;
 use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -10,6 +11,7 @@ use rdma_backend::{
     PostError, QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, Region as _, SendOp, SendRequest, Slice,
 };
 use rdma_softsim::SoftSim;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::tamper::{IncomingMessage, OutgoingSend, Tamper, zero};
 use super::{Conduct, Mistake};
@@ -21,6 +23,9 @@ type Error = <SoftSim as Backend>::Error;
 type Inner = <SoftSim as Backend>::Region;
 
 const FEW: usize = 16;
+
+/// How many receives are posted again at once.
+const MANY: usize = 256;
 
 /// The length of receives that take messages of any length.
 const WIDE: usize = 4096;
@@ -34,6 +39,8 @@ pub struct Mistaken {
     conduct: Conduct,
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// The descriptor of the event channel that was asked last.
+    events: Mutex<Option<OwnedFd>>,
     /// Connect requests that have arrived.
     requests: AtomicU32,
     made: Instant,
@@ -46,6 +53,7 @@ impl Mistaken {
             conduct,
             domain: OnceLock::new(),
             kept: Mutex::default(),
+            events: Mutex::default(),
             requests: AtomicU32::new(0),
             made,
         }
@@ -66,11 +74,16 @@ impl Mistaken {
 /// The place of a received message: a region, an offset in it, and the number of the receive.
 type Place = (Weak<Inner>, usize, usize);
 
+/// A receive: its id, and its region, offset and length.
+type Late = (u64, Region<SoftSim>, usize, usize);
+
 pub struct MistakenQueuePair {
     tamper: Mutex<Tamper>,
     /// Receives by work request id.
     receives: Mutex<HashMap<u64, Place>>,
     posted: Mutex<usize>,
+    /// Receives that are posted later.
+    late: Mutex<Vec<Late>>,
     /// Memory for messages that the mistake adds.
     spare: Region<SoftSim>,
     wide: Option<Region<SoftSim>>,
@@ -84,6 +97,30 @@ impl MistakenQueuePair {
         let request = SendRequest { id: ADDED, op: SendOp::Send, local, signaled: false, inline: false };
         // If there is no room, the mistake is not made this time.
         let _added = below.post_send(&[request]);
+    }
+
+    fn post_later(
+        &self,
+        below: &LowerQueuePair<'_, SoftSim>,
+        requests: &[RecvRequest<'_, Region<SoftSim>>],
+    ) -> Result<(), PostError<Error>> {
+        let mut late = lock(&self.late);
+        late.extend(requests.iter().map(|request| {
+            let Slice { region, offset, len } = request.local;
+            (request.id, Region { inner: Arc::clone(&region.inner), len: region.len }, offset, len)
+        }));
+        if late.len() < MANY {
+            return Ok(());
+        }
+        let due = std::mem::take(&mut *late);
+        let chain: Vec<_> = due
+            .iter()
+            .map(|(id, region, offset, len)| RecvRequest {
+                id: *id,
+                local: Slice { region, offset: *offset, len: *len },
+            })
+            .collect();
+        below.post_recv(&chain)
     }
 
     /// Applies the mistake to a message before the side gets it, and returns an answer to send.
@@ -115,6 +152,12 @@ impl Interceptor<SoftSim> for Mistaken {
 
     fn clock(&self, now: Instant) -> Instant {
         if self.is(Mistake::ClockStands) { self.made } else { now }
+    }
+
+    fn before_events(&self, inner: &<SoftSim as Backend>::EventChannel) {
+        if self.is(Mistake::EndFirst) {
+            *lock(&self.events) = inner.as_fd().try_clone_to_owned().ok();
+        }
     }
 
     fn event(&self, _id: IdentifierKey, kind: &mut CmEventKind<SoftSim>) -> bool {
@@ -188,7 +231,14 @@ impl Interceptor<SoftSim> for Mistaken {
             None
         };
         let tamper = Mutex::new(Tamper::new(self.conduct));
-        Ok(MistakenQueuePair { tamper, receives: Mutex::default(), posted: Mutex::default(), spare, wide })
+        Ok(MistakenQueuePair {
+            tamper,
+            receives: Mutex::default(),
+            posted: Mutex::default(),
+            late: Mutex::default(),
+            spare,
+            wide,
+        })
     }
 
     fn registering(&self, len: usize, access: Access) -> (usize, Access) {
@@ -228,6 +278,9 @@ impl Interceptor<SoftSim> for Mistaken {
             added.append(&mut send.behind);
         }
         below.post_send(&chain)?;
+        if self.is(Mistake::MemoryReused) {
+            requests.iter().for_each(reuse);
+        }
         added.iter().filter(|message| !message.is_empty()).for_each(|message| pair.add(&below, message));
         Ok(())
     }
@@ -245,6 +298,9 @@ impl Interceptor<SoftSim> for Mistaken {
         };
         if held {
             return Ok(());
+        }
+        if self.is(Mistake::RepostsInBatches) && lock(&pair.tamper).has_heard {
+            return pair.post_later(&below, requests);
         }
         let mut receives = lock(&pair.receives);
         let mut chain = requests.to_vec();
@@ -278,6 +334,12 @@ impl Interceptor<SoftSim> for Mistaken {
         if self.is(Mistake::FailuresUnnoticed) && completion.result.is_err() {
             return false;
         }
+        if self.is(Mistake::EndFirst)
+            && matches!(completion.result, Ok(Completed::RecvWrite { .. }))
+            && lock(&self.events).as_ref().is_some_and(is_readable)
+        {
+            return false;
+        }
         if let Ok(Completed::Recv { .. } | Completed::RecvWrite { .. }) = completion.result {
             let mut posted = lock(&pair.posted);
             *posted = posted.saturating_sub(1);
@@ -291,4 +353,19 @@ impl Interceptor<SoftSim> for Mistaken {
         }
         true
     }
+}
+
+/// Writes over the memory of a request with payload.
+fn reuse(request: &SendRequest<'_, Region<SoftSim>>) {
+    let Slice { region, offset, len } = request.local;
+    if matches!(request.op, SendOp::Write(_) | SendOp::WriteImmediate(..)) {
+        let written = region.memory().write(offset, &vec![b'!'; len]);
+        debug_assert!(written, "the request reads there");
+    }
+}
+
+/// Returns whether an event is waiting.
+fn is_readable(descriptor: &OwnedFd) -> bool {
+    let mut waiting = [PollFd::new(descriptor, PollFlags::IN)];
+    matches!(poll(&mut waiting, Some(&Timespec::default())), Ok(1..))
 }

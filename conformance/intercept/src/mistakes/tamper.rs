@@ -62,8 +62,9 @@ pub(super) struct Tamper {
     registration: Option<Bytes>,
     /// Bytes that arrived in the last.
     heard: u32,
-    /// Bytes notified so far.
+    /// Bytes notified so far, and whether there were any since the last keepalive.
     told: u32,
+    has_told: bool,
     /// Received questions for features, and the bits of the last.
     asked: u32,
     bits: FeatureSet,
@@ -98,6 +99,7 @@ impl Tamper {
             registration: None,
             heard: 0,
             told: 0,
+            has_told: false,
             asked: 0,
             bits: FeatureSet::NONE,
             waiting: Instant::now(),
@@ -127,6 +129,7 @@ impl Tamper {
                     _ => count,
                 };
                 self.told = self.told.wrapping_add(count);
+                self.has_told = true;
                 send.op = match self.mistake {
                     Some(Mistake::NoImmediates) => SendOp::Write(to),
                     Some(Mistake::PayloadBySend) if send.len <= MESSAGE_LEN => SendOp::Send,
@@ -200,6 +203,9 @@ impl Tamper {
                 let set = memory.write(send.offset + 4, &[0xff; 8]);
                 debug_assert!(set, "inside the message");
                 return;
+            }
+            (Some(Mistake::KeepalivesWhenIdle), Message::Keepalive) if std::mem::take(&mut self.has_told) => {
+                send.vanish();
             }
             (Some(Mistake::NeverRegisters), Message::RegisterXferMemory(_)) => send.vanish(),
             (Some(Mistake::RegistersOnce), Message::RegisterXferMemory(_)) if self.registered > 0 => {

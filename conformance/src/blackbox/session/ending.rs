@@ -76,7 +76,7 @@ impl<B: Descriptors> Session<'_, B> {
 
     /// Answers a client until it disconnects. After a long enough time, it leaves one command
     /// unanswered: a client that is then disconnected learns of it where it waits for the reply.
-    fn serve(&mut self) -> Result<ClientEnd, Stop> {
+    pub(super) fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
         while !self.responder.quit {
             let enough = self.responder.answered >= self.enough || begun.elapsed() >= LONG_ENOUGH;
@@ -352,7 +352,7 @@ impl<B: Descriptors> Session<'_, B> {
     }
 }
 
-enum ClientEnd {
+pub(super) enum ClientEnd {
     /// By itself, or after QUIT.
     Itself,
     /// Not within the time.

@@ -6,6 +6,7 @@
 mod ending;
 pub mod legal;
 mod receives;
+mod stopped;
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use suite::{Judged, Pass, Stop};
 pub(super) use ending::KEPT;
 pub use ending::reported;
 pub(super) use receives::{MANY, counts, finds_room};
+pub(super) use stopped::{LONG_VALUE, has_receives, last_reply, sends_again};
 
 /// The number of a client's commands that are answered after the case has made its point.
 const ENOUGH: u64 = 3000;
