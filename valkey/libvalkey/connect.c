@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -105,21 +106,34 @@ static int make_endpoint(valkeyContext *c, struct link *link) {
 
 /* ---- the connection */
 
-static int resolve(valkeyContext *c, const char *name, struct addrinfo **found) {
+/* What the text of an error about an address begins with, which has room for the cause as well. */
+struct about {
+    char text[61];
+};
+
+static struct about about(const char *role, const char *name) {
+    const int most = 39;
+    struct about about;
+    snprintf(about.text, sizeof about.text, "%s %.*s%s: ", role, most, name, strlen(name) > (size_t)most ? "..." : "");
+    return about;
+}
+
+static int resolve(valkeyContext *c, const char *role, const char *name, struct addrinfo **found) {
     int prefer = c->flags & (VALKEY_PREFER_IPV4 | VALKEY_PREFER_IPV6);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     hints.ai_family = prefer == VALKEY_PREFER_IPV4 ? AF_INET : prefer == VALKEY_PREFER_IPV6 ? AF_INET6 : AF_UNSPEC;
     int code = getaddrinfo(name, NULL, &hints, found);
-    return code == 0 ? VALKEY_OK : link_fail(c, VALKEY_ERR_OTHER, gai_strerror(code));
+    return code == 0 ? VALKEY_OK : link_fail_about(c, VALKEY_ERR_OTHER, about(role, name).text, gai_strerror(code));
 }
 
 static bool numeric(const struct addrinfo *one, char *text) {
     return getnameinfo(one->ai_addr, one->ai_addrlen, text, NI_MAXHOST, NULL, 0, NI_NUMERICHOST) == 0;
 }
 
-static int refused(valkeyContext *c, const vkrdma_error *error) {
+static int refused(valkeyContext *c, const char *source, const vkrdma_error *error) {
     int type = error->code == VKRDMA_TIMED_OUT ? VALKEY_ERR_TIMEOUT : error->fault == VKRDMA_FAULT_HERE ? VALKEY_ERR_OTHER : VALKEY_ERR_IO;
-    return link_fail(c, type, error->text);
+    bool about_source = source && error->code == VKRDMA_ADDRESS;
+    return link_fail_about(c, type, about_source ? about("source address", source).text : "", error->text);
 }
 
 /* Notes the descriptor of completions as soon as there is one. */
@@ -130,14 +144,14 @@ static int find_completions(valkeyContext *c, struct link *link) {
 }
 
 /* Waits until the connection is established: the server has registered a window, or sent bytes. */
-static int made(valkeyContext *c, struct link *link) {
+static int made(valkeyContext *c, struct link *link, const char *source) {
     vkrdma_error error;
     while (!atomic_load(&link->opened)) {
         if (link_sleep(c, link, LOOK) < 0) return failed(c);
-        if (link_turn(link, &error) != VKRDMA_OK) return refused(c, &error);
+        if (link_turn(link, &error) != VKRDMA_OK) return refused(c, source, &error);
         if (find_completions(c, link) != VALKEY_OK) return VALKEY_ERR;
         if (!atomic_load(&link->ended)) continue;
-        if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return refused(c, &error);
+        if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return refused(c, source, &error);
         return link_fail(c, VALKEY_ERR_IO, "the server has closed the connection");
     }
     atomic_store(&link->made, true);
@@ -158,8 +172,8 @@ static int connect_to(valkeyContext *c, struct link *link, const struct addrinfo
         link->completions = -1;
         if (vkrdma_connect(link->endpoint, text, (uint16_t)c->tcp.port, source, (uint64_t)(left > 0 ? left : 0) * 1000, NULL,
                            &link->connection, &error) != VKRDMA_OK) {
-            refused(c, &error);
-        } else if (!waits || made(c, link) == VALKEY_OK) {
+            refused(c, source, &error);
+        } else if (!waits || made(c, link, source) == VALKEY_OK) {
             return VALKEY_OK;
         } else {
             vkrdma_abort(link->endpoint, link->connection, NULL);
@@ -172,7 +186,8 @@ static int connect_by_name(valkeyContext *c, struct link *link, bool waits) {
     struct addrinfo *servers = NULL, *sources = NULL;
     char source[NI_MAXHOST];
     int result = VALKEY_ERR;
-    if (resolve(c, c->tcp.host, &servers) == VALKEY_OK && (!c->tcp.source_addr || resolve(c, c->tcp.source_addr, &sources) == VALKEY_OK)) {
+    if (resolve(c, "host", c->tcp.host, &servers) == VALKEY_OK &&
+        (!c->tcp.source_addr || resolve(c, "source address", c->tcp.source_addr, &sources) == VALKEY_OK)) {
         result = connect_to(c, link, servers, sources && numeric(sources, source) ? source : NULL, waits);
     }
     if (servers) freeaddrinfo(servers);

@@ -95,6 +95,9 @@ static inline void link_wake(struct link *link) {
 /* Sets the context's error, in the 128 bytes that it has for the text. */
 int link_fail(valkeyContext *c, int type, const char *text);
 
+/* The same. What it is about comes first, in at most 60 bytes. */
+int link_fail_about(valkeyContext *c, int type, const char *what, const char *text);
+
 /* What errno means, with the limit that is reached. */
 const char *link_reason(void);
 

@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -24,11 +25,10 @@ enum { LOOK = 100 };
 
 /* ---- errors */
 
-/* Returns where the last part of a line begins: a part that is a sentence if there is one, else in
- * parentheses, a clause, or a word. */
-static char *last_part(char *line) {
+/* Returns where the last part of a line begins, after its first third: a part that is a sentence
+ * if there is one, else in parentheses, a clause, or a word. */
+static char *last_part(char *line, size_t least) {
     static const char *const marks[] = {". ", "(", ": ", "; ", " "};
-    const size_t least = 40;
     char *open = NULL, *found;
     int depth = 0;
     for (char *at = line; *at; at++) {
@@ -51,19 +51,22 @@ static void shorten(char *line, size_t size, const char *text) {
     if (strlen(text) >= size && meaning) text = meaning + 3;
     line[0] = '\0';
     strncat(line, text, size - 1);
-    if (strlen(text) >= size) *last_part(line) = '\0';
+    if (strlen(text) >= size) *last_part(line, size / 3) = '\0';
 }
 
 const char *link_reason(void) {
     return errno == EMFILE ? "no descriptor is left: the limit on open files (`ulimit -n`) is reached" : strerror(errno);
 }
 
-int link_fail(valkeyContext *c, int type, const char *text) {
-    char line[sizeof c->errstr] = "RDMA: ";
-    shorten(line + 6, sizeof line - 6, text);
+int link_fail_about(valkeyContext *c, int type, const char *what, const char *text) {
+    char line[sizeof c->errstr];
+    int begun = snprintf(line, sizeof line, "RDMA: %.60s", what);
+    shorten(line + begun, sizeof line - (size_t)begun, text);
     valkeySetError(c, type, line);
     return VALKEY_ERR;
 }
+
+int link_fail(valkeyContext *c, int type, const char *text) { return link_fail_about(c, type, "", text); }
 
 /* Reports an error of an established connection. */
 static int broken(valkeyContext *c, const vkrdma_error *error) {
@@ -85,6 +88,8 @@ static int timed_out(valkeyContext *c) {
 static int over(valkeyContext *c, struct link *link) {
     vkrdma_error error;
     if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return broken(c, &error);
+    /* The keeper gave it up. */
+    if (!atomic_load(&link->opened)) return link_fail_about(c, VALKEY_ERR_TIMEOUT, "timed out connecting to ", c->tcp.host);
     valkeySetError(c, VALKEY_ERR_EOF, "Server closed the connection");
     return VALKEY_ERR;
 }
@@ -131,7 +136,7 @@ static int await(valkeyContext *c, struct link *link, int64_t deadline, vkrdma_e
     int64_t left = deadline == INT64_MAX ? LOOK : deadline - link_now();
     if (left <= 0) return timed_out(c);
     /* A signal handler may close it to end the wait. */
-    if (c->fd == VALKEY_INVALID_FD) return link_fail(c, VALKEY_ERR_IO, "the descriptor was closed");
+    if (c->fd == VALKEY_INVALID_FD) return link_fail(c, VALKEY_ERR_IO, "this program has closed the context's descriptor");
     if (link_sleep(c, link, left < LOOK ? left : LOOK) < 0) {
         valkeySetError(c, VALKEY_ERR_IO, NULL);
         return VALKEY_ERR;
@@ -163,7 +168,8 @@ static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
     if (progress(c, link, &error) != VALKEY_OK) return VALKEY_ERR;
     for (;;) {
         bool ended = link->ended;
-        if (vkrdma_arrived(link->endpoint, link->connection, pieces, &error) != VKRDMA_OK) return broken(c, &error);
+        /* One that failed before it had a queue pair has no bytes, and the reason is another. */
+        if (vkrdma_arrived(link->endpoint, link->connection, pieces, &error) != VKRDMA_OK) return ended ? over(c, link) : broken(c, &error);
         if (pieces->bytes > 0) return 1;
         if (ended) return over(c, link);
         if (!(c->flags & VALKEY_BLOCK)) return 0;

@@ -5,6 +5,7 @@
 #include "common.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <sys/resource.h>
@@ -37,6 +38,29 @@ static void set_get(void) {
     says(c, "PING", "PONG");
     valkeyFree(c);
     free(value);
+}
+
+/* Bytes that the C library's allocator has given out. */
+static size_t allocated(void) {
+    struct mallinfo2 all = mallinfo2();
+    return all.uordblks + all.hblkhd;
+}
+
+/* After a long value a context has no more than before it, but for a second window. */
+static void after_long_value(void) {
+    size_t len = 64 << 20, window = 1 << 20, little = 1 << 17;
+    valkeyContext *c = connected();
+    freeReplyObject(valkeyCommand(c, "SETRANGE long %d x", (int)len - 1));
+    says(c, "ECHO before", "before");
+    size_t before = allocated();
+    valkeyReply *reply = valkeyCommand(c, "GET long");
+    CHECK(reply && reply->len == len && reply->str[len - 1] == 'x', "%s", c->errstr);
+    freeReplyObject(reply);
+    for (int times = 0; times < 3; times++) says(c, "ECHO after", "after");
+    size_t after = allocated();
+    CHECK(after <= before + window + little, "%zu bytes, and then %zu", before, after);
+    freeReplyObject(valkeyCommand(c, "DEL long"));
+    valkeyFree(c);
 }
 
 /* The table's `read`, which valkey-cli uses. */
@@ -308,6 +332,7 @@ static const struct {
     bool by_name_only;
 } parts[] = {
     {"set-get", set_get, false},
+    {"after-long-value", after_long_value, false},
     {"read", read_copies, false},
     {"time-outs", time_outs, false},
     {"refused", refused, false},

@@ -31,8 +31,12 @@ static inline valkeyOptions options_to(int to) {
     return options;
 }
 
+/* For what succeeds, also on a machine that stands still for a while. */
+static const struct timeval a_minute = {.tv_sec = 60};
+
 static inline valkeyContext *connected(void) {
     valkeyOptions options = options_to(port);
+    options.connect_timeout = &a_minute;
     valkeyContext *c = valkeyConnectWithOptions(&options);
     CHECK(c && !c->err, "%s", c ? c->errstr : "no context");
     return c;
@@ -42,6 +46,13 @@ static inline void says(valkeyContext *c, const char *command, const char *wante
     valkeyReply *reply = valkeyCommand(c, command);
     CHECK(reply && reply->str && !strcmp(reply->str, wanted), "%s: %s", command, reply && reply->str ? reply->str : c->errstr);
     freeReplyObject(reply);
+}
+
+/* What must be said stands in the first 100 bytes of an error's text: libvalkey keeps 128. */
+static inline void begins_with(const char *what, const char *text, const char *const *words) {
+    char first[101] = "";
+    strncat(first, text, sizeof first - 1);
+    for (; *words; words++) CHECK(strstr(first, *words), "%s: '%s' is not in: %s", what, *words, first);
 }
 
 static inline void start(int argc, char **argv) {

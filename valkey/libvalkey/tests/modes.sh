@@ -60,6 +60,15 @@ modes() { # TCP_PORT RDMA_PORT
     same /dev/null -3 HGETALL nothing
     same /dev/null --csv MGET key:1 key:2
     same /dev/null --no-raw DEBUG JMAP
+    # It asks for an eviction policy that counts. Each key begins with 5; a read adds 1 here, and time takes none away.
+    same /dev/null --hotkeys
+    for number in maxmemory-policy:allkeys-lfu lfu-decay-time:0 lfu-log-factor:0; do tcp CONFIG SET "${number%:*}" "${number#*:}" >/dev/null; done
+    tcp FLUSHALL >/dev/null
+    for number in $(seq 50); do tcp SET "key:$number" "$number" >/dev/null; done
+    tcp -r 100 GET key:7 >/dev/null
+    same /dev/null --hotkeys
+    grep -q 'counter: 105[[:space:]]*keyname: "key:7"' "$work/rdma.out" || { cat "$work/rdma.out" && exit 1; }
+    tcp CONFIG SET maxmemory-policy noeviction >/dev/null
     # One that listens nowhere: neither waits.
     [ "$({ rdma -p 1 PING 2>&1 || true; } | grep -c 'nothing listens there for RDMA$')" -eq 1 ]
     for how in tcp rdma; do
@@ -77,5 +86,28 @@ modes() { # TCP_PORT RDMA_PORT
     endless '^1$' 'to-all' 'PUBLISH news to-all' SUBSCRIBE news
     endless 'rdb-filter-only' '"SET","replicated"' 'SET replicated yes' --replica
     endless keys 'requests' 'PING' --stat -i 0.1
+    endless 'samples)' 'seconds range' 'PING' --latency-history --no-raw -i 0.2
     echo 'valkey-cli: each mode by RDMA does what it does by TCP'
+}
+
+# A cluster that is made over RDMA. valkey-cli follows it, and says of it what it says by TCP.
+cluster() { # PORT…
+    local key how number
+    local -a create=("$softrdma" run --address 127.0.0.1 -- "$relinked/valkey-cli" --rdma)
+    tcp() { "$VALKEY_BIN/valkey-cli" "$@"; }
+    rdma() { "${create[@]}" "$@"; }
+    start_cluster -- "$@"
+    for key in a b c d e f g h; do
+        [ "$(rdma -c -p "$1" SET "$key" "$key")" = OK ]
+        [ "$(rdma -c -p "$2" GET "$key")" = "$key" ]
+    done
+    # Each node has some of them, so that each was found by way of another.
+    for number in "$@"; do [ "$(rdma -p "$number" DBSIZE)" -gt 0 ]; done
+    # Without -c it is told where to go.
+    same /dev/null -p "$1" MGET a
+    same /dev/null -p "$2" GET a
+    same /dev/null --cluster check "127.0.0.1:$1"
+    same /dev/null --cluster info "127.0.0.1:$2"
+    same /dev/null --cluster call "127.0.0.1:$3" DBSIZE
+    echo 'valkey-cli: makes a cluster over RDMA, and follows it'
 }
