@@ -4,8 +4,8 @@ use rdma_backend::{Backend, PostError, QueuePairLimits, RecvRequest};
 
 use crate::{Interceptor, LowerQueuePair, Origin, Region, lock};
 
-/// An interceptor that stops the side above it, as a signal stops a process: a stopped side takes no
-/// event and no completion, and posts no receive. Its device goes on.
+/// An interceptor that stops the side above it, as a signal stops a process: a stopped side takes
+/// no event and no completion, and posts no receive. Its device goes on.
 #[derive(Clone, Default)]
 pub struct Gate(Arc<Shut>);
 

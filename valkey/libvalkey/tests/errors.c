@@ -1,4 +1,6 @@
-/* What must be said stands in the first 100 bytes of each error's text: errors HOST PORT UNUSED PID OTHER
+/* What must be said stands in the first 100 bytes of the text of each error:
+ *
+ *   errors HOST PORT UNUSED PID OTHER
  *
  * HOST and PORT are those of a Valkey server; on port UNUSED nothing listens. The server on port
  * OTHER is process PID, which is stopped and killed. The command FAULT, with the name of a fault

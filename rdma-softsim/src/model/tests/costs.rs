@@ -154,6 +154,24 @@ impl Crowded {
         write(&mut self.model, own.pair, own.region, peer.region);
         self.model.next_freight().unwrap()
     }
+
+    /// Lends an identifier a new queue pair of one end.
+    fn lend(&mut self, end: usize, id: IdentifierId) {
+        let End { context, domain, queue, .. } = self.ends[end];
+        let (pair, ..) = self.model.create_pair_in(context, 9, &attributes(domain, queue)).unwrap();
+        self.model.initialise(pair).unwrap();
+        self.model.lend_pair(id, pair).unwrap();
+    }
+
+    /// The peer asks to be connected to the program. Returns its channel and its identifier.
+    fn asks(&mut self) -> (ChannelId, IdentifierId) {
+        let own = self.model.create_channel(self.ends[1].host).unwrap();
+        let id = resolved(&mut self.model, own, address(0));
+        self.lend(1, id);
+        self.model.connect(id, &PARAMS, &[]).unwrap();
+        self.model.settle();
+        (own, id)
+    }
 }
 
 type Call = fn(&mut Crowded);
@@ -206,8 +224,7 @@ const CALLS: &[(&str, Call)] = &[
         assert!(c.model.retire_pair(c.ends[1].pair));
     }),
     ("ibv_modify_qp", |c| {
-        let [_, peer] = c.ends;
-        connect(&mut c.model, c.pair, [0, 1].map(address), peer.pair);
+        connect(&mut c.model, c.pair, [0, 1].map(address), c.ends[1].pair);
         c.model.drain(c.pair, true).unwrap();
         c.model.end_pair(c.pair).unwrap();
         c.model.reset(c.pair).unwrap();
@@ -264,26 +281,14 @@ const CALLS: &[(&str, Call)] = &[
         pass(&mut c.model, millis(1));
     }),
     ("rdma_connect and rdma_disconnect", |c| {
-        let own = c.model.create_channel(c.ends[1].host).unwrap();
-        let id = resolved(&mut c.model, own, address(0));
-        let made = |model: &mut Model, end: End| {
-            let (pair, ..) =
-                model.create_pair_in(end.context, 9, &attributes(end.domain, end.queue)).unwrap();
-            model.initialise(pair).unwrap();
-            pair
-        };
-        let pair = made(&mut c.model, c.ends[1]);
-        c.model.lend_pair(id, pair).unwrap();
-        c.model.connect(id, &PARAMS, &[]).unwrap();
-        c.model.settle();
+        let (own, id) = c.asks();
         assert_eq!(c.model.manager.unread_requests(c.listener), 1);
         let to = c.model.create_channel(c.ends[0].host).unwrap();
         c.model.migrate(c.listener, to).unwrap();
         let Some(NoticeKind::ConnectRequest { id: child, .. }) = notice(&mut c.model, to) else {
             panic!("no request")
         };
-        let pair = made(&mut c.model, c.ends[0]);
-        c.model.lend_pair(child, pair).unwrap();
+        c.lend(0, child);
         c.model.accept(child, &PARAMS, &[]).unwrap();
         c.model.settle();
         assert!(matches!(notice(&mut c.model, own), Some(NoticeKind::Established(_))));
@@ -295,15 +300,7 @@ const CALLS: &[(&str, Call)] = &[
         c.model.destroy_identifier(child);
     }),
     ("a connect request that is not read", |c| {
-        let own = c.model.create_channel(c.ends[1].host).unwrap();
-        let id = resolved(&mut c.model, own, address(0));
-        let [_, end] = c.ends;
-        let attributes = attributes(end.domain, end.queue);
-        let (pair, ..) = c.model.create_pair_in(end.context, 9, &attributes).unwrap();
-        c.model.initialise(pair).unwrap();
-        c.model.lend_pair(id, pair).unwrap();
-        c.model.connect(id, &PARAMS, &[]).unwrap();
-        c.model.settle();
+        c.asks();
         c.model.destroy_identifier(c.listener);
         c.model.settle();
     }),
@@ -330,8 +327,7 @@ const CALLS: &[(&str, Call)] = &[
         let target = Connections::Pair(c.model.pairs.number(c.ends[0].pair));
         c.model.inject(c.ends[0].host, target, Fault::LinkDown { micros: 1 }, Ok(When::Event(0)));
         // It strikes at the next event, and ends.
-        let [own, peer] = c.ends;
-        write(&mut c.model, own.pair, own.region, peer.region);
+        write(&mut c.model, c.ends[0].pair, c.ends[0].region, c.ends[1].region);
         pass(&mut c.model, millis(1));
         assert_eq!(c.model.faults_struck(), 1);
     }),
