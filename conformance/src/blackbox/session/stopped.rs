@@ -159,8 +159,13 @@ pub(in crate::blackbox) fn last_reply<B: Descriptors>(context: &Context<'_, B>) 
         let paused = session.client.as_ref().and_then(|client| client.pause());
         session.peer.send_bytes(end)?;
         session.peer.settle()?;
-        session.peer.disconnect()?;
-        while !session.peer.has_left() && session.peer.receive_within(ARRIVING)?.is_some() {}
+        // A client that could not be stopped may have left by itself.
+        let disconnected = session.peer.disconnect();
+        let within = if disconnected.is_ok() { ARRIVING } else { context.patience };
+        while !session.peer.has_left() && session.peer.receive_within(within)?.is_some() {}
+        if !session.peer.has_left() {
+            disconnected?;
+        }
         drop(paused);
         context.note(Teardown::Clean);
         session.is_content().map_err(|stop| Stop {
