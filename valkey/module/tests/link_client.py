@@ -61,7 +61,9 @@ for number in range(ROUNDS):
 if CASE == "keep.idle":
     swap(command(b"ECHO", b"idle"), bulk(b"idle"))
     sys.stdin.read()
-for number, length in enumerate((0, 1, 100, 4096, 70_000, 200_000)):
+# A value that wraps any send buffer.
+LONG = (3 << 20,) if CASE == "xfer.send-memory" else ()
+for number, length in enumerate((0, 1, 100, 4096, 70_000, 200_000, *LONG)):
     key, value = b"conformance:%06d" % number, made_up(number, length)
     swap(command(b"SET", key, value) + command(b"GET", key), b"+OK\r\n" + bulk(value))
 length = 4 * int(WINDOW) + 1000
