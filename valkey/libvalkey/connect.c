@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 enum {
-    /* The time-out of connecting if the program sets none, in milliseconds. A server that is
-     * reached, on a machine that may stand still, takes less. */
-    CONNECT = 30000,
+    /* The time-out of connecting if the program sets none, in milliseconds. A reachable server takes
+     * much less. */
+    CONNECT = 8000,
     /* The longest sleep, in milliseconds. */
     LOOK = 100,
 };
