@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 enum {
-    /* The time-out of connecting if the program sets none, in milliseconds. A reachable server takes
-     * much less. */
+    /* The time-out of connecting if the program sets none, in milliseconds. A reachable server
+     * takes much less. */
     CONNECT = 8000,
     /* The longest sleep, in milliseconds. */
     LOOK = 100,
