@@ -14,11 +14,8 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The most connections at once that the program has, including those it makes or closes. A
-    /// further request is rejected, and a further connect fails.
-    ///
-    /// A connection of the backlog does not count before the program takes it. If the limit is
-    /// reached by then, the connection is ended, and the program does not hear of it.
+    /// The most connections at once, including those being made or closed. A further request is
+    /// rejected, and a further connect fails.
     pub connections: usize,
     /// The most registered bytes of all connections together. Caps what unauthenticated peers cost
     /// (VR-SEC-007).
@@ -26,14 +23,17 @@ pub struct Limits {
     /// A request that would exceed the limit is rejected. An open connection continues without its
     /// second window, and with a send buffer of a page. A call that registers a buffer fails.
     pub registered_bytes: u64,
-    /// The most accepted connections that the program does not have yet, like the backlog of
-    /// `listen(2)`. None of them has a window.
+    /// The most connections that an endpoint's listeners have accepted and the program does not
+    /// have yet, like the backlog of `listen(2)`. None of them has a window.
     ///
     /// These are handshakes, connections whose [`Event::Opened`](crate::Event::Opened) was not
-    /// taken or that no thread or task has accepted, and connections that the program closed before
-    /// its next turn. Further requests wait, at most 1024 of an endpoint.
+    /// taken or, on tokio, that no task has accepted, and connections that the program closed
+    /// before its next turn. Further requests wait.
     /// While requests wait, a handshake or a closed connection is ended after a tenth of a second.
-    /// So peers that never complete a handshake cannot keep others out.
+    /// So peers that never complete a handshake cannot keep others out. Connections accepted by a
+    /// [`Listener`](crate::Listener) or
+    /// [`Endpoint::accept_request`](crate::Endpoint::accept_request)
+    /// do not count.
     pub backlog: usize,
 }
 
@@ -92,13 +92,6 @@ impl Budget {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| (used < limit).then_some(used + 1))
             .map(|_| Place { budget: Arc::clone(self) })
             .map_err(|_| Error::TooManyConnections { limit })
-    }
-
-    /// Checks whether there is a place, and takes none.
-    pub(crate) fn has_place(&self) -> Result<(), Error> {
-        let limit = self.limits.connections;
-        let has = self.connections.load(Ordering::Relaxed) < limit;
-        if has { Ok(()) } else { Err(Error::TooManyConnections { limit }) }
     }
 
     /// Returns a place in the backlog, if there is one.

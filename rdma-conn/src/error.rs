@@ -96,9 +96,6 @@ pub enum Error {
         /// The limit.
         limit: usize,
     },
-    /// As many requests wait for a place in the backlog as may.
-    #[error("as many requests wait for a place in the backlog as may: raise Limits::backlog")]
-    TooManyRequests,
     /// An endpoint with [`SharedEvents`](crate::SharedEvents) was to listen.
     #[error("an endpoint that shares its events cannot listen: use one of its own")]
     Listening,
@@ -216,7 +213,7 @@ impl Error {
 
     /// Returns whether the end of another connection may mend it.
     pub(crate) const fn is_scarcity(&self) -> bool {
-        self.is_shortage() || matches!(self, Self::RegisteredMemory { .. })
+        self.is_shortage() || matches!(self, Self::RegisteredMemory { .. } | Self::TooManyConnections { .. })
     }
 
     /// Returns whether the next accept would fail too: the process or the machine lacks something.
@@ -265,10 +262,9 @@ impl Error {
             Self::Protocol(Protocol::Transport(_)) => io::ErrorKind::ConnectionReset,
             Self::NoSuchConnection => io::ErrorKind::NotConnected,
             Self::Device { .. } | Self::DeviceRemoved => io::ErrorKind::ConnectionAborted,
-            Self::Backend { .. }
-            | Self::Protocol(_)
-            | Self::TooManyConnections { .. }
-            | Self::TooManyRequests => io::ErrorKind::Other,
+            Self::Backend { .. } | Self::Protocol(_) | Self::TooManyConnections { .. } => {
+                io::ErrorKind::Other
+            }
         }
     }
 }

@@ -5,25 +5,22 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdma_backend::Identifier;
-use rdma_backend::time::Instant;
 use rdma_process::UnsharedFd;
 
 use crate::budget::{Budget, Limits};
-use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Use, readable};
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint, ListenerId, readable};
 use crate::error::Error;
 use crate::fork::locked;
 use crate::options::Options;
 use crate::stream::Stream;
 use crate::waker::Waker;
 
-/// Connections examined in one call if the program can have none of them (VR-RES-007).
+/// Requests examined in one call if none of them can be accepted (VR-RES-007).
 const ATTEMPTS: u32 = 16;
 
 /// A peer's request for a connection, returned by [`Listener::try_request`].
 ///
-/// Nothing is allocated for the peer until [`Endpoint::accept_request`] makes the connection, and a
-/// window is registered for it only when the program has taken its
-/// [`Event::Opened`](crate::Event::Opened).
+/// Nothing is allocated for the peer until [`Endpoint::accept_request`] makes the connection.
 /// Dropping a request rejects the peer (VR-RES-006).
 pub struct Request<B: Descriptors> {
     pub(crate) identifier: B::Identifier,
@@ -52,14 +49,11 @@ impl<B: Descriptors> Debug for Request<B> {
 /// Each accepted connection has its own [`Endpoint`], so threads that serve different connections
 /// share nothing. A listener may be dropped, and another bound elsewhere, while its connections
 /// continue (VR-CONN-014). A program with its own endpoints uses [`Listener::try_request`].
-///
-/// The calls that accept also drive the handshakes of the other peers, of which the listener has at
-/// most [`Limits::backlog`]. A peer gets its window, and so can send, once a call has returned its
-/// connection.
 pub struct Listener<B: Descriptors> {
     asked: Mutex<Asked<B>>,
     listener: ListenerId,
     backend: B,
+    budget: Arc<Budget>,
     descriptor: Arc<UnsharedFd>,
     waker: Waker,
 }
@@ -93,11 +87,12 @@ impl<B: Descriptors> Listener<B> {
         options: Options,
         limits: Limits,
     ) -> Result<Self, Error> {
-        let mut endpoint = Endpoint::of_one(backend, Budget::new(limits))?;
+        let budget = Budget::new(limits);
+        let mut endpoint = Endpoint::of_one(backend, Arc::clone(&budget))?;
         let listener = listen(&mut endpoint, host, options)?;
         let (descriptor, waker) = (endpoint.descriptor(), endpoint.waker()?);
         let asked = Mutex::new(Asked { endpoint, over: None });
-        Ok(Self { asked, listener, backend: backend.clone(), descriptor, waker })
+        Ok(Self { asked, listener, backend: backend.clone(), budget, descriptor, waker })
     }
 
     fn lock(&self) -> MutexGuard<'_, Asked<B>> {
@@ -131,36 +126,21 @@ impl<B: Descriptors> Listener<B> {
     pub fn try_request(&self) -> Result<Option<Request<B>>, Error> {
         Error::unless_forked()?;
         let mut asked = self.lock();
-        self.next(&mut asked, Use::Requests, |endpoint| {
-            Ok(endpoint.take_request().map(|identifier| Request { identifier }))
-        })
-    }
-
-    /// Takes a turn, and then what `take` finds.
-    fn next<T>(
-        &self,
-        asked: &mut Asked<B>,
-        used: Use,
-        mut take: impl FnMut(&mut Endpoint<B>) -> Result<Option<T>, Error>,
-    ) -> Result<Option<T>, Error> {
-        let Asked { endpoint, over } = asked;
-        if let Some(error) = over {
+        if let Some(error) = &asked.over {
             return Err(error.clone());
         }
-        endpoint.use_for(self.listener, used);
-        let (error, lost) = match endpoint.progress() {
+        let (error, lost) = match asked.endpoint.progress() {
             Ok(()) => {
-                let taken = take(endpoint)?;
-                if taken.is_some() {
-                    return Ok(taken);
+                if let Some(identifier) = asked.endpoint.take_request() {
+                    return Ok(Some(Request { identifier }));
                 }
-                let Some(error) = endpoint.take_accept_error(self.listener) else { return Ok(None) };
+                let Some(error) = asked.endpoint.take_accept_error(self.listener) else { return Ok(None) };
                 (error, false)
             }
             Err(error) => (error, true),
         };
         if error.is_for_good() || lost {
-            *over = Some(error.clone());
+            asked.over = Some(error.clone());
             // This call consumed the wake-up of other threads. The waker stays readable.
             self.waker.wake();
         }
@@ -173,52 +153,44 @@ impl<B: Descriptors> Listener<B> {
         self.lock().over.is_some()
     }
 
-    /// Returns the next established connection, on an endpoint of its own, if there is one.
+    /// Returns the next connection, on an endpoint of its own, if a peer has asked for one.
     ///
-    /// Also returns a connection that has ended before this call took it: its peer broke the
-    /// protocol, left, or did not complete the connection within [`Options::handshake_timeout`]. It
-    /// has no window, and [`Endpoint::check`] returns why it ended. It is forgotten if others wait
-    /// for its place in the backlog before it is established.
-    ///
-    /// When the listener's descriptor ([`AsFd`]) is readable, or [`Listener::next_timeout`] has
-    /// passed, call this until it returns `None`.
+    /// The connection may not be established yet. If it is not established within
+    /// [`Options::handshake_timeout`], it fails. When the listener's descriptor ([`AsFd`]) is
+    /// readable, call this until it returns `None`.
     ///
     /// # Errors
     /// Returns an error if the listener failed; see [`Listener::try_request`]. Also returns an
     /// error if the process has no descriptor or memory left for a connection. The peer is then
     /// rejected, and the listener continues. A request that fails, or is withdrawn, is no error.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
-        Error::unless_forked()?;
-        let mut asked = self.lock();
-        // With what earlier calls left first: a turn may find more than one.
-        let accepted = match take_open(&mut asked.endpoint) {
-            Ok(None) => self.next(&mut asked, Use::Part, take_open),
-            accepted => accepted,
-        };
-        // This call consumed the wake-up of other threads, or left work for which none comes.
-        if asked.over.is_none() && asked.endpoint.next_timeout().is_some_and(|at| at <= asked.endpoint.now())
-        {
-            self.waker.wake();
+        for _ in 0..ATTEMPTS {
+            let Some(request) = self.try_request()? else { return Ok(None) };
+            let Some(options) = self.lock().endpoint.listener_options(self.listener) else { return Ok(None) };
+            let peer = request.peer_addr();
+            // Dropping a request rejects its peer, so it learns of every error (VR-RES-006).
+            let accepted = self.budget.place().and_then(|place| {
+                Endpoint::adopt(&self.backend, request.identifier, options, &self.budget, place)
+            });
+            match accepted {
+                Ok(accepted) => return Ok(Some(accepted)),
+                Err(error) if error.concerns_everybody() => return Err(error),
+                // It concerns this peer alone, which may have left. The next one can be accepted.
+                Err(error) => tracing::warn!(?peer, %error, "a connection was not accepted"),
+            }
         }
-        accepted
+        Ok(None)
     }
 
-    /// Returns the latest time for the next call of [`Listener::try_accept`], by the clock of the
-    /// backend ([`Endpoint::now`]).
-    pub fn next_timeout(&self) -> Option<Instant> {
-        self.lock().endpoint.next_timeout()
-    }
-
-    /// Waits until there may be a request or a connection, or until a waker from
-    /// [`Listener::waker`] wakes it. Waits for at most `timeout`; `None` is without a limit.
+    /// Waits until there may be a request, or until a waker from [`Listener::waker`] wakes it.
+    /// Waits for at most `timeout`; `None` is without a limit.
     ///
     /// # Errors
     /// Returns an error if `poll` fails.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
         Error::unless_forked()?;
-        let due = self.next_timeout().map(|at| at.since(self.backend.now()));
         // Without the lock, for other threads. The channel stays readable while there are requests.
-        readable(&self.descriptor, timeout.into_iter().chain(due).min())
+        readable(&self.descriptor, timeout)
     }
 
     /// Returns a waker of [`Listener::wait`]. A wake-up ends the waits of all threads, and lasts
@@ -271,28 +243,6 @@ impl<B: Descriptors> Listener<B> {
     }
 }
 
-/// Takes the next connection that the program can have: one that is open, or has ended.
-fn take_open<B: Descriptors>(
-    endpoint: &mut Endpoint<B>,
-) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
-    let mut attempts = ATTEMPTS;
-    while attempts > 0
-        && let Some(event) = endpoint.next_untaken()
-    {
-        // The others are of connections that have their turn, or of the listener. A connection
-        // that was open when it ended has told that first.
-        let (Event::Opened { id, .. } | Event::Ended(id)) = event else { continue };
-        attempts -= 1;
-        match endpoint.part_with(id) {
-            Err(error) if error.concerns_everybody() => return Err(error),
-            // It concerns this peer alone. The next one can be accepted.
-            Err(_) => {}
-            accepted => return accepted.map(Some),
-        }
-    }
-    Ok(None)
-}
-
 fn listen<B: Descriptors>(
     endpoint: &mut Endpoint<B>,
     host: impl ToSocketAddrs + Debug,
@@ -301,7 +251,7 @@ fn listen<B: Descriptors>(
     let name = format!("{host:?}");
     let mut last = Error::no_address(&name);
     for address in host.to_socket_addrs().map_err(|source| Error::no_such_host(&name, source))? {
-        match endpoint.listen_for(address, options, Use::Part) {
+        match endpoint.listen_for(address, options, true) {
             Ok(listener) => return Ok(listener),
             Err(error) => last = error,
         }

@@ -126,9 +126,6 @@ impl<B: Descriptors> Stream<B> {
     /// Wraps the result of [`Listener::try_accept`](crate::Listener::try_accept): an endpoint and
     /// its one connection.
     pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
-        // An accepted connection announces its window, for which its peer waits. A call of the
-        // stream may come late. It also returns what fails here.
-        _ = endpoint.progress();
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
         let descriptor = endpoint.descriptor();

@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rdma_backend::AsyncEvent;
@@ -11,8 +12,9 @@ use rdma_softsim::{
     Connections, DeviceKind, Fabric, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim,
     When,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::world::{End, asking, hosts, is_readable, pass, serve, simulation};
+use crate::world::{End, asking, hosts, pass, serve, simulation};
 
 const LONG: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -39,6 +41,11 @@ fn struck_at(
 fn silently(server: &SoftSim, client: &SoftSim, address: SocketAddr) -> (Listener<SoftSim>, End) {
     let listener = Listener::bind_with(server, address, silent(Options::default()), Share::default());
     (listener.expect("a free address"), asking(client, address, silent(Options::default())))
+}
+
+fn is_readable(descriptor: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 /// Both ends of a connection. The event hit the server while the client was writing.

@@ -275,13 +275,11 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
 fn accepted(sim: &Simulation) -> (End, End) {
     let (server, client, address) = hosts(sim);
     let listener = Listener::bind(&server, address).expect("a free address");
-    let mut server = Endpoint::new(&server, Share::default()).expect("a device");
     let (mut client, own) = asking(&client, address);
     loop {
         sim.step();
         client.progress().expect("the fabric stays");
-        if let Some(request) = listener.try_request().expect("the fabric stays") {
-            let id = server.accept_request(request, Options::default()).expect("accepts");
+        if let Some((server, id)) = listener.try_accept().expect("accepts") {
             assert!(!server.is_open(id), "not yet");
             return ((server, id), (client, own));
         }

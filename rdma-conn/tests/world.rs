@@ -1,13 +1,12 @@
 //! A server's and a client's host, on a simulated fabric or in real time.
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
 use rdma_conn::{Connect, ConnectionId, Endpoint, Event, Limits as Share, Listener, Options, Stream};
 use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub(crate) type End = (Endpoint<SoftSim>, ConnectionId);
 
@@ -63,7 +62,9 @@ pub(crate) fn dialed(
     let address = listener.local_addr().expect("it listens");
     thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect_with(client, address, how).expect("connects"));
-        let (server, peer) = listener.accept_timeout(Duration::from_secs(20)).expect("accepts");
+        let (mut server, peer) = listener.accept_timeout(Duration::from_secs(20)).expect("accepts");
+        // The client waits for the server's window, which the server's first call announces.
+        server.flush().expect("is established");
         (dial.join().expect("does not panic"), server, peer)
     })
 }
@@ -85,11 +86,6 @@ pub(crate) fn serve(listener: &Listener<SoftSim>, accepted: &mut Option<End>) {
         Some((server, _)) => server.progress().expect("the fabric stays"),
         None => *accepted = listener.try_accept().expect("accepts"),
     }
-}
-
-pub(crate) fn is_readable(descriptor: &impl AsFd) -> bool {
-    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
-    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
 /// Bytes in which neighbouring kilobytes differ.

@@ -6,8 +6,7 @@
 //! - A refused client is told why, on RDMA as on TCP: the text arrives before the end.
 //! - A client of TCP or TLS that sees an orderly end has seen every reply: if replies are lost, its
 //!   connection is reset. It may end its own direction, and still gets its replies. Connections of
-//!   RDMA and Unix sockets end in one way: it does not tell a client that replies were waiting when
-//!   it was closed, and are lost.
+//!   RDMA and Unix sockets end in one way, which does not tell.
 //! - A client that does not read its replies is not read any further, so its window or socket fills
 //!   and it waits. At most [`ServerSettings::reply_budget`] bytes and one reply wait for it
 //!   (VR-RES-008). The loop still sleeps.
@@ -34,10 +33,6 @@ const CHUNK: usize = 64 << 10;
 
 /// Clients that may be refused with a text at the same time. Further ones are refused without.
 const REFUSED_AT_ONCE: usize = 128;
-
-/// Clients whose connections may be in the handshake at the same time. Further ones are refused.
-/// RDMA has a lower limit of its own, [`Limits::backlog`](rdma_conn::Limits::backlog).
-const HANDSHAKES: usize = 2048;
 
 /// The behaviour of a server towards its clients.
 pub trait Service: 'static {
@@ -84,9 +79,7 @@ pub enum Flow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerSettings {
-    /// Clients at the same time, including those that are closing. One whose connection is not
-    /// established yet does not count, so that peers that never complete a handshake keep no client
-    /// out.
+    /// Clients at the same time, including those that are closing.
     pub max_clients: usize,
     /// Whether only clients on this machine are admitted.
     pub protected: bool,
@@ -122,7 +115,7 @@ impl Default for ServerSettings {
 pub struct ServerCounters {
     /// Clients admitted: their connections were established.
     pub admitted: u64,
-    /// Clients refused because there were too many, or too many handshakes.
+    /// Clients refused because there were too many.
     pub refused_full: u64,
     /// Clients refused by protected mode, including those that only claimed to be local.
     pub refused_protected: u64,
@@ -395,12 +388,13 @@ const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 /// Admits a client, or has it told why not. Nothing costly was allocated for it yet (VR-SEC-007).
 fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let local = events.get(id).is_some_and(Session::is_local);
-    let full = counted(events) >= events.state.settings.max_clients || events.newcomers() > HANDSHAKES;
+    // Closing connections count, and this one does not count yet.
+    let there = events.len().saturating_sub(events.refusing() + 1);
     let clients = &mut events.state;
     let refusal = if clients.settings.protected && !local {
         clients.counters.refused_protected += 1;
         Some(DENIED)
-    } else if full {
+    } else if there >= clients.settings.max_clients {
         clients.counters.refused_full += 1;
         Some(FULL)
     } else {
@@ -409,30 +403,21 @@ fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) 
         clients.all.insert(id, Client { own, input, replies, flow: Flow::Stay });
         None
     };
-    match refusal {
-        Some(why) => refuse(events, id, why),
-        None if events.accept(id, on_established).is_err() => leave(events, id),
-        None => {}
-    }
-}
-
-/// Returns how many connections have a place of [`ServerSettings::max_clients`].
-fn counted<S: Service>(events: &EventLoop<Clients<S>>) -> usize {
-    events.len().saturating_sub(events.refusing() + events.newcomers())
-}
-
-fn refuse<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId, why: &'static [u8]) {
-    if events.refusing() >= REFUSED_AT_ONCE {
-        // Refusing costs pages, so a crowd of strangers gets no text (VR-SEC-007).
-        events.abort(id);
-    } else if events.refuse(id, why).is_err() {
+    let accepted = match refusal {
+        Some(_) if events.refusing() >= REFUSED_AT_ONCE => {
+            // Refusing costs pages, so a crowd of strangers gets no text (VR-SEC-007).
+            events.abort(id);
+            return;
+        }
+        Some(why) => events.refuse(id, why),
+        None => events.accept(id, on_established),
+    };
+    if accepted.is_err() {
         leave(events, id);
     }
 }
 
 fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
-    // It counts itself now. Others may have been established before it.
-    let full = counted(events) > events.state.settings.max_clients;
     let Some((clients, connection)) = events.get_with_state(id) else { return };
     if let Some(error) = connection.last_error() {
         tracing::info!(%error, kind = %connection.kind(), "a client was not admitted");
@@ -443,10 +428,6 @@ fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId)
         clients.counters.refused_protected += 1;
         clients.all.remove(id);
         events.abort(id);
-    } else if full {
-        clients.counters.refused_full += 1;
-        clients.all.remove(id);
-        refuse(events, id, FULL);
     } else {
         tracing::debug!(kind = %connection.kind(), peer = ?connection.peer_addr(), "client");
         clients.counters.admitted += 1;

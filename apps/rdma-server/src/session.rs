@@ -55,8 +55,6 @@ pub(crate) struct LoopState<S> {
     pub(crate) entered: u32,
     pub(crate) stage: Stage,
     pub(crate) registered: Option<Registered>,
-    /// Whether a peer has opened it, and it is neither established nor refused.
-    pub(crate) newcomer: bool,
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must have ended.
     pub(crate) deadline: Option<Instant>,
@@ -96,7 +94,6 @@ impl<S> Session<S> {
                 entered: 0,
                 stage: Stage::Owned,
                 registered: None,
-                newcomer: state == SessionState::Accepting,
                 refusal: None,
                 deadline: None,
                 timer: None,
@@ -286,6 +283,11 @@ impl<S> Session<S> {
         self.transport.half_closes()
     }
 
+    pub(crate) fn economize(&mut self, why: &'static [u8]) {
+        self.transport.economize();
+        self.loop_state.refusal = Some(why);
+    }
+
     pub(crate) fn transport(&mut self) -> &mut dyn Transport {
         &mut *self.transport
     }
@@ -294,11 +296,6 @@ impl<S> Session<S> {
         self.read_handler = None;
         self.write_handler = None;
         self.loop_state.handshake = None;
-    }
-
-    /// Returns whether a peer has opened it, and it was not accepted yet.
-    pub(crate) fn is_acceptable(&self) -> bool {
-        self.state == SessionState::Accepting && self.loop_state.handshake.is_none()
     }
 
     pub(crate) const fn is_establishing(&self) -> bool {

@@ -97,13 +97,10 @@ impl<B: Descriptors> AsyncListener<B> {
                 return Poll::Ready(Err(Error::NoSuchConnection));
             };
             while let Some(id) = accepting.accepted.pop_front() {
-                if let Some(peer) = state.endpoint.peer_addr(id)
-                    && state.endpoint.take(id)
-                {
+                if let Some(peer) = state.endpoint.peer_addr(id) {
+                    state.endpoint.take(id);
                     return Poll::Ready(Ok((AsyncStream::of(&self.shared, id), peer)));
                 }
-                // It has ended, or is one too many.
-                state.tasks.remove(id);
             }
             if let Some(error) = state.endpoint.take_accept_error(self.listener).or(state.lost.clone()) {
                 return Poll::Ready(Err(error));

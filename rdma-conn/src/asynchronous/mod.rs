@@ -366,14 +366,8 @@ impl<B: Descriptors> EndpointTasks<B> {
                 Event::Writable(id) | Event::Returned(id) => (id, false, true),
                 Event::Opened { id, listener: None } | Event::Ended(id) => (id, true, true),
             };
-            let Some(tasks) = self.tasks.get_mut(id) else {
-                // Connections without a handle have no task. One of a blocking listener that was
-                // converted may have ended before it was open.
-                if matches!(event, Event::Ended(_)) {
-                    self.endpoint.abort(id);
-                }
-                continue;
-            };
+            // Connections without a handle have no task.
+            let Some(tasks) = self.tasks.get_mut(id) else { continue };
             wake.extend(tasks.reader.take_if(|_| reads));
             wake.extend(tasks.writer.take_if(|_| writes));
         }

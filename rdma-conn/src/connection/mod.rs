@@ -178,12 +178,8 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Registers what a connection has that the program uses: its first window and, if the options
-    /// say so, its send buffer. A stranger costs neither, nor does a connection that has ended.
-    /// [`Connection::announce`] follows.
+    /// say so, its send buffer. A stranger costs neither.
     pub(crate) fn admit(&mut self) -> Result<(), Error> {
-        if self.has_ended() {
-            return Ok(());
-        }
         self.open_window()?;
         let length = self.options.protocol.send_buffer;
         if self.options.eager_send_buffer && self.machine.can_replace_send_buffer(length) {
@@ -193,24 +189,15 @@ impl<B: Backend> Connection<B> {
         Ok(())
     }
 
-    /// Registers the first window, unless there is one.
+    /// Registers the first window, unless there is one, and announces it once established.
     fn open_window(&mut self) -> Result<(), Error> {
         if !self.memory.has_window() && !self.has_ended() {
             let address = self.memory.add_window(0)?;
             let (length, region) = self.memory.window();
             self.machine.open_window(address, length, region);
+            self.post(None);
         }
         Ok(())
-    }
-
-    /// Announces the window that [`Connection::admit`] has registered, once established.
-    pub(crate) fn announce(&mut self) {
-        self.post(None);
-    }
-
-    /// Has the events of its identifier come from another channel.
-    pub(crate) fn migrate(&self, to: &B::EventChannel) -> Result<(), Error> {
-        self.id.migrate(to).map_err(Error::backend("moving a connection to its own event channel"))
     }
 
     pub(crate) fn connect(&self) -> Result<(), Error> {

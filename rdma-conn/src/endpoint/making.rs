@@ -10,6 +10,7 @@ use rdma_proto::Role;
 use super::member::Member;
 use super::watch::Descriptors;
 use super::{ConnectionId, Endpoint, Event, ListenerId};
+use crate::budget::{Budget, Newcomer, Place};
 use crate::connecting::{Connecting, set_ack_timeout};
 use crate::connection::Connection;
 use crate::domain::ProtectionDomain;
@@ -21,19 +22,8 @@ use crate::options::Options;
 pub(super) struct Listening<B: Descriptors> {
     pub(super) id: B::Identifier,
     pub(super) options: Options,
-    pub(super) used: Use,
+    pub(super) hands_over: bool,
     pub(super) error: Option<Error>,
-}
-
-/// What an endpoint does with the requests at a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// It accepts them, and has the connections.
-    Own,
-    /// It accepts them, and parts with the open connections ([`Endpoint::part_with`]).
-    Part,
-    /// It leaves them to [`Endpoint::take_request`].
-    Requests,
 }
 
 impl<B: Descriptors> Endpoint<B> {
@@ -43,14 +33,15 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns an error if no RDMA device has the address, it is taken, or an option is invalid. An
     /// endpoint with [`SharedEvents`](crate::SharedEvents) cannot listen.
     pub fn listen(&mut self, address: SocketAddr, options: Options) -> Result<ListenerId, Error> {
-        self.listen_for(address, options, Use::Own)
+        self.listen_for(address, options, false)
     }
 
+    /// If `hands_over`, requests are left to [`Endpoint::take_request`].
     pub(crate) fn listen_for(
         &mut self,
         address: SocketAddr,
         options: Options,
-        used: Use,
+        hands_over: bool,
     ) -> Result<ListenerId, Error> {
         Error::unless_forked()?;
         options.check()?;
@@ -58,7 +49,7 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(channel) = self.events.own() else { return Err(Error::Listening) };
         let id = channel.listen(address, 0).map_err(Error::backend("listening"))?;
         let key = id.key();
-        self.listeners.insert(key, Listening { id, options, used, error: None });
+        self.listeners.insert(key, Listening { id, options, hands_over, error: None });
         Ok(ListenerId(key))
     }
 
@@ -102,26 +93,23 @@ impl<B: Descriptors> Endpoint<B> {
     /// Makes the endpoint itself accept a listener's requests from now on.
     #[cfg(feature = "tokio")]
     pub(crate) fn accept_for(&mut self, listener: ListenerId) {
+        if let Some(listening) = self.listeners.get_mut(&listener.0) {
+            listening.hands_over = false;
+        }
         // A listener's endpoint was made for itself alone. Now all that it accepts share its
         // queues.
         self.queues.share();
-        self.use_for(listener, Use::Own);
-    }
-
-    /// Sets what becomes of the requests at a listener from now on, also of one that waits.
-    pub(crate) fn use_for(&mut self, listener: ListenerId, used: Use) {
-        let Some(listening) = self.listeners.get_mut(&listener.0) else { return };
-        listening.used = used;
-        if used != Use::Requests
-            && let Some(request) = self.requests.take()
-        {
+        if let Some(request) = self.requests.take() {
             self.request(listener.0, request, self.backend.now());
         }
     }
 
     pub(crate) fn take_request(&mut self) -> Option<B::Identifier> {
-        // Those that waited for a place when the program accepted connections came first.
-        self.newcomers.next_waiting().or_else(|| self.requests.take())
+        self.requests.take()
+    }
+
+    pub(crate) fn listener_options(&self, listener: ListenerId) -> Option<Options> {
+        Some(self.listeners.get(&listener.0)?.options)
     }
 
     /// Begins to connect to `peer`, from `local` if given (VR-CONN-011), within `timeout`, or at
@@ -175,9 +163,8 @@ impl<B: Descriptors> Endpoint<B> {
         let key = id.key();
         let connecting = Connecting::<B>::dial(id, (peer, local), &options, self.now(), timeout)
             .inspect_err(|_| self.events.forget(key))?;
-        let mut member = Member::new(connecting, (key, peer), options, Some(place), Role::Client);
+        let mut member = Member::new(connecting, (key, peer), options, place, Role::Client);
         member.domain = domain;
-        self.awake.raise_spin(options.spin);
         Ok(self.enter(member))
     }
 
@@ -208,15 +195,12 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Accepts a [`Request`], at once or when there is a place in the backlog
-    /// ([`Limits::backlog`](crate::Limits::backlog)). [`Event::Opened`] or [`Event::Ended`]
-    /// follows.
+    /// Accepts a [`Request`]. [`Event::Opened`] or [`Event::Ended`] follows.
     ///
     /// # Errors
     /// Returns an error, and rejects the peer (VR-RES-006), if an option is out of bounds, a limit
     /// is reached, resources are lacking, the device was removed or refuses an option, or the
-    /// request was withdrawn. A request that waits for a place ends with such an error later. An
-    /// endpoint with [`SharedEvents`](crate::SharedEvents) accepts none.
+    /// request was withdrawn. An endpoint with [`SharedEvents`](crate::SharedEvents) accepts none.
     pub fn accept_request(
         &mut self,
         Request { identifier }: Request<B>,
@@ -224,83 +208,64 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<ConnectionId, Error> {
         Error::unless_forked()?;
         options.check()?;
-        self.budget.has_place()?;
-        if self.newcomers.is_full() {
-            return Err(Error::TooManyRequests);
-        }
+        let place = self.budget.place()?;
         let Some(channel) = self.events.own() else { return Err(Error::Listening) };
         identifier.migrate(channel).map_err(Error::backend("moving a request to the endpoint"))?;
-        let id = self.enter_request(&identifier, options, None)?;
-        self.accept_for_program(id, identifier).inspect_err(|_| self.abort(id))?;
-        Ok(id)
+        self.accept(identifier, options, place, None)
     }
 
-    /// Moves a connection to an endpoint of its own. Its window is registered now, so that an error
-    /// ends the connection here, and is announced by the first turn of that endpoint.
-    pub(super) fn move_out(&mut self, id: ConnectionId) -> Result<(Self, ConnectionId), Error> {
-        let place = self.budget.place()?;
-        // With a channel of its own: the end of the listener's would end it, too (VR-CONN-014).
-        let mut own = Self::of_one(&self.backend, Arc::clone(&self.budget))?;
-        let Some(channel) = own.events.own() else { return Err(Error::Listening) };
-        let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
-        let (Some(connection), Some(at)) = (&mut member.connection, member.queue) else {
-            return Err(Error::NoSuchConnection);
-        };
-        connection.admit()?;
-        let is_suspect = connection.is_suspect();
-        connection.migrate(channel)?;
-        self.queues.watch_from(at, &own.watch)?;
-        // From here on, nothing fails.
-        let Some(mut member) = self.members.remove(id.0) else { return Err(Error::NoSuchConnection) };
-        self.timers.set(id, &mut member.due, None);
-        self.identifiers.remove(&member.key);
-        self.newcomers.has_room();
-        member.count(place);
-        member.queue = Some(0);
-        own.awake.raise_spin(member.options.spin);
-        let moved = own.enter(member.depart());
-        if let Some(mut queue) = self.queues.remove(at) {
-            queue.belong(moved);
-            own.queues.add(queue);
-        }
-        if is_suspect {
-            own.suspects.push(moved);
-        }
-        own.newcomers.take(moved);
-        // What came before may have raised its wake-up already.
-        own.awake.has_more();
-        own.settle(moved);
-        Ok((own, moved))
-    }
-
-    /// Makes the connection of a request, without a queue pair.
-    pub(super) fn enter_request(
-        &mut self,
-        identifier: &B::Identifier,
+    /// Accepts another endpoint's request as the one connection of a new endpoint.
+    pub(crate) fn adopt(
+        backend: &B,
+        identifier: B::Identifier,
         options: Options,
-        listener: Option<ListenerId>,
+        budget: &Arc<Budget>,
+        place: Place,
+    ) -> Result<(Self, ConnectionId), Error> {
+        // Check the budget before anything is made for it.
+        budget.has(Memory::<B>::idle(&options.of(Role::Server)))?;
+        // With a channel of its own: the end of the listener's would end it, too (VR-CONN-014).
+        let mut endpoint = Self::of_one(backend, Arc::clone(budget))?;
+        let Some(channel) = endpoint.events.own() else { return Err(Error::Listening) };
+        identifier
+            .migrate(channel)
+            .map_err(Error::backend("moving a connection to its own event channel"))?;
+        let id = endpoint.accept(identifier, options, place, None)?;
+        Ok((endpoint, id))
+    }
+
+    /// Accepts a request, of a listener unless the program has examined it.
+    pub(super) fn accept(
+        &mut self,
+        identifier: B::Identifier,
+        options: Options,
+        place: Place,
+        arrives: Option<(ListenerId, Newcomer)>,
     ) -> Result<ConnectionId, Error> {
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
-        let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
-        let mut member = Member::new(connecting, (identifier.key(), peer), options, None, Role::Server);
-        let used = listener.and_then(|listener| Some(self.listeners.get(&listener.0)?.used));
-        if let Some(listener) = listener {
-            member = member.of(listener, used == Some(Use::Part));
-        }
-        // A listener's endpoint, which parts with its connections, does not poll for them.
-        if used != Some(Use::Part) {
-            self.awake.raise_spin(options.spin);
-        }
-        Ok(self.enter(member))
-    }
-
-    /// Makes the queue pair of a request's connection, and accepts the request.
-    pub(super) fn answer(&mut self, id: ConnectionId, identifier: B::Identifier) -> Result<(), Error> {
-        let Some(member) = self.members.get(id.0) else { return Err(Error::NoSuchConnection) };
-        let (peer, options) = (member.peer, member.options);
         set_ack_timeout::<B>(&identifier, &options)?;
-        self.connect_queue(id, identifier, peer, Role::Server, options)?;
-        self.connection(id).map_or(Ok(()), Connection::accept)
+        let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
+        let mut member = Member::new(connecting, (identifier.key(), peer), options, place, Role::Server);
+        if let Some((listener, newcomer)) = arrives {
+            member = member.arrives(listener, newcomer);
+        }
+        let id = self.enter(member);
+        let made = self.connect_queue(id, identifier, peer, Role::Server, options);
+        let accepted = made.and_then(|()| match self.connection(id) {
+            Some(connection) => connection.accept(),
+            None => Ok(()),
+        });
+        match accepted {
+            Ok(()) => {
+                self.settle(id);
+                Ok(id)
+            }
+            Err(error) => {
+                // This drops the identifier, which rejects the peer (VR-RES-006).
+                self.abort(id);
+                Err(error)
+            }
+        }
     }
 
     fn connect_queue(
@@ -333,11 +298,11 @@ impl<B: Descriptors> Endpoint<B> {
         let backend = self.backend.clone();
         let member = self.members.get(id.0);
         let domain = member.and_then(|member| member.domain.clone());
+        let has_window = !member.is_some_and(Member::is_newcomer);
         let made =
             Connection::new(backend, identifier, queue.completions(), (peer, role), options, domain, budget);
         let made = made.and_then(|mut connection| {
-            // A peer that asks gets a window when it is no stranger any more (VR-SEC-007).
-            if role == Role::Client {
+            if has_window {
                 connection.admit()?;
             }
             Ok(connection)
@@ -363,6 +328,7 @@ impl<B: Descriptors> Endpoint<B> {
 
     fn enter(&mut self, member: Member<B>) -> ConnectionId {
         let key = member.key;
+        self.awake.raise_spin(member.options.spin);
         let id = ConnectionId(self.members.insert(member));
         self.identifiers.insert(key, id);
         self.touch(id);

@@ -36,8 +36,6 @@ pub(super) struct Member<B: Backend> {
     /// Whether its events are unwanted and it is forgotten at its end.
     pub(super) abandoned: bool,
     listener: Option<ListenerId>,
-    /// Whether the program hears of it even if its handshake fails.
-    hands_over: bool,
     open: bool,
     closed: bool,
     pending: PendingEvents,
@@ -48,9 +46,8 @@ pub(super) struct Member<B: Backend> {
     newcomer: Option<Newcomer>,
     /// Since when it is dispensable, as the list of those has it.
     dispensable_since: Option<Instant>,
-    /// Its place in the connection limit, also while it closes. One that a peer asked for has none
-    /// before the program takes it.
-    place: Option<Place>,
+    /// Its place in the connection limit, also while it closes.
+    _place: Place,
 }
 
 /// Calls that returned `None` and are owed an [`Event::Writable`].
@@ -114,7 +111,7 @@ impl<B: Backend> Member<B> {
         connecting: Connecting<B>,
         (key, peer): (IdentifierKey, SocketAddr),
         options: Options,
-        place: Option<Place>,
+        place: Place,
         role: Role,
     ) -> Self {
         Self {
@@ -131,7 +128,6 @@ impl<B: Backend> Member<B> {
             waits: Waits::default(),
             abandoned: false,
             listener: None,
-            hands_over: false,
             open: false,
             closed: false,
             pending: PendingEvents::default(),
@@ -139,45 +135,14 @@ impl<B: Backend> Member<B> {
             observed: Observed::begun(role, peer),
             newcomer: None,
             dispensable_since: None,
-            place,
+            _place: place,
         }
     }
 
-    /// Records the listener whose request it is, and whether the program hears of a handshake that
-    /// fails.
-    pub(super) fn of(mut self, listener: ListenerId, hands_over: bool) -> Self {
-        (self.listener, self.hands_over) = (Some(listener), hands_over);
+    /// Makes it a connection that a listener accepted and that the program does not have yet.
+    pub(super) fn arrives(mut self, listener: ListenerId, newcomer: Newcomer) -> Self {
+        (self.listener, self.newcomer) = (Some(listener), Some(newcomer));
         self
-    }
-
-    /// Gives it its place in the backlog: its request is accepted now.
-    pub(super) fn arrive(&mut self, newcomer: Newcomer) {
-        self.newcomer = Some(newcomer);
-    }
-
-    /// Counts it: the program has it from here on.
-    pub(super) fn count(&mut self, place: Place) {
-        self.place = Some(place);
-    }
-
-    /// Removes it from its endpoint, which has told nothing of it, for another one.
-    pub(super) fn depart(mut self) -> Self {
-        (self.listener, self.newcomer, self.touched, self.telling) = (None, None, false, false);
-        self.pending = PendingEvents::default();
-        self
-    }
-
-    /// Frees the queue pair of a newcomer that is given up, and its place in the backlog. Returns
-    /// what its queue needs to know.
-    pub(super) fn release(&mut self, error: Error) -> Option<(usize, Option<u32>)> {
-        let connection = self.connection.take();
-        let pair = connection.as_ref().map(|connection| connection.queue_pair_number());
-        // The queue pair goes before its queue (VR-RES-001).
-        drop(connection);
-        (self.connecting, self.newcomer, self.open) = (None, None, false);
-        self.pending.events = 0;
-        self.fail(error);
-        Some((self.queue.take()?, pair))
     }
 
     pub(super) const fn listener(&self) -> Option<ListenerId> {
@@ -186,11 +151,6 @@ impl<B: Backend> Member<B> {
 
     pub(super) const fn is_newcomer(&self) -> bool {
         self.newcomer.is_some()
-    }
-
-    /// Returns whether it is being made, and has not failed.
-    pub(super) fn is_connecting(&self) -> bool {
-        self.connecting.is_some() && !self.has_ended()
     }
 
     pub(super) const fn is_closed(&self) -> bool {
@@ -213,7 +173,6 @@ impl<B: Backend> Member<B> {
     pub(super) fn admit(&mut self) -> Result<(), Error> {
         if let Some(connection) = self.connection.as_mut().filter(|_| !self.closed) {
             connection.admit()?;
-            connection.announce();
             self.newcomer = None;
         }
         Ok(())
@@ -345,8 +304,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Advances the handshake. Forgets an accepted connection whose handshake fails, unless the
-    /// program is to hear of it.
+    /// Advances the handshake. Forgets an accepted connection that ends before the program saw it.
     #[inline]
     pub(super) fn advance(&mut self) {
         if self.connecting.is_some() {
@@ -362,7 +320,7 @@ impl<B: Backend> Member<B> {
             self.connecting = None;
         } else if self.has_ended() {
             self.connecting = None;
-            if self.listener.is_some() && !self.hands_over {
+            if self.listener.is_some() {
                 tracing::debug!(peer = %self.peer, error = ?self.check().err(), "never established");
                 self.abandoned = true;
             }

@@ -39,7 +39,6 @@ use shared::{Sharer, Source};
 use watch::Watch;
 
 pub use ids::{ConnectionId, ConnectionMap};
-pub(crate) use making::Use;
 pub use shared::SharedEvents;
 pub use watch::Descriptors;
 pub(crate) use watch::readable;
@@ -361,12 +360,11 @@ impl<B: Descriptors> Endpoint<B> {
     // (`benches/peer/counts`).
     #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event> {
-        loop {
-            match self.next_untaken() {
-                Some(Event::Opened { id, .. }) if !self.take(id) => {}
-                event => return event,
-            }
+        let event = self.next_untaken();
+        if let Some(Event::Opened { id, listener: Some(_) }) = event {
+            self.take(id);
         }
+        event
     }
 
     /// Like [`Endpoint::next_event`], for a caller that calls [`Endpoint::take`] when the program
@@ -389,11 +387,10 @@ impl<B: Descriptors> Endpoint<B> {
         None
     }
 
-    /// Records that the program has an open connection. Returns false, and ends it, if a peer has
-    /// asked for it and the program has as many as it may.
-    #[cold]
-    pub(crate) fn take(&mut self, id: ConnectionId) -> bool {
-        !self.members.get(id.0).is_some_and(Member::is_newcomer) || self.count(id)
+    /// Records that the program has a connection of a listener, and counts it from here on. Its
+    /// window is registered in the next turn.
+    pub(crate) fn take(&mut self, id: ConnectionId) {
+        self.newcomers.take(id);
     }
 
     /// Returns all events of the next connection or listener that has any, for a program that
@@ -406,8 +403,8 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(id) = self.telling.pop_front() {
             let Some(member) = self.members.get_mut(id.0) else { continue };
             let (kinds, listener) = member.tell_all();
-            if kinds & Events::OPENED != 0 && !self.take(id) {
-                continue;
+            if listener.is_some() {
+                self.take(id);
             }
             if kinds != 0 {
                 return Some(Events { kinds, id: Some(id), listener });

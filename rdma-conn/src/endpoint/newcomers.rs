@@ -1,10 +1,9 @@
-//! Connections that were accepted and that the program does not have yet.
+//! Connections that listeners have accepted and the program does not have yet.
 //!
 //! A request costs a server an identifier, like a TCP connection in the backlog. A handshake costs
 //! it a queue pair with its receives. A window, which is most of a connection, is registered in the
-//! turn after the program has taken [`Event::Opened`](super::Event::Opened) or, of a
-//! [`Listener`](crate::Listener) or on tokio, after a thread or a task has accepted it. By then the
-//! program has counted the connection, or has closed it.
+//! turn after the program has taken [`Event::Opened`](super::Event::Opened) or, on tokio, after a
+//! task has accepted it. By then the program has counted the connection, or has closed it.
 //! [`Limits::backlog`](crate::Limits::backlog) bounds those that it has not counted.
 
 use std::collections::VecDeque;
@@ -13,7 +12,6 @@ use std::time::Duration;
 use rdma_backend::time::Instant;
 use rdma_backend::{Identifier, IdentifierKey};
 
-use super::making::Use;
 use super::member::Member;
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint, ListenerId};
 use crate::budget::Newcomer;
@@ -27,22 +25,13 @@ const GRACE: Duration = Duration::from_millis(100);
 const WAITING: usize = 1024;
 
 pub(super) struct Newcomers<B: Descriptors> {
-    /// Requests that wait for a place, longest first.
-    waiting: VecDeque<(Asked, B::Identifier)>,
+    /// Requests that wait for a place, with their listeners, longest first.
+    waiting: VecDeque<(IdentifierKey, B::Identifier)>,
     dispensable: Dispensable,
     /// Connections that the program has taken, and that get their windows.
     taken: VecDeque<ConnectionId>,
     /// When there is something to do. Each turn asks.
     due: Instant,
-}
-
-/// Where a request is from.
-#[derive(Clone, Copy)]
-enum Asked {
-    /// A listener of the endpoint. There is no connection before it is accepted.
-    Listener(IdentifierKey),
-    /// The program, which has this connection for it.
-    Program(ConnectionId),
 }
 
 /// Handshakes and closed newcomers, longest first, each with the time since when it is that. Also
@@ -103,69 +92,37 @@ impl<B: Descriptors> Newcomers<B> {
         }
     }
 
-    /// Returns whether no more requests may wait.
-    pub(super) fn is_full(&self) -> bool {
-        self.waiting.len() >= WAITING
-    }
-
-    /// Removes the request that waits for the longest time.
-    pub(super) fn next_waiting(&mut self) -> Option<B::Identifier> {
-        self.waiting.pop_front().map(|(_, identifier)| identifier)
-    }
-
     /// Forgets the requests in a forked child, without an end of what is its parent's.
     pub(super) fn forget_waiting(&mut self) {
         std::mem::forget(std::mem::take(&mut self.waiting));
     }
 
     pub(super) fn close_listener(&mut self, listener: IdentifierKey) {
-        self.waiting.retain(|(asked, _)| !matches!(asked, Asked::Listener(other) if *other == listener));
+        self.waiting.retain(|(other, _)| *other != listener);
     }
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Accepts a listener's request, at once or when there is a place in the backlog.
+    /// Accepts a request, at once or when there is a place in the backlog.
     pub(super) fn request(&mut self, listener: IdentifierKey, identifier: B::Identifier, now: Instant) {
         let Some(listening) = self.listeners.get(&listener) else { return };
-        if listening.used == Use::Requests {
+        if listening.hands_over {
             self.accepts -= 1;
             self.requests = Some(identifier);
-        } else if !self.newcomers.is_full() {
-            self.newcomers.waiting.push_back((Asked::Listener(listener), identifier));
+        } else if self.newcomers.waiting.len() < WAITING {
+            self.newcomers.waiting.push_back((listener, identifier));
             let lacks_place = self.accept_waiting(now);
-            self.look_again(lacks_place, now);
+            if lacks_place {
+                // By then the oldest handshake has had its time, and can be given up.
+                self.newcomers.due = self.newcomers.due.min(now.after(GRACE));
+            } else {
+                self.newcomers.has_room();
+            }
         } else {
             self.accepts -= 1;
             self.usage.rejected += 1;
             // Dropping the identifier rejects the peer (VR-RES-006).
             tracing::warn!(peer = ?identifier.peer_addr(), "a connection was rejected: too many wait");
-        }
-    }
-
-    /// Accepts the request of a connection that the program has, at once or when there is a place.
-    /// An error is returned, or is that of the connection later.
-    pub(super) fn accept_for_program(
-        &mut self,
-        id: ConnectionId,
-        identifier: B::Identifier,
-    ) -> Result<(), Error> {
-        let now = self.backend.now();
-        // Others may have waited longer.
-        let newcomer = if self.newcomers.waiting.is_empty() { self.budget.newcomer() } else { None };
-        let Some(newcomer) = newcomer else {
-            self.newcomers.waiting.push_back((Asked::Program(id), identifier));
-            self.look_again(true, now);
-            return Ok(());
-        };
-        self.accept_newcomer(id, identifier, newcomer, now)
-    }
-
-    fn look_again(&mut self, lacks_place: bool, now: Instant) {
-        if lacks_place {
-            // By then the oldest handshake has had its time, and can be given up.
-            self.newcomers.due = self.newcomers.due.min(now.after(GRACE));
-        } else {
-            self.newcomers.has_room();
         }
     }
 
@@ -194,29 +151,11 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Accepts waiting requests, as many as a turn may. Returns whether one lacks only a place.
     fn accept_waiting(&mut self, now: Instant) -> bool {
-        while self.accepts > 0
-            && let Some((asked, _)) = self.newcomers.waiting.front()
-        {
-            let asked = *asked;
-            if let Asked::Program(id) = asked
-                && !self.members.get(id.0).is_some_and(Member::is_connecting)
-            {
-                // The program has forgotten it, or it took too long. Dropping an identifier rejects
-                // its peer (VR-RES-006).
-                self.newcomers.waiting.pop_front();
-                continue;
-            }
+        while self.accepts > 0 && !self.newcomers.waiting.is_empty() {
             let Some(newcomer) = self.budget.newcomer() else { return true };
-            let Some((_, identifier)) = self.newcomers.waiting.pop_front() else { break };
+            let Some((listener, identifier)) = self.newcomers.waiting.pop_front() else { break };
             self.accepts -= 1;
-            match asked {
-                Asked::Listener(listener) => self.accept_one(listener, identifier, newcomer, now),
-                Asked::Program(id) => {
-                    if let Err(error) = self.accept_newcomer(id, identifier, newcomer, now) {
-                        self.give_up(id, error);
-                    }
-                }
-            }
+            self.accept_one(listener, identifier, newcomer, now);
         }
         false
     }
@@ -230,37 +169,15 @@ impl<B: Descriptors> Endpoint<B> {
     ) {
         let Some(listening) = self.listeners.get(&listener) else { return };
         let options = listening.options;
-        let entered = self.enter_request(&identifier, options, Some(ListenerId(listener)));
-        let accepted = entered.and_then(|id| {
-            self.accept_newcomer(id, identifier, newcomer, now).inspect_err(|_| self.abort(id))
-        });
-        if let Err(error) = accepted
-            && error.concerns_everybody()
-        {
-            self.accept_failed(listener, error);
-        }
-    }
-
-    /// Accepts the request of a connection. After an error it has no queue pair, and its peer is
-    /// rejected.
-    fn accept_newcomer(
-        &mut self,
-        id: ConnectionId,
-        identifier: B::Identifier,
-        newcomer: Newcomer,
-        now: Instant,
-    ) -> Result<(), Error> {
         let peer = identifier.peer_addr();
-        if let Some(member) = self.members.get_mut(id.0) {
-            member.arrive(newcomer);
-        }
-        // If the program has as many as it may, the peer learns of it now.
-        let answered = self.budget.has_place().and_then(|()| self.answer(id, identifier));
-        match &answered {
-            Ok(()) => {
+        // Dropping an identifier rejects its peer, so it learns of every error (VR-RES-006).
+        let accepted = self.budget.place().and_then(|place| {
+            self.accept(identifier, options, place, Some((ListenerId(listener), newcomer)))
+        });
+        match accepted {
+            Ok(id) => {
                 self.usage.accepted += 1;
                 self.may_go(now, id);
-                self.settle(id);
             }
             Err(error) => {
                 tracing::warn!(?peer, %error, "a connection was rejected");
@@ -269,9 +186,11 @@ impl<B: Descriptors> Endpoint<B> {
                 if error.is_scarcity() {
                     _ = self.give_one_up(now);
                 }
+                if error.concerns_everybody() {
+                    self.accept_failed(listener, error);
+                }
             }
         }
-        answered
     }
 
     /// Records a handshake, or a newcomer that the program has closed.
@@ -314,43 +233,6 @@ impl<B: Descriptors> Endpoint<B> {
         self.members.get_mut(id.0).map_or(Ok(()), Member::admit)
     }
 
-    /// Counts a newcomer, which the program has from here on. Its window is registered in the next
-    /// turn. Returns false, and ends it, if the program has as many as it may.
-    pub(super) fn count(&mut self, id: ConnectionId) -> bool {
-        let Some(member) = self.members.get_mut(id.0) else { return false };
-        match self.budget.place() {
-            Ok(place) => {
-                member.count(place);
-                self.newcomers.take(id);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(peer = %member.peer, %error, "a connection was rejected");
-                self.usage.rejected += 1;
-                self.give_up(id, error);
-                false
-            }
-        }
-    }
-
-    /// Takes a connection that is open or has ended out, to be the one of a new endpoint. It is
-    /// counted, and has its window unless it has ended. After an error it is ended.
-    pub(crate) fn part_with(&mut self, id: ConnectionId) -> Result<(Self, ConnectionId), Error> {
-        let now = self.backend.now();
-        // One that has ended takes nothing from others.
-        let lives = self.members.get(id.0).is_some_and(|member| !member.has_ended());
-        let mut parted = self.move_out(id);
-        while lives && parted.as_ref().is_err_and(Error::is_scarcity) && self.give_one_up(now).is_ok() {
-            parted = self.move_out(id);
-        }
-        if let Err(error) = &parted {
-            tracing::warn!(peer = ?self.peer_addr(id), %error, "a connection was rejected");
-            self.usage.rejected += 1;
-            self.abort(id);
-        }
-        parted
-    }
-
     /// Records that the program has closed a newcomer.
     pub(super) fn refused(&mut self, id: ConnectionId) {
         if self.members.get(id.0).is_some_and(Member::is_newcomer) {
@@ -372,30 +254,12 @@ impl<B: Descriptors> Endpoint<B> {
             if let Some(member) = member {
                 tracing::debug!(peer = %member.peer, "given up for those who wait");
                 self.usage.rejected += 1;
-                let doing = "waiting for the peer, while others waited for its place in the backlog";
-                let error = Error::TimedOut { doing, after: GRACE, peer: Some(member.peer) };
-                self.give_up(id, error);
+                self.abort(id);
                 return Ok(());
             }
         }
         // All others are open, and the program is about to take them.
         Err(now.after(GRACE))
-    }
-
-    /// Ends a newcomer. One that the program knows, from [`Endpoint::accept_request`], stays
-    /// without a queue pair, for the program to hear why.
-    fn give_up(&mut self, id: ConnectionId, error: Error) {
-        let Some(member) = self.members.get_mut(id.0) else { return };
-        if member.listener().is_some() {
-            self.abort(id);
-            return;
-        }
-        let options = member.options;
-        if let Some((queue, pair)) = member.release(error) {
-            self.queues.leave(queue, pair, &options);
-        }
-        self.newcomers.has_room();
-        self.settle(id);
     }
 }
 

@@ -60,12 +60,6 @@ impl<B: Descriptors> Queue<B> {
         self.pairs.get(at).map(|(_, id)| *id)
     }
 
-    /// Moves a queue of one connection, which has another id there, to another endpoint.
-    pub(super) fn belong(&mut self, connection: ConnectionId) {
-        (self.listed, self.idle) = (true, false);
-        self.pairs.iter_mut().for_each(|(_, owner)| *owner = connection);
-    }
-
     pub(super) fn owners(&self) -> Vec<ConnectionId> {
         self.pairs.iter().map(|(_, id)| *id).collect()
     }
@@ -264,22 +258,6 @@ impl<B: Descriptors> Queues<B> {
             self.awake.push(at);
         }
         Ok(at)
-    }
-
-    /// Has another endpoint watch a queue, whose first one it will be.
-    pub(super) fn watch_from(&mut self, at: usize, watch: &Watch) -> Result<(), Error> {
-        self.get_mut(at).map_or(Ok(()), |queue| watch.take_over(0, &mut queue.completions))
-    }
-
-    /// Removes a queue of one connection, for another endpoint.
-    pub(super) fn remove(&mut self, at: usize) -> Option<Queue<B>> {
-        self.queues.get_mut(at)?.take()
-    }
-
-    /// Adds the first queue, of another endpoint.
-    pub(super) fn add(&mut self, queue: Queue<B>) {
-        self.queues = vec![Some(queue)];
-        self.awake = vec![0];
     }
 
     /// Releases a reservation after the queue pair is destroyed. `pair` is its number, if recorded.

@@ -8,7 +8,6 @@ use rdma_backend::time::Instant;
 use rdma_backend::{CmEvent, CmEventKind, CompletionError};
 
 use super::awake::{Awake, Found, Turns};
-use super::making::Use;
 use super::queues::{Lost, UNNAMED};
 use super::watch::{MANY, Sources, Woken};
 use super::{ACCEPTS, ConnectionId, Descriptors, EVENTS, Endpoint};
@@ -329,8 +328,8 @@ impl<B: Descriptors> Endpoint<B> {
             return Err(error);
         }
         tracing::warn!(%error, "connection events cannot be read now");
-        // A program that calls its listener itself retries at its own pace, and gets each error.
-        if error.is_shortage() && self.listeners.values().all(|listening| listening.used == Use::Own) {
+        // A program that takes requests itself retries at its own pace, and gets each error.
+        if error.is_shortage() && !self.listeners.values().any(|listening| listening.hands_over) {
             self.rests_until = now.after(REST);
         }
         let listeners: Vec<_> = self.listeners.keys().copied().collect();

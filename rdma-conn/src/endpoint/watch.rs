@@ -44,18 +44,12 @@ impl<S: AsFd> Deref for Watched<S> {
     }
 }
 
-impl<S: AsFd> Watched<S> {
-    fn unwatch(&self) {
+impl<S: AsFd> Drop for Watched<S> {
+    fn drop(&mut self) {
         if let Some(epoll) = &self.epoll {
             // It was added, and only this removes it.
             _ = epoll::delete(epoll, &self.source);
         }
-    }
-}
-
-impl<S: AsFd> Drop for Watched<S> {
-    fn drop(&mut self) {
-        self.unwatch();
     }
 }
 
@@ -108,16 +102,6 @@ impl Watch {
         self.watch(queue, index as u64)
     }
 
-    /// Watches a queue that another instance has watched. After an error, that one still does.
-    pub(super) fn take_over<S: AsFd>(&self, index: usize, queue: &mut Watched<S>) -> Result<(), Error> {
-        if let Self::Epoll(epoll, _) = self {
-            add(epoll, &queue.source, index as u64)?;
-            queue.unwatch();
-            queue.epoll = Some(Arc::clone(epoll));
-        }
-        Ok(())
-    }
-
     pub(super) fn waker(&mut self) -> Result<Waker, Error> {
         match self {
             Self::Epoll(_, Some(waker)) => Ok(Waker::clone(waker)),
@@ -136,7 +120,8 @@ impl Watch {
 
     fn watch<S: AsFd>(&self, source: S, data: u64) -> Result<Watched<S>, Error> {
         let Self::Epoll(epoll, _) = self else { return Ok(Watched { source, epoll: None }) };
-        add(epoll, &source, data)?;
+        // Level-triggered: what is not taken out is named again by the next call.
+        epoll::add(epoll, &source, epoll::EventData::new_u64(data), epoll::EventFlags::IN).map_err(failed)?;
         Ok(Watched { source, epoll: Some(Arc::clone(epoll)) })
     }
 
@@ -164,11 +149,6 @@ impl Watch {
             waker.clear();
         }
     }
-}
-
-fn add(epoll: &UnsharedFd, source: &impl AsFd, data: u64) -> Result<(), Error> {
-    // Level-triggered: what is not taken out is named again by the next call.
-    epoll::add(epoll, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN).map_err(failed)
 }
 
 /// Converts to whole milliseconds, rounded up. Waking too early would only spin.

@@ -173,7 +173,7 @@ async fn streams_become_asynchronous() {
     server.write_u8(7).await.expect("written");
     assert_eq!(timeout(LONG, waits).await.expect("in time").expect("does not panic").expect("comes"), 7);
 
-    // One that a blocking listener has accepted.
+    // One that is still being established.
     let dial = || {
         let host = host.clone();
         tokio::spawn(async move { AsyncStream::connect(&host, address).await })

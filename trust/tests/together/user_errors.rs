@@ -148,8 +148,6 @@ fn locked_memory_too_small_for_the_server() {
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Memory, .. }), "{error:?}");
     says(&error, io::ErrorKind::OutOfMemory, &["registering memory", "locked memory", "ulimit -l"]);
     let error = connecting.join().expect("the client's thread");
-    // The window, which is what cannot be registered, comes after the handshake (VR-SEC-007).
-    let left = Error::Protocol(rdma_proto::Error::Transport(rdma_proto::TransportError::Disconnected));
-    assert_eq!(format!("{error:?}"), format!("{left:?}"));
-    says(&error, io::ErrorKind::BrokenPipe, &["the peer has disconnected"]);
+    assert!(matches!(error, Error::Rejected { .. }), "{error:?}");
+    says(&error, io::ErrorKind::ConnectionRefused, &["192.0.2.1:6379 rejected the connection (reason 28)"]);
 }

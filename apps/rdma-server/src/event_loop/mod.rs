@@ -70,7 +70,6 @@ pub struct EventLoop<S> {
     asked: Vec<ListenerId>,
     woken: Arc<Woken>,
     refusing: usize,
-    newcomers: usize,
     lost: VecDeque<ListenerLost>,
 }
 
@@ -104,8 +103,6 @@ struct Listener<S> {
 struct Driven {
     driver: Arc<dyn Driver>,
     source: SourceId,
-    /// Whether it was driven since the loop last waited.
-    done: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -162,7 +159,6 @@ impl<S> EventLoop<S> {
             asked: Vec::new(),
             woken: Arc::default(),
             refusing: 0,
-            newcomers: 0,
             lost: VecDeque::new(),
         })
     }
@@ -255,7 +251,10 @@ impl<S> EventLoop<S> {
     /// # Errors
     /// Returns an error if there is no such connection, or if it was accepted before.
     pub fn accept(&mut self, id: SessionId, handler: Handler<S>) -> io::Result<()> {
-        if !self.get(id).is_some_and(Session::is_acceptable) {
+        let acceptable = self.get(id).is_some_and(|connection| {
+            connection.state() == SessionState::Accepting && connection.loop_state.handshake.is_none()
+        });
+        if !acceptable {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that waits to be accepted"));
         }
         self.begin_handshake(id, handler);
@@ -266,27 +265,12 @@ impl<S> EventLoop<S> {
     /// Refuses a connection: tells the peer why, and closes it. It costs little memory.
     ///
     /// # Errors
-    /// Returns an error if there is no such connection, or if it is in its handshake or was refused
-    /// before.
+    /// Returns an error if there is no such connection, or if it was accepted before.
     pub fn refuse(&mut self, id: SessionId, why: &'static [u8]) -> io::Result<()> {
-        let connection = self.get_mut(id).filter(|connection| {
-            let established = connection.state() == SessionState::Connected;
-            (established || connection.is_acceptable()) && connection.loop_state.refusal.is_none()
-        });
-        let Some(connection) = connection else {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that may be refused"));
-        };
-        // Counts until `turn::remove` finds the refusal in the session.
-        connection.loop_state.refusal = Some(why);
-        let established = !connection.is_establishing();
-        if !established {
-            connection.transport().economize();
-        }
-        self.refusing += 1;
-        self.is_no_newcomer(id);
-        if established {
-            turn::say_why(self, id);
-            return Ok(());
+        if let Some(connection) = self.get_mut(id).filter(|connection| connection.is_establishing()) {
+            connection.economize(why);
+            // Counts until `turn::remove` finds the refusal in the session.
+            self.refusing += 1;
         }
         self.accept(id, turn::say_why)
     }
@@ -294,19 +278,6 @@ impl<S> EventLoop<S> {
     /// Returns how many connections are being refused.
     pub const fn refusing(&self) -> usize {
         self.refusing
-    }
-
-    /// Returns how many connections peers have opened that are neither established nor refused.
-    pub(crate) const fn newcomers(&self) -> usize {
-        self.newcomers
-    }
-
-    fn is_no_newcomer(&mut self, id: SessionId) {
-        if let Some(connection) = self.connections.get_mut(id)
-            && std::mem::take(&mut connection.loop_state.newcomer)
-        {
-            self.newcomers -= 1;
-        }
     }
 
     /// Returns a connection, unless it was closed.

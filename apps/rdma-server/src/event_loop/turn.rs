@@ -71,17 +71,15 @@ impl<S> EventLoop<S> {
                 Owner::Session(id) => self.drive(id, fired),
                 Owner::Listener(id) => self.ask(id),
                 Owner::Driver(id) => {
-                    if let Some(driven) = self.drivers.get_mut(id) {
+                    if let Some(driven) = self.drivers.get(id) {
                         driven.driver.drive();
-                        driven.done = true;
                     }
                 }
             }
         }
-        // A driver's turn is bounded, and its descriptor reports the rest by no further edge. The
-        // rest is for the next turn: handlers come first, and may close what was established.
-        for Driven { driver, done, .. } in self.drivers.values_mut() {
-            if !std::mem::take(done) && driver.next_timeout() == Some(Duration::ZERO) {
+        // A driver's turn is bounded, and its descriptor reports the rest by no further edge.
+        for Driven { driver, .. } in self.drivers.values() {
+            if driver.next_timeout() == Some(Duration::ZERO) {
                 driver.drive();
             }
         }
@@ -117,7 +115,6 @@ impl<S> EventLoop<S> {
                 Ok(Accepted::Connection(transport)) => {
                     let handler = listener.handler;
                     let connection = self.insert(Session::new(transport, SessionState::Accepting));
-                    self.newcomers += 1;
                     self.call(connection, handler);
                 }
                 // Concerns only its sender (VR-SEC-004).
@@ -215,9 +212,7 @@ impl<S> EventLoop<S> {
         }
         // Before the handler, which may close the connection and so set another.
         connection.loop_state.deadline = None;
-        let handler = connection.loop_state.handshake.take();
-        self.is_no_newcomer(id);
-        if let Some(handler) = handler {
+        if let Some(handler) = connection.loop_state.handshake.take() {
             self.call(id, handler);
         }
     }
@@ -252,7 +247,6 @@ impl<S> EventLoop<S> {
     }
 
     fn remove(&mut self, id: SessionId) {
-        self.is_no_newcomer(id);
         let Some(mut connection) = self.connections.remove(id) else { return };
         self.timers.set(Owner::Session(id), &mut connection.loop_state.timer, None);
         self.refusing -= usize::from(connection.loop_state.refusal.is_some());
@@ -268,7 +262,7 @@ impl<S> EventLoop<S> {
 
     pub(super) fn retire_drivers(&mut self) {
         let poller = &mut self.poller;
-        self.drivers.retain(|_, Driven { driver, source, .. }| {
+        self.drivers.retain(|_, Driven { driver, source }| {
             // Listeners and transports hold the others.
             let used = Arc::strong_count(driver) > 1;
             if !used {
@@ -344,7 +338,7 @@ impl<S> EventLoop<S> {
         let poller = &mut self.poller;
         self.drivers.try_insert_with_key(|id: DriverId| {
             let source = poller.add(driver.descriptor(), Owner::Driver(id))?;
-            io::Result::Ok(Driven { driver, source, done: false })
+            io::Result::Ok(Driven { driver, source })
         })?;
         Ok(())
     }

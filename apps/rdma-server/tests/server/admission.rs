@@ -3,8 +3,7 @@ use std::time::{Duration, Instant};
 
 use rdma_conn::{Endpoint, Event, Limits, Options};
 use rdma_server::{
-    Address, ConnectionType, EventLoop, Handler, Rdma, RdmaSettings, Server, ServerCounters, ServerSettings,
-    SocketSettings, Tcp,
+    Address, ConnectionType, EventLoop, Rdma, RdmaSettings, Server, ServerSettings, SocketSettings, Tcp,
 };
 use rdma_softsim::Fabric;
 
@@ -194,123 +193,6 @@ fn a_client_has_a_window_that_grows() {
         let held = fabric.resources(HOST).registered_bytes;
         assert!(held >= 16 << 20, "{held} bytes are registered");
     });
-}
-
-/// VR-SEC-007: peers that ask for a connection and never complete it cost little, and keep no
-/// client out for long.
-#[test]
-fn requests_that_are_never_completed_pin_little_and_hold_no_place() {
-    const STRANGERS: usize = 300;
-    const BACKLOG: usize = 32;
-    // Slots for messages, and a page each for the send buffer and the window of a refusal.
-    const NEWCOMER: u64 = 1280 * 32 + 2 * 4096;
-    const IDLE: u64 = (1 << 20) + 1280 * 32 + 4096;
-    let fabric = Fabric::new();
-    let mut server = Server::new(Echo, open().max_clients(2)).expect("a loop");
-    let rdma = Rdma::new(fabric.host(&[HOST]));
-    let limits = Limits::default().backlog(BACKLOG);
-    rdma.configure(RdmaSettings::default().limits(limits)).expect("settings");
-    let at: Address = SocketAddr::from((HOST, 6379)).into();
-    server.bind(rdma, std::slice::from_ref(&at)).expect("a free port");
-    // They hear no answer: this endpoint takes no turn once they have asked.
-    let mut silent = Endpoint::new(&fabric.host(&[[192, 0, 2, 66].into()]), Limits::NONE).expect("a device");
-    let strangers = [(); STRANGERS].map(|()| {
-        let to = SocketAddr::from((HOST, 6379));
-        silent.connect(to, None, PATIENCE, Options::default()).expect("begins to connect")
-    });
-    let begun = Instant::now();
-    while strangers.iter().any(|id| silent.connection(*id).is_none()) {
-        assert!(begun.elapsed() < PATIENCE, "they cannot ask");
-        silent.wait(Some(Duration::from_millis(1))).expect("the fabric stays");
-    }
-    let mut most = 0;
-    let mut turn = |server: &mut Server<Echo>| {
-        assert!(begun.elapsed() < PATIENCE, "it takes too long");
-        server.turn(Some(Duration::from_millis(1))).expect("a turn");
-        most = most.max(fabric.resources(HOST).registered_bytes);
-    };
-    while server.connection_count() < STRANGERS {
-        turn(&mut server);
-    }
-    assert_eq!(server.counters(), ServerCounters::default());
-    let remote = Rdma::new(fabric.host(&[REMOTE.into()]));
-    let mut clients = EventLoop::new(0).expect("a loop");
-    for _ in 0..2 {
-        clients
-            .connect(&remote, &at, None, |clients, id| {
-                let error = clients.get(id).and_then(|client| client.last_error().map(ToString::to_string));
-                assert_eq!(error, None);
-                clients.state += 1;
-            })
-            .expect("begins to connect");
-    }
-    while clients.state < 2 {
-        turn(&mut server);
-        clients.turn(Some(Duration::from_millis(1))).expect("a turn");
-    }
-    let counters = server.counters();
-    assert_eq!((counters.admitted, counters.refused_full), (2, 0));
-    assert!(most <= 2 * IDLE + BACKLOG as u64 * NEWCOMER, "{most} bytes were registered");
-    println!("{STRANGERS} requests: at most {} KiB at once, with two clients", most >> 10);
-}
-
-/// Of clients whose handshakes end together, as many get in as may.
-#[test]
-fn clients_are_counted_when_their_connections_are_established() {
-    const MANY: u64 = 20;
-    let fabric = Fabric::new();
-    let mut server = Server::new(Echo, open().max_clients(2)).expect("a loop");
-    let at: Address = SocketAddr::from((HOST, 6379)).into();
-    server.bind(Rdma::new(fabric.host(&[HOST])), std::slice::from_ref(&at)).expect("a free port");
-    let remote = Rdma::new(fabric.host(&[REMOTE.into()]));
-    while_serving(&mut server, |ask| {
-        let mut clients = EventLoop::new(0).expect("a loop");
-        for _ in 0..MANY {
-            let begun = clients.connect(&remote, &at, None, |clients, _| clients.state += 1);
-            begun.expect("begins to connect");
-        }
-        while clients.state < MANY {
-            clients.turn(None).expect("a turn");
-        }
-        let ids: Vec<_> = clients.connections().map(|(id, _)| id).collect();
-        let mut refused = 0;
-        for id in ids {
-            let client = clients.get_mut(id).expect("it is there");
-            // A refused one has ended.
-            _ = client.sync_write(b"in", PATIENCE);
-            let mut said = [0; 2];
-            client.sync_read(&mut said, PATIENCE).expect("an echo, or a refusal");
-            refused += u64::from(said == *b"-E");
-        }
-        let counters = ask.server(|server| server.counters());
-        assert_eq!((refused, counters.refused_full, counters.admitted), (MANY - 2, MANY - 2, 2));
-    });
-}
-
-/// A second refusal of a session changes nothing.
-#[test]
-fn a_session_is_refused_once() {
-    let mut events = EventLoop::new(Vec::new()).expect("a loop");
-    let at: Address = SocketAddr::from((HOST, 6379)).into();
-    let fabric = Fabric::new();
-    let refuse: Handler<Vec<bool>> = |events, id| {
-        for _ in 0..2 {
-            let refused = events.refuse(id, b"-ERR no\r\n").is_ok();
-            events.state.push(refused);
-        }
-        assert_eq!(events.refusing(), 1);
-    };
-    events.listen(&Rdma::new(fabric.host(&[HOST])), &at, refuse).expect("a free port");
-    let remote = Rdma::new(fabric.host(&[REMOTE.into()]));
-    let mut client = EventLoop::new(()).expect("a loop");
-    client.connect(&remote, &at, None, EventLoop::close).expect("begins to connect");
-    let begun = Instant::now();
-    while events.state.is_empty() || !events.is_empty() {
-        assert!(begun.elapsed() < PATIENCE, "it stays");
-        events.turn(Some(Duration::from_millis(1))).expect("a turn");
-        client.turn(Some(Duration::from_millis(1))).expect("a turn");
-    }
-    assert_eq!((events.state.as_slice(), events.refusing()), (&[true, false][..], 0));
 }
 
 #[test]

@@ -1,34 +1,32 @@
-//! Random clients of sockets, TLS and RDMA, which pause, read slowly, end their own direction, or
+//! Random clients of sockets and of TLS, which pause, read slowly, end their own direction, or
 //! break, and a server that ends some of them. A seed determines what each does, but not when the
 //! kernel moves bytes: the oracle holds in any case.
 //!
 //! `SERVER_SEEDS=17` repeats one seed, and `SERVER_SEEDS=0..100000` runs many.
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
-use rdma_conn::{ConnectionId, Endpoint, Limits, Options};
 use rdma_server::{
-    Address, Flow, Rdma, Replies, SendError, Server, ServerSettings, Service, SessionId, Tcp, Tls,
-    TlsSettings, Unix,
+    Address, Flow, Replies, SendError, Server, ServerSettings, Service, SessionId, Tcp, Tls, TlsSettings,
+    Unix,
 };
-use rdma_softsim::{Fabric, SoftSim};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, StreamOwned};
 use socket2::{Domain, Socket, Type};
 
-use crate::harness::{HOST, PATIENCE, REMOTE, open};
+use crate::harness::{HOST, PATIENCE, open};
 use crate::oracle::{Seen, byte, for_seeds};
 
 /// The server's side, for the oracle.
 const SERVER: u8 = 0x5a;
 
-/// The client's socket buffer, or window: small, so that replies wait in the server.
+/// The client's socket buffer: small, so that replies wait in the server.
 const RECEIVES: usize = 64 << 10;
 
 const LEAVE: u8 = b'L';
@@ -109,56 +107,6 @@ impl Peer for StreamOwned<ClientConnection, TcpStream> {
     }
 }
 
-/// A client over RDMA.
-struct OverRdma {
-    endpoint: Endpoint<SoftSim>,
-    id: ConnectionId,
-}
-
-impl OverRdma {
-    fn connect(fabric: &Fabric, at: SocketAddr) -> Self {
-        let mut endpoint = Endpoint::new(&fabric.host(&[REMOTE.into()]), Limits::NONE).expect("a device");
-        let mut options = Options::default();
-        options.protocol.window = RECEIVES as u32;
-        let id = endpoint.connect(at, None, PATIENCE, options).expect("begins");
-        Self { endpoint, id }
-    }
-
-    fn call<T>(
-        &mut self,
-        what: impl FnOnce(&mut Endpoint<SoftSim>, ConnectionId) -> Result<Option<T>, rdma_conn::Error>,
-    ) -> io::Result<T> {
-        self.endpoint.progress()?;
-        if !self.endpoint.is_open(self.id) {
-            self.endpoint.check(self.id)?;
-            return Err(ErrorKind::WouldBlock.into());
-        }
-        what(&mut self.endpoint, self.id)?.ok_or_else(|| ErrorKind::WouldBlock.into())
-    }
-}
-
-impl Read for OverRdma {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.call(|endpoint, id| endpoint.read(id, into))
-    }
-}
-
-impl Write for OverRdma {
-    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
-        self.call(|endpoint, id| endpoint.write(id, &[IoSlice::new(from)]))
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.call(Endpoint::flush)
-    }
-}
-
-impl Peer for OverRdma {
-    fn end(&mut self) -> io::Result<()> {
-        unreachable!("a connection over RDMA ends as a whole")
-    }
-}
-
 fn pem(name: &str) -> Vec<u8> {
     let file = [env!("CARGO_MANIFEST_DIR"), "/tests/types/certificates/", name].concat();
     std::fs::read(file).expect("a file of this package")
@@ -201,19 +149,14 @@ struct Script {
     piece: usize,
     /// Reads nothing in so many steps.
     patience: usize,
-    /// Is closed while replies wait, if any do: not over a Unix socket. Over one, or over RDMA, the
-    /// client cannot be told that they are lost.
+    /// Is closed while replies wait, if any do: not over a Unix socket, which cannot tell it that.
     cut: bool,
 }
 
 impl Script {
     fn new(random: &mut fastrand::Rng) -> Self {
-        let kind = ["tcp", "tcp", "tls", "unix", "rdma"][random.usize(..5)];
-        let way = match kind {
-            // It has no direction of its own to end.
-            "rdma" => [Way::ToldTo, Way::ToldTo, Way::Breaks][random.usize(..3)],
-            _ => [Way::AtOnce, Way::AtOnce, Way::ToldTo, Way::Breaks][random.usize(..4)],
-        };
+        let kind = ["tcp", "tcp", "tls", "unix"][random.usize(..4)];
+        let way = [Way::AtOnce, Way::AtOnce, Way::ToldTo, Way::Breaks][random.usize(..4)];
         let cut = kind != "unix" && random.bool();
         let longest = random.usize(1..LENGTHS.len());
         let mut requests: Vec<_> = (0..random.usize(..12))
@@ -229,12 +172,7 @@ impl Script {
         Self {
             kind,
             budget: [1, 1_000, 100_000, 1 << 20][random.usize(..4)],
-            // Over RDMA, an end that comes too late is like any other.
-            linger: if way == Way::AtOnce || kind == "rdma" {
-                PATIENCE
-            } else {
-                Duration::from_millis(random.u64(..3))
-            },
+            linger: if way == Way::AtOnce { PATIENCE } else { Duration::from_millis(random.u64(..3)) },
             requests,
             half: kind != "unix" && random.bool(),
             way,
@@ -288,12 +226,6 @@ impl Run {
                 let name = ServerName::try_from("server.test").expect("a name");
                 let connection = ClientConnection::new(theirs, name).expect("settings");
                 Box::new(StreamOwned::new(connection, connect(&server.local_addrs(binding)[0])))
-            }
-            "rdma" => {
-                let fabric = Fabric::new();
-                let at = SocketAddr::from((HOST, 6379));
-                server.bind(Rdma::new(fabric.host(&[HOST])), &[at.into()]).expect("a free port");
-                Box::new(OverRdma::connect(&fabric, at))
             }
             _ => {
                 let path = std::env::temp_dir().join(format!("rdma-server-ends-{}", std::process::id()));
@@ -395,11 +327,6 @@ impl Run {
         let whole = self.script.whole();
         drop(self.client);
         let peer = self.server.finish().expect("a turn").seen;
-        let cut = self.script.cut && self.script.kind == "rdma";
-        if cut && self.seen.received < peer.sent {
-            // An abort over RDMA is an ordinary end: all that is known is what came before it.
-            self.seen.end = None;
-        }
         self.seen.judge(&Seen { ended: peer.ended || self.seen.ended, ..peer }, false, || story.clone());
         if way == Way::AtOnce {
             assert_eq!(
