@@ -1,6 +1,6 @@
 # Shared by the scripts of this folder; POSIX sh, to be sourced (also inside the guest).
-# Sets LAB_CACHE and the paths below; defines logging, `die`, `explained`, `usage`, `as_root`, `apt_install`, `await`, `within`, the search for softrdma's fabric, what builds
-# and names our programs, and the search for Valkey's.
+# Sets LAB_CACHE and the paths below; defines logging, `die`, `explained`, `usage`, `as_root`, `apt_install`, `await`, `within`, the search for
+# softrdma's fabric, what builds and names our programs, and the search for Valkey's.
 # shellcheck shell=sh
 
 : "${LAB_CACHE:=${XDG_CACHE_HOME:-${HOME:?HOME is not set, set LAB_CACHE}/.cache}/valkey-rdma-lab}"
@@ -139,7 +139,7 @@ is_one_fabric() { fabric=$(pgrep -f "^[^ ]*softrdma fabric $1/") && [ "$(echo "$
 stop_fabric() { # DIRECTORY
     find_fabric "$1" && kill -STOP "$fabric" && within 30 has_stopped "$fabric"
 }
-has_stopped() { ! sed 's/.*) //' "/proc/$1/task/"*/stat | grep -qv '^T'; }
+has_stopped() { lab_states=$(sed 's/.*) //' "/proc/$1/task/"*/stat) && ! echo "$lab_states" | grep -qv '^T'; }
 
 # Runs a program of others that gives up by time-outs of its own, which a busy machine exceeds: again after a failure, three times at most, and
 # says so each time. Its output is shown.

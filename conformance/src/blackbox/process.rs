@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use intercept::Frozen;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::keep::IDLE;
@@ -74,23 +75,33 @@ impl Process {
         self.ended
     }
 
-    /// Stops the process until the result is dropped. `None` if it does not stand still in time.
+    /// Stops the process and its descendants, which may be what the command is about, until the
+    /// result is dropped. `None` if they do not stand still in time.
     fn freeze(&self) -> Option<Frozen> {
-        let id = self.child.id();
-        let pid = Pid::from_raw(id.try_into().ok()?)?;
-        kill_process(pid, Signal::STOP).ok()?;
-        let frozen = Frozen::new(move || {
-            // It may have ended.
-            let _going = kill_process(pid, Signal::CONT);
-        });
+        let mut frozen = Vec::new();
+        let mut found = vec![self.child.id()];
         let deadline = Instant::now() + STOPPING;
-        while !has_stopped(id) {
-            if Instant::now() >= deadline {
-                return None;
+        // Each stands still before its children are looked for: it starts no other.
+        while let Some(id) = found.pop() {
+            let pid = Pid::from_raw(id.try_into().ok()?)?;
+            match kill_process(pid, Signal::STOP) {
+                Ok(()) => {}
+                // A descendant has ended.
+                Err(Errno::SRCH) => continue,
+                Err(_) => return None,
             }
-            std::thread::sleep(Duration::from_millis(1));
+            frozen.push(Frozen::new(move || {
+                let _going = kill_process(pid, Signal::CONT);
+            }));
+            while !has_stopped(id) {
+                if Instant::now() >= deadline {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            found.extend(children(id));
         }
-        Some(frozen)
+        Some(Frozen::new(move || frozen.clear()))
     }
 
     fn told(&self, status: ExitStatus) -> String {
@@ -109,15 +120,25 @@ impl Process {
     }
 }
 
-/// Returns whether every thread of a process has stopped.
+/// Returns the processes that a process has started, and that run (`proc_pid_task(5)`).
+fn children(id: u32) -> Vec<u32> {
+    let mut all = Vec::new();
+    for thread in std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten() {
+        let ids = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        all.extend(ids.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
+    }
+    all
+}
+
+/// Returns whether every thread of a process has stopped, or the process has ended.
 fn has_stopped(id: u32) -> bool {
     let state = |thread: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
         // Behind the name, which may contain anything.
         stat.rsplit(')').next()?.split_whitespace().next().map(str::to_string)
     };
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{id}/task")) else { return false };
-    threads.flatten().all(|thread| state(thread).is_none_or(|state| state == "T"))
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    threads.filter_map(state).all(|state| ["T", "Z", "X"].contains(&&*state))
 }
 
 fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {

@@ -349,17 +349,25 @@ fn an_interrupted_run_tells_what_there_is() {
 
 #[test]
 fn a_frozen_process_stands_still_until_it_may_go_on() {
-    let busy = "sh -c 'while :; do :; done' {host} {port}".into();
-    let server = ExecServer::start(busy, THEIRS.ip(), THEIRS.port()).unwrap();
-    let used = || server.processor_time().unwrap();
-    let frozen = server.freeze().unwrap();
-    let before = used();
-    std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(used(), before);
-    drop(frozen);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while used() == before {
-        assert!(Instant::now() < deadline, "it does not go on");
-        std::thread::sleep(Duration::from_millis(10));
+    const LOOP: &str = "echo $$.; while kill -0 $PPID; do :; done";
+    let escaped = LOOP.replace('$', "\\$");
+    // By itself, and as the child of a shell.
+    for busy in [format!("sh -c '{LOOP}'"), format!("sh -c 'sh -c \"{escaped}\" & wait'")] {
+        let server =
+            ExecServer::start(format!("{busy} {{host}} {{port}}"), THEIRS.ip(), THEIRS.port()).unwrap();
+        let until = |what: &str, is_so: &dyn Fn() -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while !is_so() {
+                assert!(Instant::now() < deadline, "{busy}: not within a minute: {what}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        until("it says its number", &|| server.last_lines().ends_with('.'));
+        let stat = format!("/proc/{}/stat", server.last_lines().trim_end_matches('.'));
+        let has_stopped = || std::fs::read_to_string(&stat).unwrap().contains(") T ");
+        let frozen = server.freeze().unwrap();
+        assert!(has_stopped(), "{busy}");
+        drop(frozen);
+        until("it goes on", &|| !has_stopped());
     }
 }

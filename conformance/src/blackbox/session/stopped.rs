@@ -143,6 +143,7 @@ pub(in crate::blackbox) fn has_receives<B: Descriptors>(context: &Context<'_, B>
 pub(in crate::blackbox) fn last_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const TIMES: usize = 5;
     let all = counted(context.open()?)?;
+    let mut left_first = 0;
     for round in 1..=TIMES {
         let mut session = context.open()?;
         let reply = loop {
@@ -163,7 +164,9 @@ pub(in crate::blackbox) fn last_reply<B: Descriptors>(context: &Context<'_, B>) 
         let disconnected = session.peer.disconnect();
         let within = if disconnected.is_ok() { ARRIVING } else { context.patience };
         while !session.peer.has_left() && session.peer.receive_within(within)?.is_some() {}
-        if !session.peer.has_left() {
+        if session.peer.has_left() {
+            left_first += usize::from(disconnected.is_err());
+        } else {
             disconnected?;
         }
         drop(paused);
@@ -176,7 +179,8 @@ pub(in crate::blackbox) fn last_reply<B: Descriptors>(context: &Context<'_, B>) 
             ..stop
         })?;
     }
-    Ok(pass(format!("{TIMES} times, after {all} commands")))
+    let behind = TIMES - left_first;
+    Ok(pass(format!("{behind} times, after {all} commands; {left_first} times the client left first")))
 }
 
 /// Returns the number of commands of a client that is answered to its end.
