@@ -251,6 +251,21 @@ fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
     }
 }
 
+/// The last request of a few bytes asks for no completion, and who is heard is not probed.
+#[test]
+fn the_send_buffer_goes_though_the_peer_is_heard() {
+    let mut client = Options::default();
+    client.keep_memory = Duration::from_millis(1);
+    client.protocol.send_buffer = 128 << 10;
+    client.protocol.keepalive = Some(Keepalive::NONE);
+    let (mut client, mut server) = streams(client, Options::default());
+    let before = client.registered_bytes();
+    client.write_all(&pattern(96 << 10)).expect("written");
+    client.write_all(b"the last").expect("written");
+    assert!(read_all(&mut server, (96 << 10) + 8).ends_with(b"the last"));
+    await_registered(&client, before, "nothing happens any more");
+}
+
 /// Lent and written bytes arrive in order. Only then can the buffer be changed.
 #[test]
 fn lent_memory_arrives_and_comes_back() {

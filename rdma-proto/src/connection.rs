@@ -84,6 +84,8 @@ pub struct Machine {
     failure: Option<Error>,
     /// Whether [`Action::Disconnect`] is due and was not returned yet.
     disconnect: bool,
+    /// Whether the last bytes are to be confirmed though nothing follows them.
+    confirm: bool,
     rx: RxWindow,
     tx: TxWindow,
     send: SendState,
@@ -153,6 +155,7 @@ impl Machine {
             stage: Stage::Connecting,
             failure: None,
             disconnect: false,
+            confirm: false,
             rx: RxWindow::new(config.window, config.windows, longest),
             tx: TxWindow::new(),
             send: SendState::new(config.send_depth, config.peer_receives, config.send_buffer),
@@ -318,6 +321,16 @@ impl Machine {
     /// Returns the number of accepted bytes that are not known to have arrived.
     pub const fn unconfirmed(&self) -> u64 {
         self.send.unconfirmed()
+    }
+
+    /// Has [`Machine::unconfirmed`] become 0 soon, also if nothing follows the last bytes and none of
+    /// their requests has a signal: an empty WRITE leaves, which costs the peer nothing. A full send
+    /// queue has it ignored.
+    pub fn confirm(&mut self) {
+        if matches!(self.stage, Stage::Open) && self.send.has_unsignaled() {
+            self.confirm = true;
+            self.due = Due::Anything;
+        }
     }
 
     /// Returns the number of bytes known to have arrived.

@@ -32,9 +32,14 @@ impl<B: Backend> Connection<B> {
     // The send buffer stays until all of it has arrived: the device may read it again, to repeat a
     // lost packet (VR-XFER-011).
     fn release_memory(&mut self, now: Instant) {
-        if self.machine.unconfirmed() == 0 && self.memory.has_full_send_buffer() {
-            let length = self.memory.drop_send_buffer();
-            self.machine.replace_send_buffer(length);
+        if self.memory.has_full_send_buffer() {
+            if self.machine.unconfirmed() == 0 {
+                let length = self.memory.drop_send_buffer();
+                self.machine.replace_send_buffer(length);
+            } else {
+                // It goes on the next visit.
+                self.machine.confirm();
+            }
         }
         if let Some(index) = self.machine.drop_region() {
             self.memory.drop_window(index);

@@ -165,7 +165,14 @@ impl Machine {
         if let Some(write) = self.next_write() {
             return Some(write);
         }
-        (self.stage == Stage::Closing).then(|| self.next_of_close()).flatten()
+        if self.stage == Stage::Closing {
+            return self.next_of_close();
+        }
+        if self.confirm && self.send.unposted() == 0 {
+            self.confirm = false;
+            return self.next_fence();
+        }
+        None
     }
 
     #[inline]
@@ -326,10 +333,13 @@ impl Machine {
             self.end();
             return None;
         }
-        if self.send.unposted() == 0 && self.send.has_unsignaled() && self.send.free_slots() > 0 {
-            return Some(self.write_nothing());
-        }
-        None
+        if self.send.unposted() == 0 { self.next_fence() } else { None }
+    }
+
+    /// Follows the last bytes if no completion would report them.
+    fn next_fence(&mut self) -> Option<Action> {
+        let due = self.send.has_unsignaled() && self.send.free_slots() > 0;
+        due.then(|| self.write_nothing())
     }
 
     /// Its completion shows that all before it are done, and that the peer's device is alive.

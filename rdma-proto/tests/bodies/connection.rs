@@ -204,13 +204,14 @@ impl World {
                     _ => _ = take(&mut self.machine, bytes.into()),
                 }
             }
-            18 if script.byte() < 32 => {
-                self.machine.close(self.now, Duration::from_millis(script.byte().into()));
-                self.closed = true;
-            }
-            18 => {
-                self.post();
-            }
+            18 => match script.byte() {
+                0..32 => {
+                    self.machine.close(self.now, Duration::from_millis(script.byte().into()));
+                    self.closed = true;
+                }
+                32..64 => self.machine.confirm(),
+                _ => _ = self.post(),
+            },
             19 => {
                 let bytes = usize::from(script.byte());
                 let open = self.is_open();

@@ -256,6 +256,26 @@ fn written(machine: &mut Machine, bytes: usize) -> (u64, Span, bool) {
     (id, span, signaled)
 }
 
+/// VR-XFER-011: whoever wants to change the send buffer need not wait for later requests.
+#[test]
+fn bytes_that_no_completion_reports_are_confirmed_if_asked() {
+    let mut pair = Pair::quiet();
+    pair.client.machine.confirm();
+    pair.settle();
+    assert_eq!(pair.client.writes(), [], "nothing is unconfirmed");
+    pair.client.write(10);
+    pair.settle();
+    assert_eq!(pair.client.machine.unconfirmed(), 10, "not signalled");
+    pair.client.machine.confirm();
+    pair.settle();
+    assert_eq!(pair.client.writes(), [(10, Some(10)), (0, None)]);
+    assert_eq!(pair.client.machine.unconfirmed(), 0);
+    pair.client.machine.confirm();
+    pair.client.write(10);
+    pair.settle();
+    assert_eq!(pair.client.writes().len(), 3, "what was confirmed already asks for nothing");
+}
+
 /// VR-XFER-011: bytes in flight are not overwritten, and their room is not given twice.
 #[test]
 fn a_send_buffer_is_replaced_while_bytes_are_in_flight() {

@@ -150,10 +150,13 @@ macro_rules! error {
 /// How long an impatient side waits for a peer.
 const STALL: Duration = Duration::from_millis(300);
 
-const IMPATIENT: fn(&mut Options) = |options| {
-    options.protocol.stall_limit = Some(STALL);
-    options.handshake_timeout = STALL;
-};
+const IMPATIENT: fn(&mut Options) = |options| options.protocol.stall_limit = Some(STALL);
+
+/// For peers that do not complete the connection.
+const IMPATIENT_AT_FIRST: fn(&mut Options) = |options| options.handshake_timeout = STALL;
+
+/// For peers that complete it, for which a busy machine needs time.
+const PATIENT_AT_FIRST: fn(&mut Options) = |options| options.handshake_timeout = Duration::from_secs(3);
 
 /// Our side always has something to send.
 const VIGILANT: fn(&mut Options) = |options| {
@@ -172,16 +175,16 @@ const TOO_LONG: &str = "the peer sent an invalid control message: longer than 32
 pub const TABLE: &[Row] = rows! {
     // The peer withdraws its request at any moment of the handshake.
     Server "conn.withdrawn" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
-    Server "conn.never-completed" IMPATIENT => (TimedOut { .. }, INCOMPLETE);
-    Server "conn.request-flood" IMPATIENT => (TimedOut { .. }, INCOMPLETE, Times::Exactly(20));
+    Server "conn.never-completed" IMPATIENT_AT_FIRST => (TimedOut { .. }, INCOMPLETE);
+    Server "conn.request-flood" IMPATIENT_AT_FIRST => (TimedOut { .. }, INCOMPLETE, Times::Exactly(20));
     Server "res.storm" => (Rejected { .. } | Backend { .. }, "", Times::Any) (Protocol(Transport(Disconnected)), GONE, Times::Any);
     Client "own.refused" => (Refused { .. }, "refused the connection: nothing listens there for RDMA");
     // 28 is the reason of a program's own reject (`rdma_reject(3)`), also of a dropped request.
     Client "conn.rejected" => (Rejected { .. }, "rejected the connection (reason 28)");
     Client "conn.dropped" => (Rejected { .. }, "rejected the connection (reason 28)");
-    Client "conn.never-accepted" IMPATIENT => (TimedOut { .. }, "timed out after 300ms connecting");
-    Client "conn.never-registered" IMPATIENT
-        => (TimedOut { .. }, "timed out after 300ms waiting for the server to register its window");
+    Client "conn.never-accepted" IMPATIENT_AT_FIRST => (TimedOut { .. }, "timed out after 300ms connecting");
+    Client "conn.never-registered" PATIENT_AT_FIRST
+        => (TimedOut { .. }, "timed out after 3s waiting for the server to register its window");
     // Without a window the client's connect has not succeeded yet.
     Client "conn.leaves-at-once" => (Protocol(Transport(Disconnected)), GONE);
     Server "close.last-command" => (Protocol(Transport(Disconnected)), GONE, Times::Any);

@@ -20,8 +20,11 @@ pub(in crate::blackbox) const MANY: usize = 2000;
 const RECEIVES: u64 = 1024;
 /// Close to that: some may be kept, and the client counts notifications from before the suite did.
 const NEAR: u64 = RECEIVES - 64;
-/// How long a waiting client is silent.
-const QUIET: Duration = Duration::from_millis(100);
+/// How long a client is silent that has asked, and waits because it may not go on. One that goes too
+/// far does so in that time, on a busy machine as well.
+const QUIET: Duration = Duration::from_secs(2);
+/// How often the silence is looked at.
+const STEP: Duration = Duration::from_millis(100);
 
 const NO_SHOW: &str =
     "the client left before it could be shown; it should do 2000 small commands, one by one";
@@ -87,7 +90,7 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
                 self.post();
                 self.session.peer.register()?;
             }
-            match self.session.peer.receive_within(QUIET)? {
+            match self.session.peer.receive_within(STEP)? {
                 Some(Incoming::Gone(_) | Incoming::Failed(_)) => {}
                 Some(incoming) => {
                     // A waiting client may send keepalives to check its server.
@@ -98,7 +101,9 @@ impl<'a, B: Descriptors> Scarce<'a, B> {
                 }
                 None => {
                     let (asked, waited) = (self.session.peer.owes_answers(), since.elapsed());
-                    if asked && (self.unhandled() >= NEAR || waited >= self.context.patience / 2) {
+                    let half = self.context.patience / 2;
+                    let quiet = if self.unhandled() >= NEAR { half.min(QUIET) } else { half };
+                    if asked && waited >= quiet {
                         return Ok(Reached::Asked);
                     }
                     if waited >= self.context.patience {
