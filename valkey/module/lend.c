@@ -141,7 +141,6 @@ static vkrdma_loans_state stateOf(const engineConn *self) {
 
 /* Positions begin at 0 with the first loan, and with the next one after all were released. */
 static vkrdma_code beginLoans(engineConn *self, vkrdma_error *error) {
-    if (self->lending.loans) return VKRDMA_OK;
     self->lending.lend_at = self->lending.lend_to = self->lending.copy_to = 0;
     error->code = vkrdma_loans_new(&self->lending.loans, error);
     if (error->code == VKRDMA_OK) joinLenders(self);
@@ -154,9 +153,9 @@ static void forgetLoans(engineConn *self) {
     self->lending.loans = NULL;
 }
 
-/* Registers the next part of a value, whose first byte has the position `at` in the stream. Returns
- * 0 if it is to be copied. */
-static int lend(engineConn *self, uint64_t at, const char *base, size_t left) {
+/* Registers the next part of a value, whose first byte has the position `at` in the stream, and is
+ * then open. If it is to be copied, none is. */
+static void lend(engineConn *self, vkrdma_loans_state *state, uint64_t at, const char *base, size_t left) {
     /* Parts of one length: none is so short that its registration costs more than a copy. */
     size_t parts = (left + LONGEST_LOAN - 1) / LONGEST_LOAN, len = (left + parts - 1) / parts;
     uint64_t limit = lend_bytes, most = limit < lendable ? limit : lendable;
@@ -166,14 +165,16 @@ static int lend(engineConn *self, uint64_t at, const char *base, size_t left) {
         in_flight -= len;
         refused++;
         self->lending.copy_to = at + len;
-        return 0;
+        return;
     }
     if (at >= self->lending.lend_to) {
         values++;
         self->lending.lend_at = at;
     }
     self->lending.lend_to = at + left;
-    return 1;
+    state->start = at;
+    state->end = at + len;
+    state->next = base;
 }
 
 /* A place in the pieces, and its position in the stream. */
@@ -211,24 +212,23 @@ static int collect(const engineConn *self, const vkrdma_loans_state *open, const
 /* Has the endpoint take bytes from `place` on, by one call: what is copied, a part of a value that
  * is lent, and what is copied behind the value. Moves `place` behind what was taken. Returns
  * whether all of it was. */
-static int take(engineConn *self, const struct iovec *pieces, int count, struct place *place, vkrdma_error *error) {
+static int take(engineConn *self, vkrdma_loans_state *state, const struct iovec *pieces, int count, struct place *place, vkrdma_error *error) {
     struct iovec before[count + 1], after[count + 1]; /* One piece may be in two parts. */
     struct place next = *place;
-    vkrdma_loans_state state = stateOf(self);
-    int befores = collect(self, state.next ? &state : NULL, pieces, count, &next, before), afters = 0;
+    int befores = collect(self, state->next ? state : NULL, pieces, count, &next, before), afters = 0;
     size_t taken = 0, copied = next.at - place->at, part = 0;
 
     /* What is copied before a new part is at most what the server collects of short replies. More
      * may have no room for long, and goes first: the loan would pin its pages meanwhile. */
-    if (next.j < count && (state.next || copied <= PROTO_REPLY_CHUNK_BYTES)) {
+    if (next.j < count && (state->next || copied <= PROTO_REPLY_CHUNK_BYTES)) {
         const char *base = (char *)pieces[next.j].iov_base + next.skip;
-        if (!state.next && lend(self, next.at, base, pieces[next.j].iov_len - next.skip)) state = stateOf(self);
-        if (state.next && base != state.next) {
+        if (!state->next) lend(self, state, next.at, base, pieces[next.j].iov_len - next.skip);
+        if (state->next && base != state->next) {
             /* The server has other bytes in the place of those that it has handed over before. */
             *error = (vkrdma_error){.code = VKRDMA_BUG, .fault = VKRDMA_FAULT_LIBRARY};
             return 0;
         }
-        if (state.next) part = state.end - next.at;
+        if (state->next) part = state->end - next.at;
         advance(&next, pieces, count, part);
         /* Behind its last part. */
         if (part && next.at >= self->lending.lend_to) afters = collect(self, NULL, pieces, count, &next, after);
@@ -244,16 +244,20 @@ static int take(engineConn *self, const struct iovec *pieces, int count, struct 
 }
 
 ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int count, vkrdma_error *error) {
-    vkrdma_loans_state state;
+    vkrdma_loans_state state = {0};
     struct place place = {0};
     size_t news = 0;
 
     error->code = VKRDMA_OK;
-    if (beginLoans(self, error) != VKRDMA_OK) return -1;
-    state = stateOf(self);
+    if (self->lending.loans) {
+        state = stateOf(self);
+    } else if (beginLoans(self, error) != VKRDMA_OK) {
+        return -1;
+    }
     place.at = state.reported;
     advance(&place, pieces, count, state.accepted - state.reported);
-    while (place.j < count && take(self, pieces, count, &place, error)) {
+    while (place.j < count && take(self, &state, pieces, count, &place, error)) {
+        if (place.j < count) state = stateOf(self);
     }
     if (error->code != VKRDMA_OK && error->code != VKRDMA_AGAIN) return -1;
     if (vkrdma_loans_report(self->lending.loans, INT_MAX, &news, error) != VKRDMA_OK) return -1;
