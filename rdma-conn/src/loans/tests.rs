@@ -33,7 +33,7 @@ mod alone {
         assert!(loans.open().is_none());
         assert_eq!(loans.lend(30..40, hold), Ok(true));
         loans.accept(10);
-        // The second one is released at once: nobody has a clone.
+        // The second one is released at once: no connection has a clone.
         assert_eq!((loans.report(u64::MAX), loans.report(u64::MAX)), (5, 0));
         drop(held);
         assert_eq!((loans.report(7), loans.report(u64::MAX)), (7, 23));
