@@ -119,7 +119,7 @@ install_needs() { # [--all]
     # shellcheck disable=SC2086
     [ -z "$missing" ] || apt_install $missing
     # Valkey, which tests run if it is there, and the headers of rdma-core.
-    lab/run setup --module ${1:+--patched}
+    lab/run setup --module ${1:+--patched --sanitizer}
     find_valkey
     export VALKEY_SERVER=$VALKEY_BIN/valkey-server
 }

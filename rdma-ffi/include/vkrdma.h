@@ -18,7 +18,7 @@
  *   afterwards, make no other call with it. In a signal handler only vkrdma_wake may be called.
  *
  * Lifetimes
- *   Endpoints, devices and buffers are valid until they are freed, in any order. Ids of
+ *   Endpoints, devices, buffers and loans are valid until they are freed, in any order. Ids of
  *   connections and listeners are numbers that are not reused: with the id of one that was freed a
  *   call returns an error (VKRDMA_NO_SUCH_CONNECTION). Memory behind a pointer argument is used
  *   only during the call, except registered memory. A null pointer where none is allowed is an
@@ -339,6 +339,16 @@ typedef struct vkrdma_device vkrdma_device;
 typedef struct vkrdma_endpoint vkrdma_endpoint;
 
 /**
+ * Loans of one connection. Their memory has an owner, which keeps it until the bytes are reported
+ * as written. The rule: a byte that is lent is not reported before the memory is released, and an
+ * owner that goes ends the loans before its memory goes.
+ *
+ * Created by `vkrdma_loans_new`. It counts all bytes that are written from then on, by
+ * `vkrdma_loans_write`; positions are such numbers. It has a lock of its own.
+ */
+typedef struct vkrdma_loans vkrdma_loans;
+
+/**
  * One channel of connection-manager events, for many endpoints. Created by
  * `vkrdma_shared_events_new`.
  */
@@ -587,6 +597,37 @@ typedef struct vkrdma_received {
    */
   uint64_t copied;
 } vkrdma_received;
+
+/**
+ * How far a stream with loans is.
+ */
+typedef struct vkrdma_loans_state {
+  /**
+   * The position up to which the connection has taken bytes.
+   */
+  uint64_t accepted;
+  /**
+   * The position up to which `vkrdma_loans_report` has reported them.
+   */
+  uint64_t reported;
+  /**
+   * The positions of the part that is open, which means that some of its bytes are not taken:
+   * its first byte,
+   */
+  uint64_t start;
+  /**
+   * and the one behind its last. Both are 0 if no part is open.
+   */
+  uint64_t end;
+  /**
+   * The address of its first byte that is not taken; NULL if no part is open.
+   */
+  const void *next;
+  /**
+   * How many parts are not released, or not behind `reported`.
+   */
+  size_t in_flight;
+} vkrdma_loans_state;
 
 /**
  * The state of a connection. Boolean fields are 1 or 0. Later versions append fields.
@@ -1203,6 +1244,84 @@ vkrdma_code vkrdma_receive(const struct vkrdma_endpoint *endpoint,
 vkrdma_code vkrdma_stop_landing(const struct vkrdma_endpoint *endpoint,
                                 uint64_t connection,
                                 struct vkrdma_error *error);
+
+/**
+ * Creates loans, at position 0.
+ */
+vkrdma_code vkrdma_loans_new(struct vkrdma_loans **loans, struct vkrdma_error *error);
+
+/**
+ * Frees loans. Call `vkrdma_loans_end` first, unless no part is in flight. NULL is ignored. In a
+ * forked child it has no effect.
+ */
+void vkrdma_loans_free(struct vkrdma_loans *loans);
+
+/**
+ * Registers `len` bytes of the program as the part that begins at the position `start`, and opens
+ * it. As for `vkrdma_register_memory` with VKRDMA_LEND, they must stay readable until the library
+ * calls `release`, which may be NULL, with `context`.
+ *
+ * VKRDMA_MISUSE: a part is open, bytes at `start` were taken, or the loans have ended.
+ */
+vkrdma_code vkrdma_loans_register(const struct vkrdma_loans *loans,
+                                  const struct vkrdma_endpoint *endpoint,
+                                  uint64_t connection,
+                                  uint64_t start,
+                                  void *base,
+                                  size_t len,
+                                  vkrdma_release release,
+                                  void *context,
+                                  struct vkrdma_error *error);
+
+/**
+ * Writes the `before_count` pieces of `before`, then the rest of the open part without a copy,
+ * then the `after_count` pieces of `after`, as `vkrdma_lend_framed` does, and counts the bytes
+ * taken, whose number is `taken`. If no part is open, writes the pieces of `before`.
+ *
+ * VKRDMA_MISUSE: `before` is not what lies before the open part, or there are pieces behind a part
+ * although none is open.
+ */
+vkrdma_code vkrdma_loans_write(const struct vkrdma_loans *loans,
+                               const struct vkrdma_endpoint *endpoint,
+                               uint64_t connection,
+                               const struct iovec *before,
+                               size_t before_count,
+                               const struct iovec *after,
+                               size_t after_count,
+                               size_t *taken,
+                               struct vkrdma_error *error);
+
+/**
+ * Returns in `*bytes` how many further bytes may be reported as written, at most `most`, and
+ * counts them as reported. 0: call again after VKRDMA_EVENT_RETURNED, or when more bytes were
+ * taken.
+ */
+vkrdma_code vkrdma_loans_report(const struct vkrdma_loans *loans,
+                                size_t most,
+                                size_t *bytes,
+                                struct vkrdma_error *error);
+
+/**
+ * Returns how far the stream is.
+ */
+vkrdma_code vkrdma_loans_state_of(const struct vkrdma_loans *loans,
+                                  struct vkrdma_loans_state *state,
+                                  struct vkrdma_error *error);
+
+/**
+ * Ends all loans, before their memory goes: if a part is in flight, aborts the connection as
+ * `vkrdma_abort` does, and the device reads no byte of it when this returns. Nothing is lent or
+ * reported from now on. Returns in `*kept` how many bytes the device keeps registered, because it
+ * refuses to deregister them; their release is not called.
+ *
+ * `endpoint` may be NULL if it was freed. If the call fails, the memory must stay: free the
+ * endpoint, and call again.
+ */
+vkrdma_code vkrdma_loans_end(const struct vkrdma_loans *loans,
+                             const struct vkrdma_endpoint *endpoint,
+                             uint64_t connection,
+                             uint64_t *kept,
+                             struct vkrdma_error *error);
 
 /**
  * Sets the `data` of all later events of a connection: an address for the program, or NULL.

@@ -137,7 +137,9 @@ pub unsafe extern "C" fn vkrdma_write(
             // SAFETY: the caller has `len` bytes there, and no thread changes them during the call.
             unsafe { slice::from_raw_parts(from.cast(), len) }
         };
-        put(state, id, &[IoSlice::new(from)], written)
+        let written = place(written)?;
+        written.write(put(state, id, &[IoSlice::new(from)])?);
+        Ok(())
     })
 }
 
@@ -153,9 +155,11 @@ pub unsafe extern "C" fn vkrdma_writev(
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
+        let written = place(written)?;
         // SAFETY: the caller has as many structures there, each with its bytes, and none of them
         // changes during the call.
-        unsafe { with_pieces(pieces, count, |pieces| put(state, id, pieces, written)) }
+        written.write(unsafe { with_pieces(pieces, count, |pieces| put(state, id, pieces)) }?);
+        Ok(())
     })
 }
 
@@ -198,16 +202,8 @@ pub(crate) unsafe fn with_pieces<R>(
 }
 
 #[inline(always)]
-fn put(
-    state: &mut State,
-    id: ConnectionId,
-    pieces: &[IoSlice<'_>],
-    written: Option<&mut MaybeUninit<usize>>,
-) -> Result<(), Failure> {
-    let written = place(written)?;
-    let now = either!(&mut state.kind, Kind(side) => side.endpoint.write(id, pieces))?;
-    written.write(now.ok_or(Failure::Again)?);
-    Ok(())
+pub(crate) fn put(state: &mut State, id: ConnectionId, pieces: &[IoSlice<'_>]) -> Result<usize, Failure> {
+    either!(&mut state.kind, Kind(side) => side.endpoint.write(id, pieces))?.ok_or(Failure::Again)
 }
 
 /// # Safety

@@ -5,10 +5,10 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use any_backend::either;
-use rdma_conn::Error;
+use rdma_conn::{ConnectionId, Error};
 
 use crate::address::Address;
-use crate::endpoint::{Endpoint, Kind, on_connection, place};
+use crate::endpoint::{Endpoint, Kind, State, on_connection, place};
 use crate::error::{Code, Failed, Failure};
 
 /// Sets the `data` of all later events of a connection: an address for the program, or NULL.
@@ -123,11 +123,13 @@ pub extern "C" fn vkrdma_abort(
     connection: u64,
     error: Option<&mut MaybeUninit<Failed>>,
 ) -> Code {
-    on_connection(endpoint, connection, error, |state, id| {
-        let found = either!(&state.kind, Kind(side) => side.endpoint.peer_addr(id));
-        found.ok_or(Error::NoSuchConnection)?;
-        either!(&mut state.kind, Kind(side) => side.endpoint.abort(id));
-        state.forget(id);
-        Ok(())
-    })
+    on_connection(endpoint, connection, error, abort)
+}
+
+pub(crate) fn abort(state: &mut State, id: ConnectionId) -> Result<(), Failure> {
+    let found = either!(&state.kind, Kind(side) => side.endpoint.peer_addr(id));
+    found.ok_or(Error::NoSuchConnection)?;
+    either!(&mut state.kind, Kind(side) => side.endpoint.abort(id));
+    state.forget(id);
+    Ok(())
 }

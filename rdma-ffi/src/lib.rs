@@ -23,6 +23,8 @@ mod bytes;
 
 mod memory;
 
+mod loans;
+
 mod ending;
 
 mod counts;
@@ -43,6 +45,7 @@ pub use endpoint::{
 };
 pub use error::{Code, Failed, Fault, VKRDMA_ERROR_TEXT};
 pub use events::{Event, EventKind, vkrdma_progress};
+pub use loans::*;
 pub use making::*;
 pub use memory::*;
 pub use options::{
@@ -68,5 +71,6 @@ mod tests {
         crosses::<Endpoint>();
         crosses::<SharedEvents>();
         crosses::<Buffer>();
+        crosses::<Loans>();
     }
 }

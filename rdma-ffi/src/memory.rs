@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
@@ -10,11 +11,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use any_backend::{either, one_of};
 use libc::iovec;
-use rdma_conn::{CallerMemory, Error, Receiving, RegisteredBuffer, Registrar, SharedMemory};
+use rdma_conn::{
+    CallerMemory, ConnectionId, Error, Loan, Receiving, RegisteredBuffer, Registrar, SharedMemory,
+};
 
 use crate::bytes::with_pieces;
 use crate::device::release;
-use crate::endpoint::{Endpoint, Kind, Part, ask, connection, on_connection, place};
+use crate::endpoint::{Endpoint, Kind, Part, State, ask, connection, on_connection, place};
 use crate::error::{Code, Failed, Failure, call};
 
 /// Registered memory of one connection, and of all in its protection domain. Created by
@@ -23,7 +26,7 @@ pub struct Buffer(Registered);
 
 type Shared<B> = Arc<RegisteredBuffer<B>>;
 
-one_of!(enum Registered(Shared));
+one_of!(pub(crate) enum Registered(Shared));
 one_of!(enum Registers(Registrar));
 
 /// What a buffer may be used for.
@@ -55,13 +58,36 @@ pub struct Received {
 /// exception.
 pub type Release = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-struct Memory {
+pub(crate) struct Memory {
     base: NonNull<AtomicU8>,
     len: usize,
     release: Release,
     context: *mut c_void,
     /// If not, the program still owns it.
     registered: Arc<AtomicBool>,
+    /// Dropped behind the release.
+    _loan: Option<Loan>,
+}
+
+impl Memory {
+    pub(crate) fn new(
+        base: *mut c_void,
+        len: usize,
+        release: Release,
+        context: *mut c_void,
+    ) -> Result<Self, Failure> {
+        let base = NonNull::new(base.cast()).ok_or(Failure::argument("the memory is null"))?;
+        if len == 0 || isize::try_from(len).is_err() {
+            return Err(Failure::argument("the memory has no bytes, or more than there are"));
+        }
+        Ok(Self { base, len, release, context, registered: Arc::default(), _loan: None })
+    }
+
+    pub(crate) fn lent(self, loan: Loan) -> Self {
+        let mut memory = self;
+        memory._loan = Some(loan);
+        memory
+    }
 }
 
 // SAFETY: the bytes are accessed through atomics only. The context is only passed to the release,
@@ -154,19 +180,24 @@ pub unsafe extern "C" fn vkrdma_register_memory(
 ) -> Code {
     call(error, || {
         let (buffer, access) = (place(buffer)?, rights(access)?);
-        let base = NonNull::new(base.cast()).ok_or(Failure::argument("the memory is null"))?;
-        if len == 0 || isize::try_from(len).is_err() {
-            return Err(Failure::argument("the memory has no bytes, or more than there are"));
-        }
-        let registered = Arc::new(AtomicBool::new(false));
-        let memory = Memory { base, len, release, context, registered: Arc::clone(&registered) };
-        buffer.write(keep(either!(registers(endpoint, connection)?, Registers(registrar) -> Registered => {
-            let made = registrar.register_memory(memory, access)?;
-            registered.store(true, Ordering::Relaxed);
-            Arc::new(made)
-        })));
+        let memory = Memory::new(base, len, release, context)?;
+        buffer.write(keep(register(endpoint, connection, memory, access)?));
         Ok(())
     })
+}
+
+pub(crate) fn register(
+    endpoint: Option<&Endpoint>,
+    connection: u64,
+    memory: Memory,
+    access: rdma_conn::Access,
+) -> Result<Registered, Failure> {
+    let registered = Arc::clone(&memory.registered);
+    Ok(either!(registers(endpoint, connection)?, Registers(registrar) -> Registered => {
+        let made = registrar.register_memory(memory, access)?;
+        registered.store(true, Ordering::Relaxed);
+        Arc::new(made)
+    }))
 }
 
 /// Returns the address of a buffer; NULL for NULL. It is valid until the buffer is freed and no
@@ -198,15 +229,16 @@ impl Buffer {
     }
 }
 
-fn range(offset: usize, len: usize) -> Result<std::ops::Range<usize>, Failure> {
+fn range(offset: usize, len: usize) -> Result<Range<usize>, Failure> {
     let end = offset.checked_add(len).ok_or(Failure::argument("the range wraps around"))?;
     Ok(offset..end)
 }
 
+const NO_BUFFER: Failure = Failure::argument("the buffer is null");
+
 macro_rules! with_buffer {
     ($state:expr, $buffer:expr, $side:ident, $registered:ident => $does:expr) => {{
-        let buffer: Option<&Buffer> = $buffer;
-        let buffer = buffer.ok_or(Failure::argument("the buffer is null"))?;
+        let buffer: &Buffer = $buffer.ok_or(NO_BUFFER)?;
         either!(
             (&mut $state.kind, &buffer.0),
             (Kind($side), Registered($registered)) => $does,
@@ -259,21 +291,36 @@ pub unsafe extern "C" fn vkrdma_lend_framed(
 ) -> Code {
     on_connection(endpoint, connection, error, |state, id| {
         let (taken, range) = (place(taken)?, range(offset, len)?);
-        let lend = |before: &[IoSlice<'_>], after: &[IoSlice<'_>]| {
-            with_buffer!(state, buffer, side, registered => {
-                let bytes = side.endpoint.lend_framed(id, before, registered, range, after)?;
-                taken.write(bytes.ok_or(Failure::Again)?);
-                Ok(())
-            })
-        };
+        let Buffer(registered) = buffer.ok_or(NO_BUFFER)?;
         // SAFETY: the caller has the structures there, each with its bytes, and none of them
         // changes during the call.
-        unsafe {
+        taken.write(unsafe {
             with_pieces(before, before_count, |before| {
-                with_pieces(after, after_count, |after| lend(before, after))
+                with_pieces(after, after_count, |after| {
+                    lend_framed(state, id, before, registered, range, after)
+                })
             })
-        }
+        }?);
+        Ok(())
     })
+}
+
+/// Returns how many bytes were taken.
+pub(crate) fn lend_framed(
+    state: &mut State,
+    id: ConnectionId,
+    before: &[IoSlice<'_>],
+    registered: &Registered,
+    range: Range<usize>,
+    after: &[IoSlice<'_>],
+) -> Result<usize, Failure> {
+    either!(
+        (&mut state.kind, registered),
+        (Kind(side), Registered(registered)) => {
+            side.endpoint.lend_framed(id, before, registered, range, after)?.ok_or(Failure::Again)
+        },
+        _ => Err(Error::ForeignBuffer.into())
+    )
 }
 
 /// Returns VKRDMA_OK if the peer has all lent bytes of a buffer. VKRDMA_AGAIN: some of them are in

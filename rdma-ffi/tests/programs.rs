@@ -53,6 +53,11 @@ fn limits_refuse_newcomers_and_end_no_client() {
 }
 
 #[test]
+fn lent_bytes_are_not_reported_before_they_are_released() {
+    run("loans");
+}
+
+#[test]
 fn children_change_nothing_for_their_parent() {
     run("forks");
 }

@@ -88,10 +88,7 @@ static void closeConnection(connection *conn) {
     /* The second call is that of callHandler. */
     if (!(conn->flags & CONN_FLAG_CLOSE_SCHEDULED)) listUnlinkNode(engine.connections, &self->of_all);
     engineUnqueue(self);
-    if (self->lending.first) {
-        serverLog(LL_WARNING, "RDMA: a connection is closed that lends memory of its client");
-        engineEndLoans(self);
-    }
+    if (engineEndLoans(self)) serverLog(LL_WARNING, "RDMA: a connection is closed that lends memory of its client");
     if (self->id) vkrdma_abandon(engine.endpoint, self->id, engine.linger, NULL);
     self->id = 0;
     conn->fd = -1;
@@ -161,7 +158,6 @@ static int writePieces(connection *conn, const struct iovec *pieces, int count) 
     error.code = vkrdma_writev(engineEndpoint(self), self->id, pieces, count, &bytes, &error);
     if (error.code != VKRDMA_OK) return nothing(conn, &error);
     if (bytes == all) self->writable = 1;
-    self->lending.reported = self->lending.accepted += bytes;
     /* It fits: it is at most the length of the send buffer. */
     return (int)bytes;
 }

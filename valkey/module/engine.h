@@ -23,15 +23,12 @@
 #pragma weak clientHasPendingIO
 #endif
 
-typedef struct engineLoan engineLoan;
-
 /* What a connection has lent: lend.c. The thread that writes uses it, and the main thread when none
- * does. Positions are numbers of bytes in the stream of the connection. */
+ * does. Positions are those of `loans`. */
 typedef struct engineLoans {
-    engineLoan *first, *last;    /* Not released so far, in the order of the stream. */
-    uint64_t accepted, reported; /* What the endpoint has taken, and what the server was told of it. */
-    uint64_t lend_at, lend_to;   /* The last value of which a part was registered, */
-    uint64_t copy_to;            /* and the end of the last part that was refused, and is copied. */
+    vkrdma_loans *loans;       /* NULL if it has lent nothing that is not released. */
+    uint64_t lend_at, lend_to; /* The last value of which a part was registered, */
+    uint64_t copy_to;          /* and the end of the last part that was refused, and is copied. */
     struct engineConn *prev, *next;
 } engineLoans;
 
@@ -127,7 +124,7 @@ int engineMayLend(const engineConn *self, const struct iovec *pieces, int count)
 void engineLendIfWanted(void);
 /* As `writev` of a connection; with VKRDMA_AGAIN if the connection goes on. */
 ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int count, vkrdma_error *error);
-void engineEndLoans(engineConn *self);
+int engineEndLoans(engineConn *self);
 void engineLendingInfo(struct ValkeyModuleInfoCtx *ctx);
 
 /* listener.c */

@@ -2,15 +2,16 @@
  *
  * Valkey 9.1 hands `writev` the memory of a long value itself, and keeps a reference to the value
  * until it is told that the bytes are written. So a connection lends such memory to the endpoint
- * and delays that report. It counts `accepted` bytes, which the endpoint has taken, and `reported`
- * ones, which the server knows to be written. The pieces of a later call begin with the bytes
- * between the two.
+ * and delays that report. `vkrdma_loans` counts the bytes that the endpoint has taken, and those of
+ * them that the server knows to be written. The pieces of a later call begin with the bytes between
+ * the two.
  *
  * The rule of lifetime: A BYTE THAT IS LENT IS NOT REPORTED AS WRITTEN BEFORE THE ENDPOINT HAS
  * RELEASED IT, AND A CLIENT THAT IS FREED ENDS ITS LOANS BEFORE ITS REFERENCES GO.
  *
- * `reportable` has the first half, and `disconnected` the second. This module changes no count of
- * references: a thread of the server may change one at the same time, without a lock. */
+ * `vkrdma_loans_report` has the first half, and `disconnected` calls vkrdma_loans_end for the
+ * second. This module changes no count of references: a thread of the server may change one at the
+ * same time, without a lock. */
 #define VALKEYMODULE_CORE_MODULE
 #include "engine.h"
 
@@ -25,15 +26,6 @@
  * bytes: the prefix of a value that is empty. */
 #define SHORTEST_VALUE 4096
 
-struct engineLoan {
-    struct engineLoan *next;
-    const char *base;
-    size_t len, lent;
-    uint64_t start;        /* The position of its first byte in the stream of the connection. */
-    vkrdma_buffer *buffer; /* NULL once all of it is lent: then the endpoint alone uses it. */
-    atomic_int released;   /* The peer has it, or the connection has ended. */
-};
-
 static _Atomic uint64_t lend_from, lend_bytes;
 /* Half of what the process may lock, and of what the module may register: the other half is for
  * windows of connections. */
@@ -47,7 +39,7 @@ static atomic_int wanted;
 
 static _Atomic uint64_t values, bytes_lent, refused, aborted, in_flight;
 
-/* Connections with loans. IO threads change the list. */
+/* Connections that have `loans`. IO threads change the list. */
 static pthread_mutex_t lenders_lock = PTHREAD_MUTEX_INITIALIZER;
 static engineConn *lenders;
 
@@ -121,7 +113,7 @@ static int wantsLoan(const engineConn *self, uint64_t at, size_t left) {
 int engineMayLend(const engineConn *self, const struct iovec *pieces, int count) {
     uint64_t from = lend_from;
 
-    if (self->lending.first || self->lending.accepted < self->lending.lend_to) return 1;
+    if (self->lending.loans) return 1;
     if (lends == NOT || !from || self->link) return 0;
     for (int j = 0; j < count; j++) {
         if (pieces[j].iov_len < from || pieces[j].iov_len < SHORTEST_VALUE) continue;
@@ -137,54 +129,52 @@ int engineMayLend(const engineConn *self, const struct iovec *pieces, int count)
 
 /* In any thread, also under the endpoint's lock. */
 static void release(void *context) {
-    engineLoan *loan = context;
-
-    in_flight -= loan->len;
-    /* From now on the thread that writes may free it. */
-    atomic_store_explicit(&loan->released, 1, memory_order_release);
+    in_flight -= (uintptr_t)context;
 }
 
-static int isReleased(engineLoan *loan) {
-    return atomic_load_explicit(&loan->released, memory_order_acquire);
+static vkrdma_loans_state stateOf(const engineConn *self) {
+    vkrdma_loans_state state = {0};
+
+    vkrdma_loans_state_of(self->lending.loans, &state, NULL);
+    return state;
 }
 
-/* Registers the next part of a value, whose first byte has the position `at` in the stream. Returns
- * NULL if it is to be copied. */
-static engineLoan *newLoan(engineConn *self, uint64_t at, const char *base, size_t left) {
+/* Positions begin at 0 with the first loan, and with the next one after all were released. */
+static vkrdma_code beginLoans(engineConn *self, vkrdma_error *error) {
+    self->lending.lend_at = self->lending.lend_to = self->lending.copy_to = 0;
+    error->code = vkrdma_loans_new(&self->lending.loans, error);
+    if (error->code == VKRDMA_OK) joinLenders(self);
+    return error->code;
+}
+
+static void forgetLoans(engineConn *self) {
+    leaveLenders(self);
+    vkrdma_loans_free(self->lending.loans);
+    self->lending.loans = NULL;
+}
+
+/* Registers the next part of a value, whose first byte has the position `at` in the stream, and is
+ * then open. If it is to be copied, none is. */
+static void lend(engineConn *self, vkrdma_loans_state *state, uint64_t at, const char *base, size_t left) {
     /* Parts of one length: none is so short that its registration costs more than a copy. */
     size_t parts = (left + LONGEST_LOAN - 1) / LONGEST_LOAN, len = (left + parts - 1) / parts;
     uint64_t limit = lend_bytes, most = limit < lendable ? limit : lendable;
-    engineLoan *loan = zcalloc(sizeof(*loan));
 
-    loan->base = base;
-    loan->len = len;
-    loan->start = at;
     if (atomic_fetch_add(&in_flight, len) + len > most ||
-        vkrdma_register_memory(engine.endpoint, self->id, (void *)base, len, VKRDMA_LEND, release, loan, &loan->buffer, NULL) != VKRDMA_OK) {
+        vkrdma_loans_register(self->lending.loans, engine.endpoint, self->id, at, (void *)base, len, release, (void *)(uintptr_t)len, NULL) != VKRDMA_OK) {
         in_flight -= len;
         refused++;
-        zfree(loan);
         self->lending.copy_to = at + len;
-        return NULL;
+        return;
     }
     if (at >= self->lending.lend_to) {
         values++;
         self->lending.lend_at = at;
     }
     self->lending.lend_to = at + left;
-    if (self->lending.first) {
-        self->lending.last->next = loan;
-    } else {
-        self->lending.first = loan;
-        joinLenders(self);
-    }
-    self->lending.last = loan;
-    return loan;
-}
-
-/* The loan of which a part is still to be lent, or NULL. */
-static engineLoan *openLoan(const engineConn *self) {
-    return self->lending.first && self->lending.last->buffer ? self->lending.last : NULL;
+    state->start = at;
+    state->end = at + len;
+    state->next = base;
 }
 
 /* A place in the pieces, and its position in the stream. */
@@ -200,16 +190,17 @@ static void advance(struct place *place, const struct iovec *pieces, int count, 
     while (place->j < count && place->skip >= pieces[place->j].iov_len) place->skip -= pieces[place->j++].iov_len;
 }
 
-/* Collects what is copied from `place` on, up to `loan` if there is one, else up to the next bytes
+/* Collects what is copied from `place` on, up to the part that is open, else up to the next bytes
  * that are to be lent. Returns how many pieces are in `run`, and moves `place` behind them. */
-static int collect(const engineConn *self, const engineLoan *loan, const struct iovec *pieces, int count, struct place *place, struct iovec *run) {
+static int collect(const engineConn *self, const vkrdma_loans_state *open, const struct iovec *pieces, int count, struct place *place,
+                   struct iovec *run) {
     int collected = 0;
 
     while (place->j < count) {
         size_t left = pieces[place->j].iov_len - place->skip;
         uint64_t copy_to = self->lending.copy_to;
-        if (loan ? place->at >= loan->start : wantsLoan(self, place->at, left) && isValue(pieces, count, place->j)) break;
-        if (loan && left > loan->start - place->at) left = loan->start - place->at;
+        if (open ? place->at >= open->start : wantsLoan(self, place->at, left) && isValue(pieces, count, place->j)) break;
+        if (open && left > open->start - place->at) left = open->start - place->at;
         /* Behind a part that was refused, the value may be lent again. */
         if (place->at < copy_to && left > copy_to - place->at) left = copy_to - place->at;
         if (left) run[collected++] = (struct iovec){.iov_base = (char *)pieces[place->j].iov_base + place->skip, .iov_len = left};
@@ -221,115 +212,93 @@ static int collect(const engineConn *self, const engineLoan *loan, const struct 
 /* Has the endpoint take bytes from `place` on, by one call: what is copied, a part of a value that
  * is lent, and what is copied behind the value. Moves `place` behind what was taken. Returns
  * whether all of it was. */
-static int take(engineConn *self, const struct iovec *pieces, int count, struct place *place, vkrdma_error *error) {
+static int take(engineConn *self, vkrdma_loans_state *state, const struct iovec *pieces, int count, struct place *place, vkrdma_error *error) {
     struct iovec before[count + 1], after[count + 1]; /* One piece may be in two parts. */
     struct place next = *place;
-    engineLoan *loan = openLoan(self);
-    int befores = collect(self, loan, pieces, count, &next, before), afters = 0;
-    size_t taken = 0, copied = next.at - place->at, lent = 0;
+    int befores = collect(self, state->next ? state : NULL, pieces, count, &next, before), afters = 0;
+    size_t taken = 0, copied = next.at - place->at, part = 0;
 
-    /* What is copied before a new loan is at most what the server collects of short replies. More
+    /* What is copied before a new part is at most what the server collects of short replies. More
      * may have no room for long, and goes first: the loan would pin its pages meanwhile. */
-    if (next.j < count && (loan || copied <= PROTO_REPLY_CHUNK_BYTES)) {
+    if (next.j < count && (state->next || copied <= PROTO_REPLY_CHUNK_BYTES)) {
         const char *base = (char *)pieces[next.j].iov_base + next.skip;
-        if (!loan) loan = newLoan(self, next.at, base, pieces[next.j].iov_len - next.skip);
-        if (loan && base != loan->base + loan->lent) {
+        if (!state->next) lend(self, state, next.at, base, pieces[next.j].iov_len - next.skip);
+        if (state->next && base != state->next) {
             /* The server has other bytes in the place of those that it has handed over before. */
             *error = (vkrdma_error){.code = VKRDMA_BUG, .fault = VKRDMA_FAULT_LIBRARY};
             return 0;
         }
-        if (loan) advance(&next, pieces, count, loan->len - loan->lent);
+        if (state->next) part = state->end - next.at;
+        advance(&next, pieces, count, part);
         /* Behind its last part. */
-        if (loan && next.at >= self->lending.lend_to) afters = collect(self, NULL, pieces, count, &next, after);
+        if (part && next.at >= self->lending.lend_to) afters = collect(self, NULL, pieces, count, &next, after);
     }
-    if (loan) {
-        error->code = vkrdma_lend_framed(engine.endpoint, self->id, before, befores, loan->buffer, loan->lent, loan->len - loan->lent, after, afters,
-                                         &taken, error);
-    } else if (befores) {
-        error->code = vkrdma_writev(engine.endpoint, self->id, before, befores, &taken, error);
+    if (befores || part) {
+        error->code = vkrdma_loans_write(self->lending.loans, engine.endpoint, self->id, before, befores, after, afters, &taken, error);
     }
     if (error->code != VKRDMA_OK) return 0;
-    self->lending.accepted += taken;
-    if (loan && taken > copied) {
-        lent = taken - copied < loan->len - loan->lent ? taken - copied : loan->len - loan->lent;
-        loan->lent += lent;
-        bytes_lent += lent;
-        if (loan->lent == loan->len) {
-            vkrdma_buffer_free(loan->buffer);
-            loan->buffer = NULL;
-        }
-    }
+    if (taken > copied) bytes_lent += taken - copied < part ? taken - copied : part;
     if (taken < next.at - place->at) error->code = VKRDMA_AGAIN;
     advance(place, pieces, count, taken);
     return error->code == VKRDMA_OK;
 }
 
-/* Returns the position up to which the server may be told that its bytes are written: the first
- * half of the rule. */
-static uint64_t reportable(engineConn *self) {
-    engineLoan *loan;
-
-    while ((loan = self->lending.first) && !loan->buffer && isReleased(loan)) {
-        self->lending.first = loan->next;
-        zfree(loan);
-        if (!self->lending.first) leaveLenders(self);
-    }
-    /* A loan may begin behind bytes that the endpoint has not taken so far. */
-    return loan && loan->start < self->lending.accepted ? loan->start : self->lending.accepted;
-}
-
 ssize_t engineWriteLending(engineConn *self, const struct iovec *pieces, int count, vkrdma_error *error) {
-    struct place place = {.at = self->lending.reported};
-    uint64_t news;
+    vkrdma_loans_state state = {0};
+    struct place place = {0};
+    size_t news = 0;
 
     error->code = VKRDMA_OK;
-    advance(&place, pieces, count, self->lending.accepted - self->lending.reported);
-    while (place.j < count && take(self, pieces, count, &place, error)) {
+    if (self->lending.loans) {
+        state = stateOf(self);
+    } else if (beginLoans(self, error) != VKRDMA_OK) {
+        return -1;
+    }
+    place.at = state.reported;
+    advance(&place, pieces, count, state.accepted - state.reported);
+    while (place.j < count && take(self, &state, pieces, count, &place, error)) {
+        if (place.j < count) state = stateOf(self);
     }
     if (error->code != VKRDMA_OK && error->code != VKRDMA_AGAIN) return -1;
-    news = reportable(self) - self->lending.reported;
-    if (news > INT_MAX) news = INT_MAX;
-    self->lending.reported += news;
+    if (vkrdma_loans_report(self->lending.loans, INT_MAX, &news, error) != VKRDMA_OK) return -1;
+    state = stateOf(self);
     /* Whether another call may do something now. Else an event follows: VKRDMA_EVENT_WRITABLE if
      * bytes were not taken, and VKRDMA_EVENT_RETURNED if a loan was not released. */
-    if (self->lending.reported == self->lending.accepted ? place.j == count : news == INT_MAX) self->writable = 1;
+    if (state.reported == state.accepted ? place.j == count : news == INT_MAX) self->writable = 1;
+    if (!state.in_flight && state.reported == state.accepted && state.accepted >= self->lending.lend_to && state.accepted >= self->lending.copy_to) {
+        forgetLoans(self);
+    }
     error->code = VKRDMA_AGAIN;
     return news ? (ssize_t)news : -1;
 }
 
 /* ---- the end of loans */
 
-/* Ends the connection if it has loans: the device reads no more of them when this returns. */
-void engineEndLoans(engineConn *self) {
-    vkrdma_error error = {.code = VKRDMA_OK};
-    uint64_t id = self->id;
-    engineLoan *loan, *next;
+/* Ends the connection if it has loans: the device reads no more of them when this returns. Returns
+ * whether it had. */
+int engineEndLoans(engineConn *self) {
+    vkrdma_error error;
+    vkrdma_code code;
+    uint64_t id = self->id, kept = 0;
 
-    if (!self->lending.first) return;
-    for (loan = self->lending.first; loan; loan = loan->next) {
-        vkrdma_buffer_free(loan->buffer);
-        loan->buffer = NULL;
+    if (!self->lending.loans) return 0;
+    if (!stateOf(self).in_flight) {
+        forgetLoans(self);
+        return 0;
     }
     self->id = 0;
-    if (id) {
-        aborted++;
-        error.code = vkrdma_abort(engine.endpoint, id, &error);
-        /* An endpoint that cannot end a connection ends altogether. */
-        if (error.code != VKRDMA_OK && error.code != VKRDMA_FORKED) engineFail(error.text);
+    if (id) aborted++;
+    code = vkrdma_loans_end(self->lending.loans, id ? engine.endpoint : NULL, id, &kept, &error);
+    if (code != VKRDMA_OK && code != VKRDMA_FORKED) {
+        /* An endpoint that cannot end a connection ends altogether, and its loans. */
+        engineFail(error.text);
+        if (!self->lending.loans) return 1;
+        vkrdma_loans_end(self->lending.loans, NULL, 0, &kept, NULL);
     }
-    /* It may be that its failure has ended them. */
-    if (!self->lending.first) return;
-    for (loan = self->lending.first; loan; loan = next) {
-        next = loan->next;
-        if (isReleased(loan)) {
-            zfree(loan);
-        } else if (error.code != VKRDMA_FORKED) {
-            /* Of a queue pair that is gone, which reads nothing: the pages stay pinned. */
-            serverLog(LL_WARNING, "RDMA: the device keeps %zu bytes of a value registered", loan->len);
-        }
-    }
-    self->lending.first = NULL;
-    leaveLenders(self);
+    /* Of a queue pair that is gone, which reads nothing: the pages stay pinned. */
+    if (kept) serverLog(LL_WARNING, "RDMA: the device keeps %llu bytes of values registered", (unsigned long long)kept);
+    forgetLoans(self);
+    return 1;
 }
 
 /* The server is about to free a client, and first drops its references: the second half of the

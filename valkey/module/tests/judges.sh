@@ -1,5 +1,5 @@
-# Steps of ../test, which sources this: the conformance suite and Valkey's own suites, clients that are killed or cut, faults, idle connections, Debian's
-# package, and the sanitizers.
+# Steps of ../test, which sources this: the conformance suite and Valkey's own suites, clients that are killed or cut, faults, idle connections, and
+# Debian's package.
 # shellcheck shell=bash
 
 suite() { # [ENVIRONMENT…]
@@ -219,27 +219,4 @@ END
     features "$with_module"
     rm -rf "$work/dump.rdb" "$work/appendonlydir"
     suite
-}
-
-# The server is as it is built: the sanitizers' run-time libraries are loaded before it. It loads modules with RTLD_DEEPBIND, which they do not take.
-sanitizers() {
-    local preloaded module=$work/sanitized/valkey-rdma-engine.so
-    mkdir -p "$work/sanitized"
-    build OUT="$work/sanitized" CFLAGS='-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer'
-    cc -shared -fPIC -o "$work/plain.so" -xc - <<'END'
-#define _GNU_SOURCE
-#include <dlfcn.h>
-void *dlopen(const char *path, int flags) { return ((void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen"))(path, flags & ~RTLD_DEEPBIND); }
-END
-    preloaded=$work/plain.so:$(cc -print-file-name=libasan.so):$(cc -print-file-name=libubsan.so)
-    suite "LD_PRELOAD=$preloaded:\$LD_PRELOAD" "ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:log_path=$work/asan" \
-        "UBSAN_OPTIONS=log_path=$work/ubsan"
-    printf '#!/bin/sh\nexec env "LD_PRELOAD=%s:$LD_PRELOAD" ASAN_OPTIONS=%s UBSAN_OPTIONS=%s %s "$@"\n' "$preloaded" \
-        "detect_leaks=0:verify_asan_link_order=0:log_path=$work/asan" "log_path=$work/ubsan" "$with_module" >"$work/sanitized/server"
-    chmod +x "$work/sanitized/server"
-    "$here/tests/replication.py" "$work/sanitized/server" "$module" "$SOFTRDMA" "$work" modes cuts roles names stopped
-    local with_module=$work/sanitized/server
-    hostile-primary protocol
-    lend
-    if ls "$work"/*san.[0-9]* 2>/dev/null; then cat "$work"/*san.[0-9]* && return 1; fi
 }
