@@ -23,13 +23,13 @@ fresh() { # SUITE FOLDER [PACKAGE,…]
     cp /etc/hosts "$2/etc/hosts"
 }
 
-# Runs a script in it, under bash -eux. Shows what it said if it fails, and its last line if not.
+# Runs a script in it, under bash -eux. What the script has started ends with it. Shows what it said if it fails, and its last line if not.
 inside() { # FOLDER SCRIPT [ARGUMENT…]
     local root=$1 script=$2
     cp "$script" "$root/script"
     shift 2
     # shellcheck disable=SC2016 # the inner shell expands it
-    unshare --mount --propagation private bash -euc '
+    unshare --mount --pid --fork --kill-child --propagation private bash -euc '
         root=$1 && shift
         mount -t proc proc "$root/proc"
         mount --rbind /dev "$root/dev"
