@@ -12,7 +12,7 @@ nightly=(
     'needs --all' plain oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without lend=600 mutants suite-lends kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian'
     module-trixie 'libvalkey --memory' 'libvalkey --own' glide
-    'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb aarch64 pages 'fuzz 1800'
+    'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb deb-module tarball aarch64 pages 'fuzz 1800'
 )
 
 # A line each: the name, what it is, what runs it. In the order of the two lists above; the last are run by name only.
@@ -71,6 +71,8 @@ python-long|the Python package: what takes long|run_python_long
 many|1 to 1000 connections of one process by every face, on softrdma; --short has 1 to 100|trust/many/run
 static|one static file|.ci/stages/static
 deb|a Debian package of all programs|env -C "$called_from" "$PWD/.ci/stages/deb"
+deb-module|Debian packages of the module, of libvkrdma and of libvalkey_rdma with its clients, in fresh Debians with their own valkey-server|env -C "$called_from" "$PWD/.ci/stages/deb-module"
+tarball|the tarball, and the Containerfile's steps, beside a server with the official image's flags, in a fresh Debian|env -C "$called_from" "$PWD/.ci/stages/tarball"
 aarch64|AArch64, emulated|.ci/stages/aarch64
 pages|report pages, in a browser|look_at_pages
 fuzz|fuzzing, for the seconds that are named|fuzz/run
@@ -78,7 +80,6 @@ edges|which package depends on which, beside the table of what may|.ci/stages/ed
 one-graph|packages that a command would build again with other features|.ci/stages/one-graph
 orphans|files of Rust that nobody compiles, and links that lead nowhere|.ci/stages/orphans
 page|a report page that is named, in a browser|env -C "$called_from" "$PWD/.ci/stages/page"
-deb-module|Debian packages of the module and of libvkrdma, in a fresh Debian with its own valkey-server|env -C "$called_from" "$PWD/.ci/stages/deb-module"
 export|the repository that is published: docs/releasing.md|env -C "$called_from" "$PWD/.ci/stages/export"
 END
 }

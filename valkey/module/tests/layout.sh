@@ -2,6 +2,7 @@
 # shellcheck shell=bash
 
 # What a version of Valkey would move, and which field is named then: the file, the first line of a structure, the member before which words are put.
+# A server with TLS shows postpone_update_state where another one shows has_pending_data.
 moves() {
     cat <<'END'
 server.h|struct valkeyServer|pid_t pid|server.verbosity is at
@@ -25,7 +26,7 @@ connection.h|typedef struct ConnectionType|.*[(][*]conn_create[)]|ConnectionType
 connection.h|typedef struct ConnectionType|.*[(][*]connect[)]|ConnectionType.
 connection.h|typedef struct ConnectionType|.*[(][*]write[)]|ConnectionType.
 connection.h|typedef struct ConnectionType|.*[(][*]sync_readline[)]|ConnectionType.
-connection.h|typedef struct ConnectionType|.*[(][*]has_pending_data[)]|ConnectionType.has_pending_data is not
+connection.h|typedef struct ConnectionType|.*[(][*]has_pending_data[)]|ConnectionType.[hp][a-z_]* is not
 connection.h|typedef struct ConnectionType|.*[(][*]process_pending_data[)]|ConnectionType.
 connection.h|struct connection {|ConnectionType [*]type|connection.type is not
 connection.h|struct connection {|ConnectionState state|connection.state is not

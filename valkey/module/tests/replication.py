@@ -468,7 +468,7 @@ BY_NAME = [versions]
 
 try:
     for step in STEPS + (LONG if SECONDS or NAMED else []) + (BY_NAME if NAMED else []):
-        if NAMED and step.__name__ not in NAMED:
+        if NAMED and step.__name__ not in NAMED or step.__name__ in os.environ.get("WITHOUT", "").split():
             continue
         begun = time.monotonic()
         step()
