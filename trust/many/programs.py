@@ -1,19 +1,23 @@
-"""Many connections of one program: python3 programs.py bench|bridge PROGRAM HOST PORT COUNT THREADS
+"""Many connections of one program: python3 programs.py bench|benchmark|bridge PROGRAM HOST PORT COUNT THREADS
 
-The benchmark has COUNT clients on THREADS threads. The bridge has COUNT clients over TCP, from as many threads here, and a connection over RDMA
-for each. Prints descriptors and time for each, or the text of the error that ends them; the exit status is then 3.
+rdma-bench and valkey-benchmark have COUNT clients on THREADS threads, which send some requests. The bridge has COUNT clients over TCP, from THREADS
+threads here, and a connection over RDMA for each. Prints descriptors and time for each, or the text of the error that ends them; the exit status is
+then 3.
 """
 
 import concurrent.futures
+import itertools
 import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 # Seconds. A busy machine is not a limit.
 PATIENCE = 120
+LONGEST = 600
 
 kind, program, host, port = sys.argv[1:5]
 count, threads = map(int, sys.argv[5:7])
@@ -27,25 +31,39 @@ def descriptors(process):
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
-def tells(each, begun):
-    print(f"{each:.2f} descriptors and {(time.monotonic() - begun) * 1000 / count:.2f} ms each", flush=True)
+def runs(command, requests):
+    """Runs a benchmark. Its time is that from its start to its end."""
+    begun, most = time.monotonic(), 0
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
+        try:
+            while process.poll() is None:
+                try:
+                    most = max(most, descriptors(process))
+                except FileNotFoundError:
+                    pass
+                if time.monotonic() > begun + LONGEST:
+                    raise Limited(f"has not ended within {LONGEST} s")
+                time.sleep(0.01)
+        finally:
+            process.kill()
+        if process.returncode:
+            said.seek(0)
+            raise Limited(" ".join(said.read().split())[-1000:])
+    # A program without connections has some ten, which count here.
+    each = (time.monotonic() - begun) * 1000 / count
+    print(f"{most / count:.2f} descriptors and {each:.2f} ms each, with {requests} requests", flush=True)
 
 
 def bench():
-    command = [program, "--target", f"rdma://{host}:{port}", "-t", "ping", "-c", str(count), "-n", str(20 * count),
-               "--threads", str(min(threads, count)), "--timeout", str(PATIENCE)]
-    begun, most = time.monotonic(), 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None:
-            try:
-                most = max(most, descriptors(process))
-            except FileNotFoundError:
-                pass
-            time.sleep(0.01)
-        if process.returncode:
-            raise Limited(process.stderr.read().strip())
-    # Those of a program without connections are some ten, and count here.
-    tells(most / count, begun)
+    requests = max(20 * count, 2000)
+    runs([program, "--target", f"rdma://{host}:{port}", "-t", "ping", "-c", str(count), "-n", str(requests),
+          "--threads", str(min(threads, count)), "--timeout", str(PATIENCE)], requests)
+
+
+def benchmark():
+    requests = max(20 * count, 2000)
+    several = ["--threads", str(min(threads, count))] if threads > 1 else []
+    runs([program, "--rdma", "-h", host, "-p", port, "-t", "set", "-c", str(count), "-n", str(requests), "-q", *several], requests)
 
 
 def ping(client):
@@ -60,48 +78,49 @@ def ping(client):
         raise Limited(reply.decode(errors="replace").strip())
 
 
-def relay(process, address):
+def relays(process, address, made):
     def clients(share):
         all_of_them = []
         for _ in range(share):
             all_of_them.append(socket.create_connection(address, timeout=PATIENCE))
-            # The bridge connects for it, before it relays anything.
+            # The bridge connects for it before it relays anything.
             ping(all_of_them[-1])
+            next(made)
         return all_of_them
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        first = clients(1)
+        # The first one opens what a process has once.
+        several = clients(1)
         before, begun = descriptors(process), time.monotonic()
         shares = [(thread + 1) * count // threads - thread * count // threads for thread in range(threads)]
-        made = list(pool.map(clients, shares))
-        # One for the client, whose connection is TCP's.
-        each = (descriptors(process) - before) / count - 1
-        tells(each, begun)
-        for client in [one for some in made for one in some] + first:
-            ping(client)
+        for some in pool.map(clients, shares):
+            several += some
+        # One is for the client, whose connection is TCP's.
+        each = (time.monotonic() - begun) * 1000 / count, (descriptors(process) - before) / count - 1
+    for client in several:
+        ping(client)
+    print(f"{each[1]:.2f} descriptors and {each[0]:.2f} ms each, beside one for TCP", flush=True)
 
 
 def bridge():
+    made = itertools.count(-1)
     command = [program, "--listen", "tcp://127.0.0.1:0", "--connect", f"rdma://{host}:{port}", "--connect-timeout", str(PATIENCE),
                "--max-connections", str(count + 1)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        said = []
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process:
         try:
-            for line in process.stdout:
-                said.append(line)
-                if found := re.search(r"listening on tcp://([0-9.]+):([0-9]+)", line):
-                    relay(process, (found[1], int(found[2])))
-                    return
-            raise Limited("".join(said))
-        except Limited as error:
-            process.kill()
-            raise Limited(f"{error}: {''.join(said)}{process.stdout.read()}".replace("\n", " ")) from None
+            found = re.match(r"listening on tcp://([0-9.]+):([0-9]+)", process.stdout.readline())
+            if not found:
+                raise Limited("the bridge does not listen")
+            relays(process, (found[1], int(found[2])), made)
+        except (Limited, OSError) as error:
+            said.seek(0)
+            raise Limited(f"after {max(next(made), 0)}: {error}: {' '.join(said.read().split())[-1000:]}") from None
         finally:
             process.kill()
 
 
 try:
-    {"bench": bench, "bridge": bridge}[kind]()
+    {"bench": bench, "benchmark": benchmark, "bridge": bridge}[kind]()
 except (Limited, OSError) as error:
     print(error, flush=True)
     sys.exit(3)
