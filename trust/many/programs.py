@@ -48,7 +48,8 @@ def runs(command, requests):
             process.kill()
         if process.returncode:
             said.seek(0)
-            raise Limited(" ".join(said.read().split())[-1000:])
+            # Without rdma-bench's progress.
+            raise Limited(" ".join(re.sub(r"\w+: [0-9]+ of [0-9]+ requests", "", said.read()).split())[-1000:])
     # A program without connections has some ten, which count here.
     each = (time.monotonic() - begun) * 1000 / count
     print(f"{most / count:.2f} descriptors and {each:.2f} ms each, with {requests} requests", flush=True)
