@@ -6,13 +6,13 @@
 check=(
     scripts words locks disclosure needs '& programs wheel fuzz-check' lints api header 'package --manifests' tests programs
     '& sim 0..5000 explore --small interleavings --quick miri --quick instructions counts lab-quick'
-    suite 'under-load 20 20 4' examples python ffi module libvalkey journeys action sbom lab-soft unprivileged python-valkey
+    suite 'under-load 20 20 4' examples python ffi module libvalkey 'forks --short' journeys action sbom lab-soft unprivileged python-valkey
 )
 nightly=(
     'needs --all' plain oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without lend=600 mutants suite-lends kills cuts faults idle sanitizers synced=25000 replication=600 replication-soak=60 hostile-primary tcl tcl-replication python debian'
     module-trixie 'libvalkey --memory' 'libvalkey --own' glide
-    'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many static deb deb-module tarball aarch64 pages 'fuzz 1800'
+    'under-load 20 20' right middleware benches lab lab-long 'lab --soft' 'soak 3600' python-long many forks static deb deb-module tarball aarch64 pages 'fuzz 1800'
 )
 
 # A line each: the name, what it is, what runs it. In the order of the two lists above; the last are run by name only.
@@ -41,6 +41,7 @@ wheel|the wheel of the Python package|apps/python/test build
 ffi|the C interface, on softrdma|rdma-ffi/test
 module|valkey-server with the module, on softrdma|valkey/module/test
 libvalkey|libvalkey_rdma, under valkey-cli and valkey-benchmark, on softrdma|valkey/libvalkey/test
+forks|forked children by every face, on softrdma; --short has three ways|trust/forks/run
 journeys|the first steps of four kinds of users|.ci/stages/journeys
 action|action.yml, as it stands there|.ci/stages/action
 sbom|the bill of materials|env -C "$called_from" "$PWD/.ci/stages/sbom"

@@ -10,9 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use futures_util::future::try_join_all;
 use rdma_conn::{AsyncStream, Connect, ConnectionId, Endpoint, Event, Limits, Options, Stream};
 use rdma_kv::Client;
 use rdma_verbs::Verbs;
+use redis::aio::MultiplexedConnection;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::runtime::{Builder, Runtime};
 
@@ -41,6 +43,8 @@ pub enum Face {
     AsyncStream,
     /// A client of rdma-kv each.
     Kv,
+    /// A multiplexed connection of rdma-redis each, on one runtime.
+    Redis,
 }
 
 /// The command's arguments.
@@ -158,7 +162,32 @@ fn by_face(arguments: &Arguments, verbs: &Verbs) -> Result<Cost, Limited> {
                 },
             )
         }
+        Face::Redis => {
+            let unmade = |why| Limited { made: 0, why };
+            let runtime = runtime().map_err(|error| unmade(error.into()))?;
+            let url = format!("valkey+rdma://{target}?timeout={}", PATIENCE.as_secs());
+            let client =
+                rdma_redis::Client::open(verbs.clone(), url).map_err(|error| unmade(of_redis(&error)))?;
+            measure(
+                arguments,
+                |share, made| {
+                    let connect = || runtime.block_on(client.get_multiplexed_async_connection());
+                    one_by_one(share, made, || connect().map_err(|error| of_redis(&error)))
+                },
+                |connections: &mut Vec<MultiplexedConnection>| {
+                    let all = connections.iter_mut().map(async |connection| {
+                        let reply = redis::cmd("PING").query_async::<String>(connection).await;
+                        is_pong(format!("+{}\r\n", reply.map_err(|error| of_redis(&error))?).as_bytes())
+                    });
+                    runtime.block_on(try_join_all(all)).map(drop)
+                },
+            )
+        }
     }
+}
+
+fn of_redis(error: &redis::RedisError) -> Failure {
+    Failure::wrong(error.to_string())
 }
 
 fn is_pong(reply: &[u8]) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-"""A program that forks: python forks.py FACE DEED PARENT URL
+"""A program that forks: python forks.py URL DEED PARENT FACE
 
 FACE is `client`, `async` or `pool`, DEED what the child does, PARENT whether a thread of the parent is in a call (`busy`) or not (`idle`).
 """
@@ -21,7 +21,7 @@ LONG = 600
 # A child that hangs ends by it, and fails its parent.
 WAIT = 60
 
-face, deed, busy, url = sys.argv[1], sys.argv[2], sys.argv[3] == "busy", sys.argv[4]
+url, deed, busy, face = sys.argv[1], sys.argv[2], sys.argv[3] == "busy", sys.argv[4]
 arguments = {"timeout": LONG, "connect_timeout": LONG}
 # What the parent has, and the child a copy of.
 has = {}
@@ -45,7 +45,7 @@ def child(use):
         with contextlib.suppress(valkey_rdma.ConnectError):
             valkey_rdma.Client(url, **arguments)
             assert url.startswith("tcp:"), "a child has a device of its parent's"
-    elif deed == "collect":
+    elif deed == "drop":
         has.clear()
         gc.collect()
     elif deed == "exec":

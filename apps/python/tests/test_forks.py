@@ -1,4 +1,4 @@
-"""What a forked child may do: nothing to its parent's clients. rdma-conn/tests/on_softrdma/children is the same for Rust."""
+"""What a forked child may do: nothing to its parent's clients. trust/forks/run has the same for other faces."""
 
 import pathlib
 import subprocess
@@ -9,7 +9,7 @@ import servers
 
 import valkey_rdma
 
-DEEDS = ["_exit", "exit", "return", "close", "collect", "use", "exec", "multiprocessing"]
+DEEDS = ["_exit", "exit", "return", "close", "drop", "use", "exec", "multiprocessing"]
 
 
 @pytest.fixture(scope="module", params=["embedded", "tcp", "rdma"])
@@ -29,6 +29,6 @@ def server(request):
 def test_children_change_nothing_for_their_parent(server, face, parent):
     program = pathlib.Path(__file__).with_name("forks.py")
     for deed in DEEDS:
-        command = [sys.executable, program, face, deed, parent, server]
+        command = [sys.executable, program, server, deed, parent, face]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         assert (ended.returncode, ended.stdout) == (0, "done\n"), f"{deed}: {ended.stderr}"

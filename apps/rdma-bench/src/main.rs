@@ -71,7 +71,8 @@ struct Arguments {
     /// Latencies count from that time.
     #[arg(long, value_parser = rate)]
     rate: Option<f64>,
-    /// Seconds without a reply after which a test has failed.
+    /// Seconds without a reply after which a test has failed. 256 connections together have as
+    /// long, and 10 seconds at least.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
     /// Microseconds for which a waiting thread busy-polls before it sleeps, over RDMA. Meanwhile it
@@ -345,8 +346,9 @@ impl Arguments {
 
     fn settings(&self) -> RdmaSettings {
         let client = self.network.on(Options::default()).spin(Duration::from_micros(self.spin));
+        let patience = CONNECTING.max(Duration::from_secs(self.timeout));
         // The arguments say how many connections there are, and so how much memory they need.
-        RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(CONNECTING)
+        RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(patience)
     }
 
     fn load(&self) -> Load {

@@ -9,7 +9,7 @@ use rdma_server::{Address, ConnectionType, EventLoop, Session, SessionId};
 use crate::replies::{LONGEST_LINE, refused};
 use crate::workload::{Load, Test, set};
 
-/// How long connecting may take.
+/// How long connecting may take, at least.
 pub const CONNECTING: Duration = Duration::from_secs(10);
 
 /// Returns the first of `addresses` that accepts a connection: a server may listen on one of a
@@ -119,7 +119,7 @@ pub(crate) fn store(load: &Load, (with, target): (&impl ConnectionType, &Address
     const TOGETHER: usize = 1 << 20;
     let mut events = EventLoop::new(())?;
     let id = events
-        .blocking_connect(with, target, None, CONNECTING)
+        .blocking_connect(with, target, None, load.connecting())
         .map_err(|error| no_connection(target, &error))?;
     log_in(events.get_mut(id).ok_or(ErrorKind::NotConnected)?, load)?;
     let value = vec![b'x'; load.size];

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use rdma_server::{Address, Barrier, ConnectionType, EventLoop, Session, SessionId, SessionState};
 use slotmap::SecondaryMap;
 
-use crate::prepare::{CONNECTING, no_connection, told, warm_up};
+use crate::prepare::{no_connection, told, warm_up};
 use crate::replies::Replies;
 use crate::schedule::{Schedule, sleep};
 use crate::workload::{Load, Output, Requests, Test};
@@ -138,7 +138,7 @@ fn connect_all(
     (with, target): (&impl ConnectionType, &Address),
 ) -> io::Result<(EventLoop<Run>, Vec<SessionId>)> {
     let mut events = EventLoop::new(state)?;
-    events.timeouts.handshake = CONNECTING;
+    events.timeouts.handshake = events.state.load.connecting();
     let together = (AT_ONCE / events.state.load.threads).max(1);
     let mut ids = Vec::with_capacity(clients);
     while ids.len() < clients {
@@ -166,7 +166,8 @@ fn connect_some(
         events.state.clients.insert(id, Client::default());
         ids.push(id);
     }
-    let until = Instant::now() + CONNECTING;
+    let patience = events.state.load.connecting();
+    let until = Instant::now() + patience;
     let missing = |events: &EventLoop<Run>| {
         let connected = |client: &Session<Run>| client.state() == SessionState::Connected;
         ids.iter().filter(|id| !events.get(**id).is_some_and(connected)).count()
@@ -178,7 +179,7 @@ fn connect_some(
         }
         if Instant::now() > until {
             let missing = missing(events);
-            let text = format!("{missing} clients had no connection to {target} within {CONNECTING:?}");
+            let text = format!("{missing} clients had no connection to {target} within {patience:?}");
             return Err(io::Error::new(ErrorKind::TimedOut, text));
         }
     }

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use fastrand::Rng;
 use kv_store::command;
 
+use crate::prepare::CONNECTING;
 use crate::target::Login;
 
 /// A kind of requests to measure.
@@ -62,6 +63,10 @@ impl Load {
     pub fn batch(&self) -> usize {
         let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
         if self.rate.is_some() { 1 } else { self.pipeline.min(most) }
+    }
+
+    pub(crate) fn connecting(&self) -> Duration {
+        self.timeout.max(CONNECTING)
     }
 }
 

@@ -33,8 +33,7 @@ pub(crate) fn server(home: &Home) -> (Running, String) {
     (server, address)
 }
 
-/// A program that echoes what its clients send. It answers `wait!` when another client has sent
-/// `free!`.
+/// A program that echoes what its clients send.
 #[test]
 fn echoes() {
     let Some(_) = role("echo::echoes") else { return };
@@ -42,7 +41,6 @@ fn echoes() {
     let address = SocketAddr::new(SERVER.parse().expect("an address"), 0);
     let listener = endpoint.listen(address, patient().options).expect("a listener");
     println!("listens on {}", endpoint.local_addr(listener).expect("it listens"));
-    let mut waiting = None;
     loop {
         endpoint.wait(None).expect("waits");
         while let Some(event) = endpoint.next_event() {
@@ -50,16 +48,7 @@ fn echoes() {
                 Event::Readable(id) => {
                     let mut bytes = [0; 64];
                     while let Ok(Some(count @ 1..)) = endpoint.read(id, &mut bytes) {
-                        let bytes = &bytes[..count];
-                        if bytes == b"wait!" {
-                            waiting = Some(id);
-                            continue;
-                        }
-                        if bytes == b"free!" {
-                            let id = waiting.take().expect("one waits");
-                            endpoint.write(id, &[IoSlice::new(b"freed")]).expect("writes");
-                        }
-                        endpoint.write(id, &[IoSlice::new(bytes)]).expect("writes");
+                        endpoint.write(id, &[IoSlice::new(&bytes[..count])]).expect("writes");
                     }
                 }
                 Event::Ended(id) => {

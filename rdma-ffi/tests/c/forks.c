@@ -1,5 +1,6 @@
 /* Children change nothing for their parent, whatever they do with what they have of it, and however
- * they end. rdma-conn/tests/on_softrdma/children is the same for Rust. */
+ * they end: forks softsim, or forks ADDRESS PORT WAY WHEN on the device with this address, for
+ * trust/forks/run, which has the same for other faces. Both sides are here, and need no port. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,7 +12,9 @@
 
 #include "common.h"
 
-enum deed { UNDERSCORE_EXIT, EXIT, RETURN, FREE, USE, EXEC, DEEDS };
+enum deed { UNDERSCORE_EXIT, EXIT, RETURN, FREE, CLOSE, USE, EXEC, DEEDS };
+
+static const char *const ways[DEEDS] = {"_exit", "exit", "return", "drop", "close", "use", "exec"};
 
 enum { DESCRIPTORS = 4096 };
 
@@ -61,6 +64,11 @@ static void *wait_on(void *unused) {
     return unused;
 }
 
+static void close_all(void) {
+    EXPECT(VKRDMA_FORKED, vkrdma_close(clients, here, 0, &failed));
+    EXPECT(VKRDMA_FORKED, vkrdma_listener_close(servers, listener, &failed));
+}
+
 static void use(void) {
     vkrdma_device *device;
     vkrdma_endpoint *endpoint;
@@ -79,9 +87,7 @@ static void use(void) {
     EXPECT(VKRDMA_FORKED, vkrdma_read(clients, here, &bytes, 2, &bytes, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_lend(clients, here, buffer, 0, 4096, &bytes, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_register(clients, here, 4096, VKRDMA_LEND, &other, &failed));
-    EXPECT(VKRDMA_FORKED, vkrdma_close(clients, here, 0, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_abort(clients, here, &failed));
-    EXPECT(VKRDMA_FORKED, vkrdma_listener_close(servers, listener, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_wake(clients, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_connect(clients, server_address, 1, NULL, 1, NULL, &id, &failed));
     EXPECT(VKRDMA_FORKED, vkrdma_endpoint_new(client_device, NULL, &endpoint, &failed));
@@ -115,6 +121,7 @@ static bool forked(enum deed deed) {
         case EXIT: exit(0);
         case RETURN: return true;
         case FREE: free_all(); exit(0);
+        case CLOSE: close_all(); exit(0);
         case USE: use(); exit(0);
         default: execl("/bin/true", "true", (char *)NULL); _exit(2);
         }
@@ -129,8 +136,10 @@ static bool forked(enum deed deed) {
 
 int main(int count, char **arguments) {
     pthread_t thread;
+    bool one = count == 5;
+    char *on_verbs[] = {arguments[0], "verbs", arguments[1], NULL};
     for (int fd = 0; fd < DESCRIPTORS; fd++) before[fd] = fcntl(fd, F_GETFD) >= 0;
-    open_devices(count, arguments);
+    open_devices(one ? 3 : count, one ? on_verbs : arguments);
     MUST(vkrdma_endpoint_new(server_device, NULL, &servers, &failed));
     MUST(vkrdma_endpoint_new(client_device, NULL, &clients, &failed));
     MUST(vkrdma_shared_events_new(client_device, &shared, &failed));
@@ -140,16 +149,21 @@ int main(int count, char **arguments) {
         int flags = fcntl(fd, F_GETFD);
         CHECK(before[fd] || flags < 0 || flags & FD_CLOEXEC);
     }
-    for (int deed = 0; deed < DEEDS; deed++) {
-        if (forked(deed)) return 0;
+    for (int busy = 0; busy <= 1; busy++) {
+        if (one && busy != (strcmp(arguments[4], "busy") == 0)) continue;
+        if (busy) CHECK(pthread_create(&thread, NULL, wait_on, NULL) == 0);
+        int done = 0;
+        for (int deed = 0; deed < DEEDS; deed++) {
+            if (one && strcmp(arguments[3], ways[deed]) != 0) continue;
+            if (forked(deed)) return 0;
+            done++;
+        }
+        if (!done) return 77;
+        if (!busy) continue;
+        finished = true;
+        MUST(vkrdma_wake(clients, &failed));
+        CHECK(pthread_join(thread, NULL) == 0);
     }
-    CHECK(pthread_create(&thread, NULL, wait_on, NULL) == 0);
-    for (int deed = 0; deed < DEEDS; deed++) {
-        if (forked(deed)) return 0;
-    }
-    finished = true;
-    MUST(vkrdma_wake(clients, &failed));
-    CHECK(pthread_join(thread, NULL) == 0);
     free_all();
     puts("forks: done");
     return 0;

@@ -1,6 +1,9 @@
 /* Forks children that end, close, destroy, use and execute what they inherit. None of it changes
    anything for the parent, which exchanges a message with itself after each.
 
+   With ADDRESS PORT WAY WHEN: one child, for trust/forks/run, which has the same for others. If
+   WHEN is `busy`, a thread waits for an event meanwhile. Both sides are here, and need no server.
+
    With `executes`: executes another program while a child lives, which ends with standard input.
    With `again`: closes all descriptors and executes itself, as Valkey's DEBUG RESTART does.
    With `daemon`: forks twice, and both parents end.
@@ -9,12 +12,14 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -140,6 +145,8 @@ static void after(pid_t child, void (*act)(void), int at_once)
     int status;
     EXPECT(child >= 0);
     if (!child) {
+        /* One that hangs ends with its parent. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         act();
         if (at_once) _exit(0);
         exit(0);
@@ -171,6 +178,67 @@ static int comes_back(void)
     open_device();
     makes_its_own();
     puts("done");
+    return 0;
+}
+
+/* Has an event when its only queue pair, which has failed, gets a receive. */
+static struct ibv_comp_channel *waited;
+
+static void *waits(void *none)
+{
+    struct ibv_cq *of;
+    void *user;
+    EXPECT(!ibv_get_cq_event(waited, &of, &user));
+    ibv_ack_cq_events(of, 1);
+    return none;
+}
+
+static void clones(void)
+{
+    /* A child that the C library does not know of. It has not used what it inherits. */
+    after(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0), just_ends, 0);
+    after(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0), closes, 1);
+    after(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0), executes, 1);
+    pid_t child = vfork();
+    if (!child) {
+        execl("/proc/self/exe", "forks", "nothing", NULL);
+        _exit(1);
+    }
+    int status;
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    exchanges();
+}
+
+static int one_way(const char *way, int busy)
+{
+    static const struct {
+        const char *name;
+        void (*act)(void);
+    } ways[] = { { "_exit", just_ends }, { "exit", just_ends }, { "drop", destroys }, { "close", closes },
+        { "use", uses }, { "exec", executes }, { "fork", forks }, { "clone", NULL } };
+    unsigned at = 0;
+    while (at < sizeof ways / sizeof *ways && strcmp(way, ways[at].name)) at++;
+    if (at == sizeof ways / sizeof *ways) return 77;
+    pthread_t thread;
+    struct ibv_qp *failed = NULL;
+    if (busy) {
+        struct ibv_cq *first = queue;
+        EXPECT((waited = ibv_create_comp_channel(context)) && (queue = ibv_create_cq(context, 8, NULL, waited, 0)));
+        EXPECT(!ibv_req_notify_cq(queue, 0));
+        failed = create();
+        queue = first;
+        connect_to(failed, one);
+        EXPECT(!ibv_modify_qp(failed, &(struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }, IBV_QP_STATE));
+        EXPECT(!pthread_create(&thread, NULL, waits, NULL));
+    }
+    if (ways[at].act) after(fork(), ways[at].act, at == 0);
+    else clones();
+    if (busy) {
+        struct ibv_recv_wr work = { .wr_id = 1 }, *bad;
+        EXPECT(pthread_tryjoin_np(thread, NULL) == EBUSY && !ibv_post_recv(failed, &work, &bad));
+        EXPECT(!pthread_join(thread, NULL));
+    }
+    exchanges();
     return 0;
 }
 
@@ -209,6 +277,8 @@ int main(int count, char **arguments)
         EXPECT(!"executed");
     }
 
+    if (count == 5) return one_way(arguments[3], !strcmp(arguments[4], "busy"));
+
     /* Memory that the program itself may not access is not registered. */
     char *own = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     EXPECT(own != MAP_FAILED && !mprotect(own + 4096, 4096, PROT_READ) && !mprotect(own + 8192, 4096, PROT_NONE));
@@ -221,18 +291,7 @@ int main(int count, char **arguments)
     void (*acts[])(void) = { just_ends, closes, destroys, uses, executes, forks };
     for (unsigned act = 0; act < sizeof acts / sizeof *acts; act++)
         for (int at_once = 0; at_once < 2; at_once++) after(fork(), acts[act], at_once);
-    /* A child that the C library does not know of. It has not used what it inherits. */
-    after(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0), just_ends, 0);
-    after(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0), closes, 1);
-    after(syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0), executes, 1);
-    pid_t child = vfork();
-    if (!child) {
-        execl("/proc/self/exe", "forks", "nothing", NULL);
-        _exit(1);
-    }
-    int status;
-    EXPECT(waitpid(child, &status, 0) == child && status == 0);
-    exchanges();
+    clones();
     EXPECT(!ibv_destroy_qp(one) && !ibv_destroy_qp(other) && !ibv_destroy_cq(queue));
     EXPECT(!ibv_destroy_comp_channel(channel) && !ibv_dereg_mr(region) && !ibv_dealloc_pd(domain));
     EXPECT(!rdma_destroy_id(listener));
