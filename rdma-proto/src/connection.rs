@@ -323,9 +323,9 @@ impl Machine {
         self.send.unconfirmed()
     }
 
-    /// Has [`Machine::unconfirmed`] become 0 soon, also if nothing follows the last bytes and none of
-    /// their requests has a signal: an empty WRITE leaves, which costs the peer nothing. A full send
-    /// queue has it ignored.
+    /// Has [`Machine::unconfirmed`] become 0 soon, also if nothing follows the last bytes and none
+    /// of their requests has a signal: an empty WRITE leaves, which costs the peer nothing. Ignored
+    /// while the send queue is full.
     pub fn confirm(&mut self) {
         if matches!(self.stage, Stage::Open) && self.send.has_unsignaled() {
             self.confirm = true;

@@ -256,7 +256,7 @@ fn written(machine: &mut Machine, bytes: usize) -> (u64, Span, bool) {
     (id, span, signaled)
 }
 
-/// VR-XFER-011: whoever wants to change the send buffer need not wait for later requests.
+/// VR-XFER-011: a send buffer can be changed without a later request.
 #[test]
 fn bytes_that_no_completion_reports_are_confirmed_if_asked() {
     let mut pair = Pair::quiet();
