@@ -71,7 +71,7 @@ struct Arguments {
     /// Latencies count from that time.
     #[arg(long, value_parser = rate)]
     rate: Option<f64>,
-    /// Seconds without a reply after which a test has failed. 256 connections together have as
+    /// Seconds without a reply after which a test has failed. 128 connections together have as
     /// long, and 10 seconds at least.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,

@@ -23,8 +23,9 @@ const OUTSTANDING: usize = 1024;
 /// How often a thread checks whether another one has failed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The most connection attempts at a time: a full listener rejects them. Valkey's has 511 places.
-const AT_ONCE: usize = 256;
+/// The most connection attempts at a time: a full listener rejects them. Valkey's has 511
+/// places, and `rdma-conn`'s 256.
+const AT_ONCE: usize = 128;
 
 pub(crate) struct Shared {
     /// Requests that are not taken yet.
