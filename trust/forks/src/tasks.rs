@@ -71,13 +71,13 @@ impl Face for Tasks {
     fn exchange(&mut self) {
         let Self { stream, waiting, channel, runtime, .. } = self;
         let waited = waiting.take().expect("a task");
-        *waiting = Some(runtime.block_on(async {
+        runtime.block_on(async {
             asks(stream, "PING\r\n", PING.1).await;
             asks(stream, &format!("PUBLISH {channel} freed\r\n"), b":1\r\n").await;
             let mut other = waited.await.expect("the task ends");
             asks(&mut other, &format!("UNSUBSCRIBE {channel}\r\n"), b":0\r\n").await;
-            waits(other, channel).await
-        }));
+            *waiting = Some(waits(other, channel).await);
+        });
     }
 
     fn close(&mut self) -> Result<(), Error> {
