@@ -21,8 +21,8 @@ const RECEIVES: u64 = 1024;
 /// Close to that: some may be kept, and the client counts notifications from before the suite did.
 const NEAR: u64 = RECEIVES - 64;
 /// How long a client is silent that has asked, and waits because it may not go on. One that goes
-/// too far does so in that time, on a busy machine as well.
-const QUIET: Duration = Duration::from_secs(2);
+/// too far does so in that time, on a busy machine as well; a right one gives up later.
+const QUIET: Duration = Duration::from_millis(500);
 /// How often the silence is looked at.
 const STEP: Duration = Duration::from_millis(100);
 
