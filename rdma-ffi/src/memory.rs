@@ -83,10 +83,9 @@ impl Memory {
         Ok(Self { base, len, release, context, registered: Arc::default(), _loan: None })
     }
 
-    pub(crate) fn lent(self, loan: Loan) -> Self {
-        let mut memory = self;
-        memory._loan = Some(loan);
-        memory
+    pub(crate) fn lent(mut self, loan: Loan) -> Self {
+        self._loan = Some(loan);
+        self
     }
 }
 
