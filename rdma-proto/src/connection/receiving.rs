@@ -1,5 +1,7 @@
 //! The application's part of receiving: bytes that it takes, and memory for them.
 
+#[cfg(doc)]
+use crate::config::Config;
 use crate::error::ApiMisuse;
 use crate::window::Readable;
 
